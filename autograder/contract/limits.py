@@ -123,14 +123,16 @@ def bubble_is(
     drained: tuple[Callable[[Case[Any]], int], str] | None = None,
     within: float = 0.01,
     weight: float = 1,
+    what: str = "forward pass",
+    shorter: bool = False,
 ) -> Fact:
-    """The share of a forward pass in which the stages of a pipeline do nothing useful is what its schedule says.
+    """The share of a pass in which the stages of a pipeline do nothing useful is what its schedule says.
 
     ``tick_seconds`` comes from model FLOPs, so idle ticks that compute something and idle ticks that compute nothing
     are the same. The pass takes time on ``Task.machine``, whose network must be free for the formula to hold.
 
     Args:
-        e: Evidence at scale, of a forward pass; None if this check leaves it out.
+        e: Evidence at scale, of such a pass; None if this check leaves it out.
         ticks: How many stage times the pass lasts, by the formula.
         busy: In how many of them a stage has work.
         tick_seconds: What a stage's useful work takes in one of them.
@@ -138,6 +140,8 @@ def bubble_is(
         drained: Ticks of the pass if its pipeline ran empty in between, and what then ends before the next one begins.
         within: The largest relative difference from the formula's bubble.
         weight: How much the fact counts.
+        what: What the pass is called.
+        shorter: Whether a pass that takes less time is right too, as long as it does all of the work.
     """
     name = "bubble"
     if e is None:
@@ -150,11 +154,12 @@ def bubble_is(
         return facts.at(e, name, Kind.TIME, f"the program takes no time at all. {hint}", "no time", weight=weight)
     lasts = e.timeline.seconds / tick_seconds(e.case)
     form, found = 1 - busy(e.case) / ticks(e.case), 1 - busy(e.case) / lasts
-    message = ""
-    if abs(found - form) > within * max(form, within):
+    message, least_ticks = "", busy(e.case) if shorter else ticks(e.case)
+    off = found - form if shorter and lasts >= (1 - within) * least_ticks else abs(found - form)
+    if off > within * max(form, within):
         idle, least = lasts - busy(e.case), ticks(e.case) - busy(e.case)
         message = (
-            f"on a free network the forward pass takes as long as {lasts:.4g} ticks of one stage, which has work in "
+            f"on a free network the {what} takes as long as {lasts:.4g} ticks of one stage, which has work in "
             f"{busy(e.case)} of them and is idle for {idle:.3g}; {counted(least, 'idle tick')} "
             f"{'is' if least == 1 else 'are'} enough. "
         )
@@ -163,13 +168,14 @@ def bubble_is(
                 f"It is as long as if each {drained[1]} ended on the last stage before the next began on the first. "
             )
         message += hint
-        if lasts < ticks(e.case):
+        if lasts < least_ticks:
             message = (
-                f"on a free network the forward pass takes as long as {lasts:.4g} ticks of one stage, and all "
-                f"of the work takes {ticks(e.case)}: which part is left out at this size?"
+                f"on a free network the {what} takes as long as {lasts:.4g} ticks of one stage, and all "
+                f"of the work takes {least_ticks}: which part is left out at this size?"
             )
-    how = {"direction": Limit.EXACTLY, "unit": Unit.DEVICE_TIME, "weight": weight}
-    return facts.at(e, name, Kind.TIME, message, found, form, **how)
+    direction, limit = (Limit.AT_MOST, (1 + within) * form) if shorter else (Limit.EXACTLY, form)
+    how = {"direction": direction, "unit": Unit.DEVICE_TIME, "weight": weight}
+    return facts.at(e, name, Kind.TIME, message, found, limit, **how)
 
 
 def exposed_within(judged: Judged, ratio: float, hint: str, *, gains: bool = False, **how: Any) -> Fact:

@@ -9,7 +9,6 @@ schedule needs on the stage that needs most, and a program's memory follows its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,8 +34,7 @@ class Table:
         columns: Integers ``[num_ticks, num_stages]`` by name. ``action`` is ``IDLE``, ``FORWARD``, ``BACKWARD_INPUT`` or
             ``BACKWARD_WEIGHTS``; ``microbatch`` and ``repeat`` say of what; ``inputs``, ``saved``, ``gradients`` and
             ``pending`` are the slots that the action works with. ``arrived_input`` and ``arrived_gradient`` are the
-            slots for what was sent in the tick before, or one past the last slot where nothing was. All are 0 where
-            they mean nothing.
+            slots for what was sent in the tick before, or -1 where nothing was. All others are 0 where they mean nothing.
     """
 
     num_ticks: int
@@ -77,7 +75,7 @@ def tabulate(schedule: Schedule) -> Table:
             (stage, action): slot for stage in range(stages) for action, slot in _shared(lifetimes[stage]).items()
         }
     counts = {kind: 1 + max(slots[kind].values(), default=0) for kind in SLOTS}
-    columns["arrived_input"][:], columns["arrived_gradient"][:] = counts["inputs"], counts["gradients"]
+    columns["arrived_input"][:] = columns["arrived_gradient"][:] = -1
     for (stage, action), tick in at.items():
         one = (tick, stage)
         columns["action"][one] = NUMBERS[action.kind]
@@ -135,8 +133,3 @@ def _shared(lifetimes: dict[Action, tuple[int, int]]) -> dict[Action, int]:
         busy_until[slot : slot + 1] = [final]
         slots[action] = slot
     return slots
-
-
-def most_kept(table: Table) -> int:
-    """The most microbatches' parts whose saved activations live at once on any stage."""
-    return table.num_slots["saved"]
