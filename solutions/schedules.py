@@ -129,15 +129,15 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> tuple[str, ...]:
 #
 # Interleaved 1F1B is depth first: it does not wait until all microbatches have finished a round. Microbatches go
 # round in groups of `S`. A stage takes the `S` microbatches of a group through its first part, then the same ones
-# through its second part, and so on; then comes the next group. In backward passes the parts come in the opposite order.
-# Those are the forward passes in their order and the backward passes in theirs. What is left is how many forward
-# passes to begin with:
+# through its second part, and so on; then comes the next group. In backward passes the parts come in the opposite
+# order. So the order of the forward passes is known, and that of the backward passes too:
 
 # %%
 if __name__ == "__main__":
     forward_order = [f"F{group * 2 + m}{'ab'[r]}" for group in range(2) for r in range(2) for m in range(2)]
-    print("2 stages, 4 microbatches, 2 repeats; forward on every stage: ", *forward_order)
-    print("backward on every stage:", *[f"B{group * 2 + m}{'ba'[r]}" for group in range(2) for r in range(2) for m in range(2)])
+    backward_order = [f"B{group * 2 + m}{'ba'[r]}" for group in range(2) for r in range(2) for m in range(2)]
+    for order in (forward_order, backward_order):
+        print("2 stages, 4 microbatches, 2 repeats:", *order)
 
 # %% [markdown]
 # Stage `s` begins with `2 (S - s - 1) + (R - 1) S` forward passes, or with all `R M` if there are fewer (Megatron's
@@ -332,8 +332,8 @@ if __name__ == "__main__":
         table = tabulate(schedule)
         print(f"{schedule.name}: {table.num_ticks} ticks, slots {table.num_slots}")
     for name in ("action", "microbatch", "saved", "arrived_input"):
-        for stage_number in range(2):
-            print(f"{name:14} stage {stage_number}", *(f"{number:2}" for number in table.columns[name][:, stage_number]))
+        for stage_number, column in enumerate(table.columns[name].T):
+            print(f"{name:14} stage {stage_number}", *(f"{number:2}" for number in column))
 
 # %% [markdown]
 # `table.columns` has these, each `[num_ticks, num_stages]`:
@@ -342,7 +342,7 @@ if __name__ == "__main__":
 # |---|---|
 # | `action` | `IDLE`, `FORWARD`, `BACKWARD_INPUT` or `BACKWARD_WEIGHTS`: 0, 1, 2, 3 |
 # | `microbatch`, `repeat` | which microbatch, in which of the stage's parts |
-# | `inputs` | the slot with the input of a forward pass; not for the first part of the model, which takes a microbatch |
+# | `inputs` | the slot with the input of a forward pass; the first part of the model takes a microbatch instead |
 # | `saved` | the slot for what `forward` saves, written in `F` and read in `I` and `W` |
 # | `gradients` | the slot with the gradient of the output; for the last part of the model, `F` writes it |
 # | `pending` | the slot for what `I` leaves for `W` |
@@ -353,7 +353,7 @@ if __name__ == "__main__":
 # 1. puts what has arrived into its slots;
 # 2. does its one action: `lax.switch` picks it, and only that one is computed;
 # 3. sends an output to the next stage and a gradient to the stage before, round a ring. Every device sends in every
-#    tick, whether or not anybody needs it. A collective inside of a branch would wait for devices that never come to it.
+#    tick, whether or not anybody needs it: a collective inside of a branch waits for devices that never come to it.
 #
 # `stage` are three functions as those of `split_backward`, with trees for weights, `saved` and `pending`. Parts of
 # the model are alike, and what enters and leaves them has the shape of a microbatch. `loss(y, microbatch)` is the
@@ -365,7 +365,7 @@ if __name__ == "__main__":
 # | `ppermute` | two a tick, each of one microbatch's activations |
 # | any other collective | none |
 # | bubble, on a free network | at most 1.03 times the table's, for ZB-H1 with 4 stages and 12 microbatches |
-# | temporaries that live at once, there | at most 1.35 times the reference's: slots, and not a place for every microbatch |
+# | temporaries that live at once, there | at most 1.35 times the reference's: slots, not a place for each microbatch |
 #
 # `read_slot(tree, i)` gives entry `i` of every leaf, and `write_slot(tree, i, new, when)` a tree with `new` there, or
 # the same one where `when` is false; `empty_slots(shapes, count, like)` makes zeros that vary as `like` does. Useful:
@@ -454,9 +454,9 @@ def execute_schedule(
 # ## Never drain: `two_weight_versions_step`
 #
 # A pipeline that takes in the next batch while the last one is still on its way back has no bubble at all. But then
-# a batch enters before the update of the batch before is there. **PipeDream-2BW** settles for a gradient that is exactly
-# one update late: every stage holds two versions of its weights, batch `t` uses the older one for all of its passes,
-# and its gradient changes the newest one:
+# a batch enters before the update of the batch before is there. **PipeDream-2BW** settles for a gradient that is
+# exactly one update late: every stage holds two versions of its weights, batch `t` uses the older one for all of its
+# passes, and its gradient changes the newest one:
 #
 #     w[t + 1] = w[t] - learning_rate * gradient of batch t at w[t - 1]
 #
@@ -539,10 +539,10 @@ def two_weight_versions_step(
 # With three passes of 1 each, 1F1B takes `3 (M + S - 1)` = 69 and ZB-H1 `3 M + S - 1` = 55: a fifth less. The lost
 # time is `S - 1` instead of `3 (S - 1)`.
 #
-# In 1F1B stage `s` has `S - s` microbatches in flight; in ZB-H1 every stage has as many as the first one, 8. So the last
-# stage needs much more than before, and the first no more. In an SPMD program all devices have buffers of the same
-# size, that of the stage that needs most: what is saved by the forward passes takes no more than in 1F1B. New is what
-# `I` leaves for `W`, up to 8 microbatches of it on the last stage.
+# In 1F1B stage `s` has `S - s` microbatches in flight; in ZB-H1 every stage has as many as the first one, 8. So the
+# last stage needs much more than before, and the first no more. In an SPMD program all devices have buffers of the
+# same size, that of the stage that needs most: what is saved by the forward passes takes no more than in 1F1B. New is
+# what `I` leaves for `W`, up to 8 microbatches of it on the last stage.
 #
 # I would measure `F`, `I` and `W`: if `W` is much shorter than the others, as with attention, which has an `I` and no
 # weights, the time lost is `(S - 1) (f + i - w)`. And I would look at what is pending, and whether the memory that is
@@ -613,8 +613,8 @@ if __name__ == "__main__":
         step = jax.jit(as_a_table_says(tabulate(schedule), make_mesh({"data": 2, "pipe": 4})))
         losses, gradients = jax.block_until_ready(step(weights, inputs, targets))
         loss, wanted = jax.value_and_grad(on_one_device)(weights, inputs, targets)
-        apart = jax.tree.map(lambda g, w: float(jnp.max(jnp.abs(g.mean(0) - w)) / jnp.max(jnp.abs(w))), gradients, wanted)
-        largest = max(jax.tree.leaves(apart))
+        pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(wanted), strict=True)
+        largest = max(float(jnp.max(jnp.abs(g.mean(0) - w)) / jnp.max(jnp.abs(w))) for g, w in pairs)
         print(f"{name:17} loss {losses.reshape(2, 4)[:, -1].mean():.5f} ({loss:.5f}), gradients apart by {largest:.0e}")
 
 # %% [markdown]
@@ -629,7 +629,8 @@ if __name__ == "__main__":
     for name, schedule in drawn.items():
         table = tabulate(schedule)
         mapped = as_a_table_says(table, abstract_mesh({"data": 1, "pipe": 4}))
-        weights, inputs, targets = jax.eval_shape(partial(problem, schedule.num_repeats, 4, 1024, 4096 // schedule.num_repeats, 512))
+        sizes = (schedule.num_repeats, 4, 1024, 4096 // schedule.num_repeats, 512)
+        weights, inputs, targets = jax.eval_shape(partial(problem, *sizes))
         specs = {"weights": P(None, "pipe"), "inputs": P(None, "data"), "targets": P(None, "data")}
 
         def program(weights, inputs, targets, mapped=mapped):

@@ -31,10 +31,11 @@ class Table:
         num_ticks: Of a step.
         num_repeats: Parts of the model on each device.
         num_slots: Of each kind in ``SLOTS``, on every stage.
-        columns: Integers ``[num_ticks, num_stages]`` by name. ``action`` is ``IDLE``, ``FORWARD``, ``BACKWARD_INPUT`` or
-            ``BACKWARD_WEIGHTS``; ``microbatch`` and ``repeat`` say of what; ``inputs``, ``saved``, ``gradients`` and
-            ``pending`` are the slots that the action works with. ``arrived_input`` and ``arrived_gradient`` are the
-            slots for what was sent in the tick before, or -1 where nothing was. All others are 0 where they mean nothing.
+        columns: Integers ``[num_ticks, num_stages]`` by name. ``action`` is ``IDLE``, ``FORWARD``, ``BACKWARD_INPUT``
+            or ``BACKWARD_WEIGHTS``; ``microbatch`` and ``repeat`` say of what; ``inputs``, ``saved``, ``gradients``
+            and ``pending`` are the slots that the action works with. ``arrived_input`` and ``arrived_gradient`` are
+            the slots for what was sent in the tick before, or -1 where nothing was. All others are 0 where they mean
+            nothing.
     """
 
     num_ticks: int

@@ -1,4 +1,4 @@
-"""``one_f_one_b``, ``interleaved`` and ``zero_bubble``: orders as text, judged by what they cost and not by one table."""
+"""``one_f_one_b``, ``interleaved`` and ``zero_bubble``: orders as text, judged by what they cost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ ORDERS = {
     "interleaved": Order(
         "interleaved",
         lambda stages, count, repeats: 3 * (count + (stages - 1) / repeats),
-        lambda stage, stages, count, repeats: min(2 * (stages - stage - 1) + (repeats - 1) * stages + 1, repeats * count),
+        lambda stage, stages, count, repeats: min(
+            2 * (stages - stage - 1) + (repeats - 1) * stages + 1, repeats * count
+        ),
         "in which order do parts and microbatches come, forward and backward, and what does the stage wait for?",
         "how many forward passes come before its first backward pass?",
     ),
@@ -80,7 +82,10 @@ def questions(case: Case[Asked]) -> list[Question]:
         counts = sorted({1, 2, stages, stages + 1, 2 * stages - 1, most} - set(range(most + 1, 3 * stages)))
         return [(stages, count) for count in counts]
     counts = {1, 2, max(1, most // stages)}
-    even = [(stages, n * stages, repeats) for repeats, n in zip((2, 3, case.sizes.num_repeats), sorted(counts), strict=False)]
+    even = [
+        (stages, n * stages, repeats)
+        for repeats, n in zip((2, 3, case.sizes.num_repeats), sorted(counts), strict=False)
+    ]
     odd = [(stages, count, 2) for count in (stages + 1, 2 * stages - 1, most) if count % stages]
     return even + odd
 
@@ -110,7 +115,7 @@ def problem(name: str, question: Question, answer: Any) -> str:
     if not isinstance(answer, tuple) or not all(isinstance(line, str) for line in answer):
         return "Expected a tuple with a line of text for each stage."
     try:
-        schedule = written(answer)
+        schedule = written(answer, name="your order")
         run(schedule, PASSES)
     except ValueError as error:
         return f"{str(error)[:300]}."

@@ -1,4 +1,4 @@
-"""``split_backward``, ``execute_schedule`` and ``two_weight_versions_step``: programs, against one device's gradients."""
+"""``split_backward``, ``execute_schedule`` and ``two_weight_versions_step``, against one device's gradients."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def products(judged: Judged) -> Fact:
         form = s.passes * 2 * 2 * s.rows * s.width * s.hidden
         passes = "all three functions" if s.passes == 3 else "forward and backward_input"
         more = e.costs.flops > form
-        message = f"{passes} compute {e.costs.flops:,.0f} FLOPs together, and {form:,} are enough. {hint}" if more else ""
+        message = (
+            f"{passes} compute {e.costs.flops:,.0f} FLOPs together, and {form:,} are enough. {hint}" if more else ""
+        )
         return facts.at(e, name, Kind.COMPUTE, message, e.costs.flops, form, unit=Unit.FLOPS, line=e.line, weight=2)
 
     return facts.worst([look(e) for e in judged.cases], name, Kind.COMPUTE)
@@ -68,7 +70,9 @@ def products(judged: Judged) -> Fact:
 def split_facts(judged: Judged) -> list[Fact]:
     return [
         facts.arrays_match("values", judged.cases, "values"),
-        facts.arrays_match("gradients", judged.cases, "gradients", "Is the residual in it, and the activation's slope?"),
+        facts.arrays_match(
+            "gradients", judged.cases, "gradients", "Is the residual in it, and the activation's slope?"
+        ),
         products(judged),
         facts.only_collectives("other collectives", judged.cases, ()),
     ]
@@ -101,7 +105,7 @@ def given(case: Case[Executed]) -> dict[str, Any]:
 def draw_execute(rng: np.random.Generator, case: Case[Executed]) -> dict[str, Any]:
     rows = rows_of(case)
     return {
-        "weights": draw_leaves(rng, weights_of(case), 0.5),
+        "weights": draw_leaves(rng, weights_of(case), 1 / np.sqrt(case.sizes.width)),
         "microbatches": draw_leaves(rng, rows, rng.uniform(0.5, 2)),
         "targets": draw_leaves(rng, rows),
     }
@@ -208,7 +212,9 @@ def draw_versions(rng: np.random.Generator, case: Case[Executed]) -> dict[str, A
     """Two versions that differ, so that nobody passes who takes one for the other."""
     rows = rows_of(case, case.sizes.steps)
     return {
-        "versions": {name: draw_leaves(rng, weights_of(case), 0.5) for name in ("newest", "older")},
+        "versions": {
+            name: draw_leaves(rng, weights_of(case), 1 / np.sqrt(case.sizes.width)) for name in ("newest", "older")
+        },
         "microbatches": draw_leaves(rng, rows),
         "targets": draw_leaves(rng, rows),
         "learning_rate": draw_rate(rng, 0.3),
@@ -247,7 +253,9 @@ def _averaged_bytes(e: Evidence) -> tuple[float, float]:
 
 
 def versions_facts(judged: Judged) -> list[Fact]:
-    values = "At which version is the gradient taken, which one does it change, and which is the older one in the next step?"
+    values = (
+        "At which version is the gradient taken, which one does it change, and which is the older one in the next step?"
+    )
     gradients = "Is it the mean over all pipelines, at the older weights?"
     return [
         *facts.values_and_gradients(judged.cases, values, gradients),

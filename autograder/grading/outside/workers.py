@@ -181,4 +181,11 @@ def _shown(folder: Path) -> list[Path]:
 
 _INSIDE = ("__init__.py", "contract", "chapters/__init__.py", "grading/__init__.py", "grading/inside")
 # Of the course, what holds an answer to an exercise, or rows that an exercise is compared with.
-_ANSWERS = ("validation", "training", "puzzles.py", "planning/search.py", "schedules/looped.py", "schedules/alternating.py")
+_ANSWERS = (
+    "validation",
+    "training",
+    "puzzles.py",
+    "planning/search.py",
+    "schedules/looped.py",
+    "schedules/alternating.py",
+)
