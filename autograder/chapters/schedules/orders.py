@@ -189,8 +189,8 @@ def _task(name: str, points: float, point: Sequence[str], cases: Sequence[tuple[
         return Case(title, {"pipe": stages}, Asked(num_stages=stages, most=most, num_repeats=repeats), quick)
 
     def unseen(rng: np.random.Generator) -> Case[Asked]:
-        stages, repeats = int(rng.choice([2, 5, 6, 7])), cases[0][2]
-        return case(stages, int(rng.integers(3, 17)), repeats and min(4, repeats + int(rng.integers(2))), UNSEEN)
+        stages, most = int(rng.choice([2, 5, 6, 7])), int(rng.integers(3, 17))
+        return case(stages, most, int(rng.integers(2, 5)) if cases[0][2] > 1 else 1, UNSEEN)
 
     def oracle(_: Any, case: Case[Asked]) -> dict[str, Any]:
         return {"values": value_tasks.encode(tuple(known(name, question) for question in questions(case)), MOST)}

@@ -74,7 +74,8 @@ def _wrap_order(name: str, function: Any, case: Case[Asked]) -> Wrapped:
 
 def activation_of(name: str) -> Any:
     """An activation by its name."""
-    return {"gelu": jax.nn.gelu, "tanh": jnp.tanh, "silu": jax.nn.silu}[name]
+    known = {"gelu": jax.nn.gelu, "tanh": jnp.tanh, "silu": jax.nn.silu, "softplus": jax.nn.softplus, "sin": jnp.sin}
+    return known[name]
 
 
 def layer_shapes(case: Case[Layer]) -> dict[str, Any]:
