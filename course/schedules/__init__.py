@@ -26,6 +26,7 @@ from course.schedules.timing import Costs, Message, Span, Timed, run
 
 if TYPE_CHECKING:
     from course.schedules.alternating import one_f_one_b, pipedream, zero_bubble
+    from course.schedules.filled import dualpipe, zero_bubble_2, zero_bubble_v
     from course.schedules.looped import FAMILY, LOOPED, breadth_first, compare, family, interleaved
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "breadth_first",
     "bubble_form",
     "compare",
+    "dualpipe",
     "empty_slots",
     "family",
     "forwards",
@@ -64,9 +66,12 @@ __all__ = [
     "write_slot",
     "written",
     "zero_bubble",
+    "zero_bubble_2",
+    "zero_bubble_v",
 ]
 _ELSEWHERE = {
     "alternating": ("one_f_one_b", "pipedream", "zero_bubble"),
+    "filled": ("dualpipe", "zero_bubble_2", "zero_bubble_v"),
     "looped": ("FAMILY", "LOOPED", "breadth_first", "compare", "family", "interleaved"),
 }
 

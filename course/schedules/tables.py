@@ -60,18 +60,20 @@ def tabulate(schedule: Schedule) -> Table:
     """The table of a schedule that ends with all microbatches forward and backward.
 
     Raises:
-        ValueError: It never flushes, has no backward pass, or its stages would wait for each other forever.
+        ValueError: It never flushes, has no backward pass, goes another way than round, or its stages would wait for
+            each other forever.
     """
     if not schedule.flushes or schedule.forward_only:
         raise ValueError(f"{schedule.name} is no whole step: a table has every microbatch forward and backward, once")
+    if schedule.route != "round":
+        raise ValueError(f"{schedule.name} goes {schedule.route!r}, and the program sends outputs one way round alone")
     ticks, stages = unit_ticks(schedule), schedule.num_stages
     at = {(stage, action): tick for tick, row in enumerate(ticks) for stage, action in row.items()}
-    last = (stages - 1, schedule.num_repeats - 1)
     names = ("action", "microbatch", "repeat", *SLOTS, "arrived_input", "arrived_gradient")
     columns = {name: np.zeros((len(ticks), stages), np.int32) for name in names}
     slots: dict[str, dict[tuple[int, Action], int]] = {}
     for kind in SLOTS:
-        lifetimes = [_lifetimes(kind, stage, schedule, at, last) for stage in range(stages)]
+        lifetimes = [_lifetimes(kind, stage, schedule, at) for stage in range(stages)]
         slots[kind] = {
             (stage, action): slot for stage in range(stages) for action, slot in _shared(lifetimes[stage]).items()
         }
@@ -84,44 +86,31 @@ def tabulate(schedule: Schedule) -> Table:
         forward = Action("F", action.microbatch, action.repeat)
         for kind in SLOTS:
             columns[kind][one] = slots[kind].get((stage, forward), 0)
-        other = _receiver(stage, action, stages, last)
+        kind, step = ("inputs", 1) if action.kind == "F" else ("gradients", -1)
+        other = schedule.neighbour(stage, action.repeat, step) if action.kind != "W" else None
         if other:
-            kind, name = ("inputs", "arrived_input") if action.kind == "F" else ("gradients", "arrived_gradient")
-            receiver, what = other
-            columns[name][tick + 1, receiver] = slots[kind][receiver, what]
+            slot = slots[kind][other[0], Action("F", action.microbatch, other[1])]
+            columns["arrived_input" if step == 1 else "arrived_gradient"][tick + 1, other[0]] = slot
     return Table(len(ticks), schedule.num_repeats, counts, columns)
 
 
-def _receiver(stage: int, action: Action, stages: int, last: tuple[int, int]) -> tuple[int, Action] | None:
-    """Where the result of an action goes: the stage, and the forward action of the same part and microbatch there."""
-    if action.kind == "F" and (stage, action.repeat) != last:
-        wraps = stage == stages - 1
-        return (stage + 1) % stages, Action("F", action.microbatch, action.repeat + wraps)
-    if action.kind == "I" and (stage, action.repeat) != (0, 0):
-        wraps = stage == 0
-        return (stage - 1) % stages, Action("F", action.microbatch, action.repeat - wraps)
-    return None
-
-
 def _lifetimes(
-    kind: str, stage: int, schedule: Schedule, at: dict[tuple[int, Action], int], last: tuple[int, int]
+    kind: str, stage: int, schedule: Schedule, at: dict[tuple[int, Action], int]
 ) -> dict[Action, tuple[int, int]]:
-    """The first and the last tick of what is kept of each microbatch and part."""
-    found, stages = {}, schedule.num_stages
+    """The first and the last tick of what is kept of each microbatch and part, by the part's forward pass."""
+    found = {}
     for microbatch in range(schedule.num_microbatches):
         for repeat in range(schedule.num_repeats):
-            forward, back, weights = (Action(letter, microbatch, repeat) for letter in "FIW")
-            f, i, w = (at[stage, action] for action in (forward, back, weights))
+            f, i, w = (at[stage, Action(letter, microbatch, repeat)] for letter in "FIW")
+            lifetime: tuple[int, int] | None = (i, w) if kind == "pending" else (f, w)
             if kind == "inputs":
-                before = ((stage - 1) % stages, Action("F", microbatch, repeat - (stage == 0)))
-                lifetime = (at[before] + 1, f) if (stage, repeat) != (0, 0) else None
-            elif kind == "gradients":
-                behind = ((stage + 1) % stages, Action("I", microbatch, repeat + (stage == stages - 1)))
-                lifetime = (f if (stage, repeat) == last else at[behind] + 1, i)
-            else:
-                lifetime = (f, w) if kind == "saved" else (i, w)
+                source = schedule.neighbour(stage, repeat, -1)
+                lifetime = (at[source[0], Action("F", microbatch, source[1])] + 1, f) if source else None
+            if kind == "gradients":
+                source = schedule.neighbour(stage, repeat, 1)
+                lifetime = (at[source[0], Action("I", microbatch, source[1])] + 1 if source else f, i)
             if lifetime:
-                found[forward] = lifetime
+                found[Action("F", microbatch, repeat)] = lifetime
     return found
 
 

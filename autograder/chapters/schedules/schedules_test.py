@@ -1,4 +1,4 @@
-"""The contract of ``schedules``: executed tables against closed forms, tables of any kind, and the delayed recursion."""
+"""The contract of ``schedules``: executed tables against closed forms, orders, and the delayed recursion."""
 
 from itertools import pairwise
 

@@ -186,6 +186,5 @@ _ANSWERS = (
     "training",
     "puzzles.py",
     "planning/search.py",
-    "schedules/looped.py",
-    "schedules/alternating.py",
+    *(f"schedules/{name}.py" for name in ("alternating", "filled", "looped")),
 )
