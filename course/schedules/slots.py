@@ -22,10 +22,9 @@ def read_slot(buffers: PyTree, slot: jax.Array | int) -> PyTree:
 
 
 def write_slot(buffers: PyTree, slot: jax.Array | int, new: PyTree, when: jax.Array | bool = True) -> PyTree:
-    """The buffers with ``new`` in a slot, or as they were where ``when`` is false."""
+    """The buffers with ``new`` in a slot, or as they were where ``when`` is false: then nothing is moved."""
 
-    def write(buffer: jax.Array, one: jax.Array) -> jax.Array:
-        kept = one if when is True else jnp.where(when, one, read_slot(buffer, slot))
-        return lax.dynamic_update_index_in_dim(buffer, kept, slot, 0)
+    def write(buffers: PyTree) -> PyTree:
+        return jax.tree.map(lambda buffer, one: lax.dynamic_update_index_in_dim(buffer, one, slot, 0), buffers, new)
 
-    return jax.tree.map(write, buffers, new)
+    return write(buffers) if when is True else lax.cond(when, write, lambda buffers: buffers, buffers)

@@ -84,15 +84,9 @@ fill, execute, versions = (
     partial(patch, two_weight_versions_step),
 )
 SWITCH = 'lax.switch(at["action"], [actions[number] for number in sorted(actions)], state, at)'
-CHOOSES = execute(
-    "computes_everything_and_chooses",
-    {
-        SWITCH: (
-            "jax.tree.map(lambda *found: lax.select_n(jnp.broadcast_to(at['action'], found[0].shape), *found), "
-            "*(actions[number](state, at) for number in sorted(actions)))"
-        )
-    },
-    "bubble",
+CHOICE = (
+    "jax.tree.map(lambda *found: lax.select_n(jnp.broadcast_to(at['action'], found[0].shape), *found), "
+    "*(actions[number](state, at) for number in sorted(actions)))"
 )
 PLACES = "table.num_slots[kind], like=example"
 EVERY = "len(microbatches) * table.num_repeats, like=example"
@@ -177,7 +171,7 @@ MUTANTS = (
         *BOTH,
     ),
     fill("leaves_the_last_weights_out", {"range(max(num_microbatches - stage, 0), num_microbatches)": "()"}, "values"),
-    CHOOSES,
+    execute("computes_everything_and_chooses", {SWITCH: CHOICE}, "bubble"),
     execute("keeps_a_place_for_every_microbatch", {PLACES: EVERY}, "live temporaries"),
     execute("sums_the_microbatches", {" / len(microbatches)": ""}, "gradients", "values"),
     execute("starts_back_from_every_part", {"dy, when=last": "dy, when=True"}, "gradients"),

@@ -131,9 +131,9 @@ def dense_stage() -> tuple[Any, Any, Any]:
 
     def backward_input(weights, saved, dy):
         pending = []
-        for kernel, y in zip(weights["kernel"][::-1], saved[:0:-1], strict=True):
-            pending.append(dy * (1 - y**2))
-            dy = pending[-1] @ kernel.T
+        for number in reversed(range(len(weights["kernel"]))):
+            pending.append(dy * (1 - saved[number + 1] ** 2))
+            dy = pending[-1] @ weights["kernel"][number].T
         return dy, tuple(pending[::-1])
 
     def backward_weights(saved, pending):
