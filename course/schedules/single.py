@@ -39,4 +39,5 @@ def one_part(
 
 
 def each(kind: str, microbatches: Iterable[int]) -> Iterator[Action]:
+    """The same kind of action for several microbatches."""
     return (Action(kind, microbatch) for microbatch in microbatches)

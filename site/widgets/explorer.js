@@ -337,7 +337,7 @@
     };
     root.querySelector("form").addEventListener("input", () => update(true));
     root.querySelector("form").addEventListener("submit", (event) => event.preventDefault());
-    window.addEventListener("hashchange", follow);
+    window.addEventListener("hashchange", () => follow() && root.scrollIntoView());
     fill(START);
     update(false);
     if (follow()) root.scrollIntoView();

@@ -294,7 +294,8 @@ def with_one_message(stage, loss, table, versions, microbatches, learning_rate, 
     """All gradients and the loss in one all-reduce over ``data``."""
     newest, older = versions["newest"], versions["older"]
     value, gradients = small_results(stage, loss, table, older, microbatches, pipe_axis)
-    value = lax.psum(value * (lax.axis_index(pipe_axis) == lax.axis_size(pipe_axis) - 1), pipe_axis)
+    last = lax.axis_index(pipe_axis) == lax.axis_size(pipe_axis) - 1
+    value = lax.psum(value * last.astype(value.dtype), pipe_axis)
     leaves, tree = jax.tree.flatten(gradients)
     value = lax.pcast(value, pipe_axis, to="varying")
     flat = lax.pmean(jnp.concatenate([*(leaf.ravel() for leaf in leaves), value[None]]), data_axis)
