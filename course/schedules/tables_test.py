@@ -1,5 +1,7 @@
 """Tables do what their schedules say: every action finds what it needs in its slots."""
 
+from typing import Any
+
 import pytest
 
 from course.schedules import (
@@ -32,15 +34,16 @@ def played(schedule):
     table, stages = tabulate(schedule), schedule.num_stages
     last = stages * schedule.num_repeats - 1
     slots = [{kind: {} for kind in table.num_slots} for _ in range(stages)]
-    sent, found = [{"y": None, "dx": None} for _ in range(stages)], []
+    found = []
+    sent: list[dict[str, Any]] = [{} for _ in range(stages)]
     for row in range(table.num_ticks):
-        now, sent = sent, [{"y": None, "dx": None} for _ in range(stages)]
+        now, sent = sent, [{} for _ in range(stages)]
         for stage in range(stages):
             at = {name: int(column[row, stage]) for name, column in table.columns.items()}
             arrived = (("inputs", "arrived_input", "y", -1), ("gradients", "arrived_gradient", "dx", 1))
             for kind, slot, what, step in arrived:
                 if at[slot] >= 0:
-                    slots[stage][kind][at[slot]] = now[(stage + step) % stages][what]
+                    slots[stage][kind][at[slot]] = now[(stage + step) % stages].get(what)
             part, microbatch, own = at["repeat"] * stages + stage, at["microbatch"], slots[stage]
             if at["action"] == FORWARD:
                 if part:

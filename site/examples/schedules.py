@@ -170,7 +170,7 @@ def executed() -> Table:
         step = timeline(module, FREE_NETWORK)
         table = tabulate(family(family_name, 4, 8, repeats))
         found = bubble(3 * 8 * 2 * 4 * unit, 4, step.seconds)
-        form = bubble_form(family_name, 4, 8, repeats)
+        form = bubble_form(family_name, 4, 8, repeats) or 0
         live = memory(module, exported).temporaries / 2**20
         sent = look(TASK, execute_schedule, case_of(name), A100).costs.collectives
         bytes_sent = sum(one.total_bytes for one in sent) / 2**20
