@@ -271,6 +271,8 @@ MESSAGES = [
         "less if sending over 'data' took no time, 1.00 times the naive's",
         "custom_vjp",
     ),
+    ("schedules.keeps_a_place_for_every_microbatch", "live temporaries", "Its slots are used again", "num_slots"),
+    ("schedules.differentiates_twice", "FLOPs", r"FLOPs together, and [\d,]+ are", "vjp"),
     ("async_tensor_parallel.leaves_the_derivative_to_jax", "predicted time", "times the naive's", "custom_vjp"),
 ]
 
