@@ -229,11 +229,11 @@ def test_a_link_brings_back_what_was_chosen_and_what_is_not_defined_is_explained
 
 
 @needs_browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_wider_than_a_phone_and_everything_is_seen(opened, scheme):
-    page = opened("#schedule=breadth_first&S=8&M=16&R=4", viewport={"width": 390, "height": 800}, color_scheme=scheme)
+@pytest.mark.parametrize(("scheme", "chosen"), [("light", "by_hand"), ("dark", "breadth_first&S=8&M=16&R=4")])
+def test_nothing_is_wider_than_a_phone_and_everything_is_seen(opened, scheme, chosen):
+    page = opened(f"#schedule={chosen}", viewport={"width": 390, "height": 800}, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
-    outside = "[...document.querySelectorAll('#schedule-explorer :is(input, select, p)')].filter((e) => "
+    outside = "[...document.querySelectorAll('#schedule-explorer :is(input, select, textarea, p)')].filter((e) => "
     assert page.evaluate(f"{outside} e.getBoundingClientRect().right > 390).length") == 0
     ink, ground = page.evaluate(
         "['color', 'backgroundColor'].map((k) => getComputedStyle(document.querySelector('#explorer-S'))[k])"
