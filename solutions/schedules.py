@@ -267,10 +267,11 @@ def split_backward(activation: Callable[[jax.Array], jax.Array]) -> Stage:
 # With two halves, a schedule has three kinds of work: `F3`, `I3` (the gradient of the input) and `W3` (the gradient
 # of the weights), each of length 1. `I3` needs what `B3` needed. `W3` needs only its own stage's `I3`.
 #
-# Whoever waits for a gradient waits for an `I` alone, so gradients come back sooner. And a `W` can be put off until
-# a stage has nothing better to do. But as long as its `W` has not run, a microbatch is in flight. **ZB-H1** puts off
-# as much as it can without exceeding the first stage of 1F1B, which has `min(S, M)` microbatches in flight: stage
-# `s` runs `W` of a microbatch right after the `I` of the one that came `s` microbatches later, and begins as in 1F1B.
+# A stage that waits for a gradient now waits for an `I` alone, so gradients come back sooner. And a `W` can be put
+# off until a stage has nothing better to do. But as long as its `W` has not run, a microbatch is in flight. **ZB-H1**
+# puts off as much as it can without exceeding the first stage of 1F1B, which has `min(S, M)` microbatches in flight:
+# stage `s` runs `W` of a microbatch right after the `I` of the one that came `s` microbatches later, and begins as in
+# 1F1B.
 
 # %%
 if __name__ == "__main__":
