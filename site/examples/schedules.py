@@ -236,6 +236,11 @@ def executor() -> dict[str, Table]:
     rows = tables.rows
     assert min(rows, key=lambda name: rows[name].step) == "ZB-H1"
     assert min(rows, key=lambda name: rows[name].temporaries) == "1F1B"
+    alike = {}
+    for name in ("interleaved 1F1B", "breadth-first"):
+        actions = tabulate(family(TABLES[name][0], 4, 16, 2)).columns["action"]
+        alike[name] = float(np.mean([len({*row} - {0}) == 1 for row in actions]))
+    say(alike={name: f"{share:.0%}".replace("%", " %") for name, share in alike.items()})
     say(times=f"{first.step / last.step:.1f}", less=f"{first.temporaries / last.temporaries:.1f}")
     return {"executor": shown, "on_a100": tables}
 
