@@ -1,5 +1,6 @@
 """The contract of ``schedules``: executed tables against closed forms, orders, and the delayed recursion."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import jax
@@ -9,13 +10,15 @@ import pytest
 from autograder.chapters.schedules import CONTRACT, orders, programs
 from autograder.chapters.schedules.mutants import MUTANTS
 from autograder.chapters.schedules.wrapping import Executed
+from autograder.checking.judging import judge_function
 from autograder.contract import value_tasks
 from autograder.contract.task import Case
 from autograder.contract.wrapping import trace
+from autograder.grading.outside.judge import plan
 from autograder.proof.central_differences import places
 from course.machines import FREE_NETWORK
 from course.program import bubble, costs, memory, parse, timeline
-from course.schedules import bubble_form, family, tabulate
+from course.schedules import LOOPED, bubble_form, family, tabulate
 from solutions.schedules import execute_schedule, interleaved, one_f_one_b, zero_bubble
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
@@ -52,6 +55,22 @@ def test_the_bubble_of_the_program_is_that_of_the_closed_form(size):
         return
     # A gradient is sent before its W has run, and stage 0 can use it one tick before the table does.
     assert found == pytest.approx(1 - passes / (passes / (1 - form) - 1), rel=1e-6) and found < form
+
+
+MESHES = ({"data": 2, "pipe": 3}, {"pipe": 4}, {"pipe": 2, "replica": 2}, {"stage": 1})
+EVERY = [(name, mesh) for mesh in MESHES for name in ("interleaved", "1f1b", "zero_bubble", "gpipe", "breadth_first")]
+
+
+@pytest.mark.parametrize(("name", "mesh"), places(*EVERY, least=2), ids=str)
+def test_every_executed_schedule_has_the_gradients_of_one_device_on_four_meshes(name, mesh):
+    task = TASKS["execute_schedule"]
+    sizes = Executed(schedule=name, num_microbatches=6, rows=2, width=5, num_repeats=2 if name in LOOPED else 1)
+    if name == "interleaved":
+        sizes = sizes.but(num_microbatches=mesh.get("pipe", 1))
+    alone = replace(task, cases=(Case(f"{name} on {mesh}", mesh, sizes, quick=True),), at_scale=None, point=())
+    result, _ = judge_function(plan("schedules", alone), execute_schedule, lambda *_: None)
+    passed = {fact.name: fact.passed for fact in result.facts}
+    assert passed["values"] and passed["gradients"] and passed["permute bytes"] and passed["other collectives"]
 
 
 @pytest.mark.parametrize("size", places((4, 8), (2, 8), (4, 16), (8, 16)), ids=str)
