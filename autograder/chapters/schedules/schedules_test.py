@@ -53,7 +53,7 @@ def test_the_bubble_of_the_program_is_that_of_the_closed_form(size):
     if name in EXACT:
         assert found == pytest.approx(form, rel=1e-6)
         return
-    # A gradient is sent before its W has run, and stage 0 can use it one tick before the table does.
+    # What is sent in a tick of W is not computed in it, and the timeline lets it go before W has ended.
     assert found == pytest.approx(1 - passes / (passes / (1 - form) - 1), rel=1e-6) and found < form
 
 
