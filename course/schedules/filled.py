@@ -42,8 +42,8 @@ def zero_bubble_v(num_stages: int, num_microbatches: int) -> Schedule:
     So the first device has the loss, and gradients set out from where microbatches enter. No device has more than
     ``2 S`` parts in flight, half a device each: 1F1B's memory.
 
-    Source: Qi et al., Pipeline Parallelism with Controllable Memory, 2024, where it is called V-ZB; the order is the
-    course's own.
+    Source: Qi et al., Zero Bubble Pipeline Parallelism, 2024 (ZB-V), and Pipeline Parallelism with Controllable
+    Memory, 2024 (V-ZB); the order is the course's own.
 
     Raises:
         ValueError: Sizes below 1.
