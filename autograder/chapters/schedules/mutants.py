@@ -105,7 +105,7 @@ MUTANTS = (
     alternate("leaves_the_last_ones_out", {"if microbatch + ahead <": "if microbatch + ahead + 1 <"}, "values"),
     alternate("joins_the_lines", {"return tuple(lines)": 'return (" ".join(lines),)'}, "values"),
     mutant("interleaved", breadth_first, "in flight"),
-    deep("begins_with_everything", {"ahead = min(2": "ahead = max(2"}, "in flight", "values"),
+    deep("begins_with_everything", {"ahead = min(2": "ahead = max(2"}, "values"),
     deep(
         "goes_backward_through_the_parts_in_order",
         {'repeat if kind == "F" else num_repeats - 1 - repeat': "repeat"},

@@ -12,6 +12,7 @@ import numpy as np
 from autograder.chapters.schedules.wrapping import MOST, Asked
 from autograder.contract import value_facts, value_tasks
 from autograder.contract.case import UNSEEN
+from autograder.contract.facts import unmeasured
 from autograder.contract.task import Case, Judged, Task
 from autograder.contract.value_tasks import Refusal, show
 from autograder.contract.verdict import Fact, Kind, counted
@@ -136,8 +137,8 @@ def cost(answer: tuple[str, ...]) -> Measured:
 
 
 def too_slow(name: str, question: Question, answer: Any) -> str:
-    """Why a step takes too long; empty if it does not, or the order is not valid."""
-    if problem(name, question, answer) or refused(name, question):
+    """Why a step of a valid order takes too long; empty if it does not."""
+    if refused(name, question):
         return ""
     took, least = cost(answer).time, ORDERS[name].seconds(*question)
     if took <= least + 1e-6:
@@ -146,8 +147,8 @@ def too_slow(name: str, question: Question, answer: Any) -> str:
 
 
 def too_full(name: str, question: Question, answer: Any) -> str:
-    """Why too much is in flight; empty if it is not, or the order is not valid."""
-    if problem(name, question, answer) or refused(name, question):
+    """Why too much is in flight in a valid order; empty if it is not."""
+    if refused(name, question):
         return ""
     repeats = (*question, 1)[2]
     for stage, most in enumerate(cost(answer).activations):
@@ -174,11 +175,12 @@ def _facts(name: str) -> Callable[[Judged], list[Fact]]:
         return replace(found, name=title, kind=kind, weight=weight)
 
     def facts_of(judged: Judged) -> list[Fact]:
-        return [
-            fact(judged, "values", Kind.VALUES, problem, 1),
-            fact(judged, "bubble", Kind.TIME, too_slow, 2),
-            fact(judged, "in flight", Kind.MEMORY, too_full, 2),
-        ]
+        values = fact(judged, "values", Kind.VALUES, problem, 1)
+        costs = (("bubble", Kind.TIME, too_slow, 2), ("in flight", Kind.MEMORY, too_full, 2))
+        if values.passed:
+            return [values, *(fact(judged, *cost) for cost in costs)]
+        why = "an order that is not valid has no cost"
+        return [values, *(unmeasured(title, kind, why, weight) for title, kind, _, weight in costs)]
 
     return facts_of
 
