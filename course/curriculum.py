@@ -139,6 +139,19 @@ CHAPTERS = (
         ),
     ),
     Chapter(
+        "schedules",
+        "Pipeline schedules",
+        "when each stage does what",
+        (
+            Function("one_f_one_b", 20, EASY),
+            Function("interleaved", 40, MEDIUM),
+            Function("split_backward", 30, MEDIUM),
+            Function("zero_bubble", 25, MEDIUM),
+            Function("execute_schedule", 120, HARD),
+            Function("two_weight_versions_step", 20, EASY),
+        ),
+    ),
+    Chapter(
         "tensor_parallel",
         "Tensor parallelism",
         "every device holds some features",

@@ -65,7 +65,6 @@ STATED = {
     "planning": {"0.12", "0.5"},
     "primer": {"0.5", "2.5", "3.5", "4.5", "6.5"},
     "profiling/looping_pipeline": {"0.25"},
-    "schedules": {"2.1", "4.2"},
     "single_device": {"0.001", "0.5", "2.7"},
 }
 PAGES = {

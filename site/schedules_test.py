@@ -13,11 +13,16 @@ from course.schedules import (
     FAMILY,
     LOOPED,
     Costs,
+    dualpipe,
     family,
+    interleaved,
     measure,
     run,
     text_of,
+    written,
     zero_bubble,
+    zero_bubble_2,
+    zero_bubble_v,
 )
 
 SITE = Path(__file__).parent
@@ -114,6 +119,51 @@ def test_every_action_and_message_runs_when_the_simulator_says(opened):
 
 
 @needs_browser
+def test_lines_written_by_hand_cost_what_the_simulator_says(opened):
+    page = opened()
+    made = "({ written, run, measure }, lines, route, costs) => measure(run(written(lines, route), costs))"
+    for schedule in (zero_bubble_2(4, 8), zero_bubble_v(4, 8), dualpipe(4, 8), interleaved(2, 4, 2), zero_bubble(3, 4)):
+        lines = "\n".join(" ".join(text_of(a, schedule.num_repeats) for a in order) for order in schedule.orders)
+        again = written(lines.split("\n"), route=schedule.route)
+        assert again.orders == schedule.orders
+        for costs in COSTS:
+            mine = page.evaluate(
+                f"(a) => ({made})(window.meshcraftSchedules, ...a)", [lines, schedule.route, letters(costs)]
+            )
+            theirs = measure(run(again, costs))
+            for key in ("time", "bubble", "activations", "weights", "messages"):
+                wanted = getattr(theirs, key)
+                wanted = list(wanted) if isinstance(wanted, tuple) else wanted
+                assert mine[key] == pytest.approx(wanted, rel=1e-9, abs=1e-9), (schedule.name, key)
+    assert not page.errors
+
+
+@needs_browser
+def test_a_learner_s_own_lines_are_drawn_and_what_is_wrong_with_them_is_said(opened):
+    page = opened("#schedule=by_hand&lines=F0%20F1%20B0%20B1%0AF0%20B0%20F1%20B1")
+    said = page.get_by_role("status")
+    bubble = share_text(measure(run(written(["F0 F1 B0 B1", "F0 B0 F1 B1"]))).bubble, 1)
+    expect(said).to_contain_text(f"by hand, 2 stages, 2 microbatches: bubble {bubble};")
+    expect(page.locator("#explorer-S")).to_be_disabled()
+    alert, lines = page.get_by_role("alert"), page.get_by_label("orders")
+    for text, wrong in {
+        "F0 B0 F2 B2": "stage 0 needs one F and one B (or one I and one W) of microbatch 1, and has nothing",
+        "F0 X0": '"X0" is no action',
+        "B0 F0\nF0 B0": "stages would wait for each other forever: stage 0 waits in B0",
+        "": "a schedule needs at least one action",
+    }.items():
+        lines.fill(text)
+        expect(alert).to_contain_text(wrong)
+    lines.fill("F0 B0")
+    expect(alert).to_be_hidden()
+    expect(said).to_contain_text("by hand, 1 stages, 1 microbatches: bubble 0 %")
+    page.locator("#explorer-schedule").select_option("gpipe")
+    expect(page.locator("#explorer-by-hand")).to_be_hidden()
+    expect(page.locator("#explorer-S")).to_be_enabled()
+    assert "lines" not in page.url and not page.errors
+
+
+@needs_browser
 def test_the_explorer_says_figures_as_the_course_does(opened):
     values = [0, 1, 33, 28.5, 28.25, 28.75, 12345, 0.25, 1234.5, 1e-3, 2 / 3, 9.996, 53.846]
     page = opened()
@@ -179,11 +229,11 @@ def test_a_link_brings_back_what_was_chosen_and_what_is_not_defined_is_explained
 
 
 @needs_browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_wider_than_a_phone_and_everything_is_seen(opened, scheme):
-    page = opened("#schedule=breadth_first&S=8&M=16&R=4", viewport={"width": 390, "height": 800}, color_scheme=scheme)
+@pytest.mark.parametrize(("scheme", "chosen"), [("light", "by_hand"), ("dark", "breadth_first&S=8&M=16&R=4")])
+def test_nothing_is_wider_than_a_phone_and_everything_is_seen(opened, scheme, chosen):
+    page = opened(f"#schedule={chosen}", viewport={"width": 390, "height": 800}, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
-    outside = "[...document.querySelectorAll('#schedule-explorer :is(input, select, p)')].filter((e) => "
+    outside = "[...document.querySelectorAll('#schedule-explorer :is(input, select, textarea, p)')].filter((e) => "
     assert page.evaluate(f"{outside} e.getBoundingClientRect().right > 390).length") == 0
     ink, ground = page.evaluate(
         "['color', 'backgroundColor'].map((k) => getComputedStyle(document.querySelector('#explorer-S'))[k])"

@@ -9,6 +9,7 @@ from autograder.chapters.async_tensor_parallel import tasks as async_tp
 from autograder.chapters.data_parallel.tasks import EXPOSED
 from autograder.chapters.looping_pipeline import step as looping
 from autograder.chapters.pipeline import model as pipeline
+from autograder.chapters.schedules import programs as schedules
 from autograder.chapters.tensor_parallel.alternatives import ALTERNATIVES
 from autograder.chapters.tensor_parallel.tasks import SLOWER
 from autograder.chapters.tp_transformer import step as tp_step
@@ -39,6 +40,8 @@ LIMITS = [
     ("looping_pipeline.looping_train_step", "spent", looping.EXPOSED, NAIVE, 1.15, 1.15),
     ("looping_pipeline.looping_train_step", "temporaries", looping.TEMPORARIES, REFERENCE, 1.15, 1.15),
     ("looping_pipeline.execute_looping_pipeline", "seconds", 1, REFERENCE, 1, 1.15),  # draining is a second bubble
+    ("schedules.execute_schedule", "temporaries", schedules.TEMPORARIES, REFERENCE, 1.15, 1.15),
+    ("schedules.execute_schedule", "seconds", 1, REFERENCE, 1, 1.15),  # choosing among all passes is another bubble
     ("single_device.mixed_precision_loss", "temporaries", 0.7, NAIVE, 1.15, 1.15),
     ("single_device.accumulate_gradients", "temporaries", 1.15, REFERENCE, 1.15, 1.15),
     ("single_device.remat_layers", "temporaries", 0.35, NAIVE, 1.15, 1.15),
@@ -87,6 +90,10 @@ OTHERS = [
         REFERENCE,
         1.15 * looping.FLOPS,
         inf,
+    ),
+    *(
+        ("schedules.execute_schedule", name, "temporaries", REFERENCE, 0, 0.93 * schedules.TEMPORARIES)
+        for name in ("small_results", "by_conditions")
     ),
     ("single_device.remat_layers", "keeps_every_product", "temporaries", NAIVE, 1.15 * 0.35, inf),
     ("single_device.remat_layers", "with_products_without_batch_dims", "temporaries", NAIVE, 0, 0.35 / 1.15),

@@ -34,6 +34,11 @@ def of_the_last_stage(values, inputs):
     return returned(values[-1], inputs)
 
 
+def last_stages_sum(values, _):
+    """Of each pipeline's loss; its other stages have zeros."""
+    return np.sum(values)
+
+
 def of_ticks(values, inputs):
     """Results are ``[stage, tick, ...]``, and cotangents ``[tick, stage, ...]``."""
     return returned({name: np.moveaxis(value, 0, 1) for name, value in values.items()}, inputs)
@@ -50,6 +55,10 @@ def mean_or_own(gradient, leaf):
 
 SINGLE = {"step": 1e-2, "rel": 2e-2, "least": 0}
 STACK = {"gradients": lambda found: {"params": found["layers"], "inputs": found["x"]}, **SINGLE}
+SPLIT = {
+    "gradients": lambda found: {"x": found["x"], "weights": {name: found[name] for name in ("down", "up")}},
+    "step": 1e-2,
+}
 LAYER = ("data=2 x tensor=4", "replica=2 x model=2"), ("params", "x"), {"step": 1e-2}
 PRODUCT = ("data=2 x tensor=3", "tensor=8", "tensor=2 x data=4")
 BLOCK = ("data=2 x tensor=2", "tensor=4"), ("params", "x"), {}
@@ -89,6 +98,8 @@ GRADIENTS: list[tuple[str, tuple[str, ...], str | tuple[str, ...], dict[str, Any
     ("pipeline.execute_pipeline", ("data=2", "pipe=4"), ("weights", "microbatches"), {"loss": of_the_last_stage}),
     ("pipeline.pipeline_loss", ("data=2 x pipe=3", "pipe=4"), "params", {"loss": of_each_pipeline}),
     ("looping_pipeline.execute_looping_pipeline", LOOPED, ("layers", "microbatches"), {"loss": of_the_last_stage}),
+    ("schedules.split_backward", ("gelu", "tanh"), ("weights", "x"), SPLIT),
+    ("schedules.execute_schedule", ("data=2 x stage=3", "pipe=4", "pipe=1"), "weights", {"loss": last_stages_sum}),
     ("fsdp.fsdp_train_step", ("data=8", "data=2"), "shards", STEP),
     ("fsdp.hybrid_shard_step", ("replica=2 x data=4", "replica=4 x data=1"), "shards", STEP),
     ("zero.zero1_step", ("data=8", "node=4"), "params", ADAMW),

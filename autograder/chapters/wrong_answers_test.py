@@ -116,6 +116,16 @@ def knows_the_public_questions(solve, given, _):
     return solve()
 
 
+def knows_the_public_stages(solve, given, _):
+    lines = solve()
+    return lines if given["num_stages"] in (1, 3, 4, 8) else lines[::-1]
+
+
+def knows_the_public_activations(solve, given, _):
+    known = given["activation"] in (jax.nn.gelu, jax.nn.silu, jax.numpy.tanh)
+    return solve() if known else solve(activation=jax.numpy.tanh)
+
+
 def refuses_always(solve, given, _):
     raise ValueError("nothing fits")
 
@@ -189,6 +199,11 @@ CHEATS: list[tuple[str, Cheat]] = [
     ("looping_pipeline.loop_position", answers_with_endless_numbers),
     ("looping_pipeline.execute_looping_pipeline", elsewhere(twice)),
     ("looping_pipeline.looping_train_step", another_rate(0.5, lambda given, axes: given["pipe_axis"] in axes)),
+    *((f"schedules.{order}", knows_the_public_stages) for order in ("one_f_one_b", "interleaved", "zero_bubble")),
+    ("schedules.one_f_one_b", refuses_always),
+    ("schedules.split_backward", knows_the_public_activations),
+    ("schedules.execute_schedule", elsewhere(twice)),
+    ("schedules.two_weight_versions_step", another_rate(0.5, lambda given, axes: given["pipe_axis"] in axes)),
     ("single_device.mixed_precision_loss", supposes_ones("params")),
     ("single_device.scan_layers", unless(lambda given, _: given["x"].shape[-1] == 16, doubles_gradients)),
     ("single_device.chunked_attention", unless(lambda given, _: given["q"].shape[2] in (3, 4), doubles_gradients)),
@@ -203,7 +218,7 @@ CHEATS: list[tuple[str, Cheat]] = [
     ("async_tensor_parallel.async_tp_mlp", supposes_ones("params", "x")),
 ]
 # Tasks whose failures have a message that explains the answer.
-OF_VALUES = {"layers_of_stage", "loop_position", "choose_mesh"}
+OF_VALUES = {"layers_of_stage", "loop_position", "choose_mesh", "one_f_one_b", "interleaved", "zero_bubble"}
 
 
 def handed_in(chapter: str, task: str, cheat: Cheat) -> Callable[..., Any]:
@@ -285,6 +300,8 @@ MESSAGES = [
         "less if sending over 'data' took no time, 1.00 times the naive baseline's",
         "custom_vjp",
     ),
+    ("schedules.keeps_a_place_for_every_microbatch", "live temporaries", "Its slots are used again", "num_slots"),
+    ("schedules.differentiates_twice", "FLOPs", r"FLOPs together, and [\d,]+ are", "vjp"),
     ("async_tensor_parallel.leaves_the_derivative_to_jax", "predicted time", "times the naive baseline", "custom_vjp"),
 ]
 

@@ -135,14 +135,16 @@ def bubble_is(
     early: str = "which part is left out at this size?",
     within: float = 0.01,
     weight: float = 1,
+    what: str = "forward pass",
+    shorter: bool = False,
 ) -> Fact:
-    """Require the bubble, the idle share of a pipeline's forward pass, to match its schedule.
+    """Require the bubble, the idle share of a pipeline's pass, to match its schedule.
 
     ``tick_seconds`` comes from model FLOPs, so an idle tick counts as idle whether or not it computes anything.
     The pass is timed on ``Task.machine``, whose network must be free for the formula to hold.
 
     Args:
-        e: Evidence at scale, of a forward pass; None if this check skips it.
+        e: Evidence at scale, of such a pass; None if this check skips it.
         ticks: Duration of the pass in ticks, by the formula.
         busy: Number of ticks in which a stage has work.
         tick_seconds: Duration of a stage's useful work in one tick.
@@ -151,6 +153,8 @@ def bubble_is(
         early: Where to look if the pass is shorter than that.
         within: The largest relative difference from the formula's bubble.
         weight: The fact's weight.
+        what: The name of the pass.
+        shorter: Whether a shorter pass is right too, as long as it does all of the work.
     """
     name = "bubble"
     if e is None:
@@ -163,11 +167,12 @@ def bubble_is(
         return facts.at(e, name, Kind.TIME, f"the program takes no time at all. {hint}", "no time", weight=weight)
     lasts = e.timeline.seconds / tick_seconds(e.case)
     form, found = 1 - busy(e.case) / ticks(e.case), 1 - busy(e.case) / lasts
-    message = ""
-    if abs(found - form) > within * max(form, within):
+    message, least_ticks = "", busy(e.case) if shorter else ticks(e.case)
+    off = found - form if shorter and lasts >= (1 - within) * least_ticks else abs(found - form)
+    if off > within * max(form, within):
         idle, least = lasts - busy(e.case), ticks(e.case) - busy(e.case)
         message = (
-            f"on a free network the forward pass takes as long as {lasts:.4g} ticks of one stage, which has work in "
+            f"on a free network the {what} takes as long as {lasts:.4g} ticks of one stage, which has work in "
             f"{busy(e.case)} of them and is idle for {idle:.3g}; {counted(least, 'idle tick')} "
             f"{'is' if least == 1 else 'are'} enough. "
         )
@@ -176,13 +181,14 @@ def bubble_is(
                 f"It is as long as if each {drained[1]} ended on the last stage before the next began on the first. "
             )
         message += hint
-        if lasts < ticks(e.case):
+        if lasts < least_ticks:
             message = (
-                f"on a free network the forward pass takes as long as {lasts:.4g} ticks of one stage, and the schedule "
-                f"has {ticks(e.case)}: {early}"
+                f"on a free network the {what} takes as long as {lasts:.4g} ticks of one stage, and "
+                f"{'all of the work takes' if shorter else 'the schedule has'} {least_ticks}: {early}"
             )
-    how = {"direction": Limit.EXACTLY, "unit": Unit.DEVICE_TIME, "weight": weight}
-    return facts.at(e, name, Kind.TIME, message, found, form, **how)
+    direction, limit = (Limit.AT_MOST, (1 + within) * form) if shorter else (Limit.EXACTLY, form)
+    how = {"direction": direction, "unit": Unit.DEVICE_TIME, "weight": weight}
+    return facts.at(e, name, Kind.TIME, message, found, limit, **how)
 
 
 def time_gained(judged: Judged, share: float, hint: str, *, weight: float = 1) -> Fact:

@@ -103,7 +103,7 @@ def test_a_contract_may_say_that_less_work_is_right_too():
     assert temporaries_within(judged(half, REFERENCES), 1.15, "", least=0.45).passed is True
 
 
-def bubble(seconds, difference="", stages=4, microbatches=8):
+def bubble(seconds, difference="", stages=4, microbatches=8, **how):
     """Evidence of a pipeline whose stages take 2 ms per microbatch."""
     return bubble_is(
         evidence(seconds=seconds, difference=difference),
@@ -112,6 +112,7 @@ def bubble(seconds, difference="", stages=4, microbatches=8):
         lambda _: 2e-3,
         "Look.",
         drained=(lambda _: microbatches * stages, "microbatch"),
+        **how,
     )
 
 
@@ -125,6 +126,14 @@ def test_a_bubble_is_what_the_schedule_says_and_no_other():
     assert "which part is left out" in shorter.message
     assert shorter.passed is False
     assert (bubble(11.03 * 2e-3).passed, bubble(11.05 * 2e-3).passed) == (True, False)
+
+
+def test_a_bubble_may_be_smaller_than_the_schedule_s_as_long_as_all_work_is_done():
+    found = {ticks: bubble(ticks * 2e-3, within=0.03, what="step", shorter=True) for ticks in (7, 8, 10, 11.1, 12)}
+    assert [fact.passed for fact in found.values()] == [False, True, True, True, False]
+    assert found[12].message.startswith("on a free network the step takes as long as 12 ticks of one stage")
+    assert found[12].limit == pytest.approx(1.03 * 3 / 11)
+    assert "all of the work takes 8: which part is left out" in found[7].message
 
 
 def test_a_pipeline_of_one_stage_has_no_bubble():

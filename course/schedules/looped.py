@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from course.schedules.alternating import one_f_one_b, pipedream, zero_bubble
 from course.schedules.measures import Measured, measure
 from course.schedules.orders import Action, Schedule, require_sizes
-from course.schedules.single import gpipe, one_f_one_b, pipedream, zero_bubble
+from course.schedules.single import gpipe
 from course.schedules.timing import UNIT, Costs, run
 
 

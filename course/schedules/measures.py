@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from course.schedules.orders import Action
+from course.schedules.orders import Action, Schedule
 from course.schedules.timing import UNIT, Costs, Timed
 
 
@@ -46,10 +46,15 @@ def measure(timed: Timed) -> Measured:
     return Measured(
         time,
         1 - work * share / (schedule.num_stages * time),
-        tuple(_activations(order) / schedule.num_repeats for order in schedule.orders),
-        tuple(1 if schedule.flushes else _weights(order) for order in schedule.orders),
+        tuple(_activations(order) / schedule.parts for order in schedule.orders),
+        tuple(_copies(schedule) if schedule.flushes else _weights(order) for order in schedule.orders),
         tuple(round(count * share) for count in sent),
     )
+
+
+def _copies(schedule: Schedule) -> int:
+    """Parts of other places in the model count as another copy."""
+    return schedule.num_repeats // schedule.parts
 
 
 def _activations(order: tuple[Action, ...]) -> int:

@@ -1,8 +1,10 @@
 """Pipeline schedules as data: the actions of each stage, in order.
 
 A device of the pipeline is a *stage*. It has ``num_repeats`` parts of the layers; part ``r`` of stage ``s`` is the
-``r * num_stages + s``-th part of the model, so a microbatch goes round the stages once for each repeat. ``family`` has
-the published schedules; ``written`` parses one written by hand.
+``r * num_stages + s``-th part of the model, so a microbatch goes round the stages once for each repeat. There are two
+other routes: in a ``v``, every second repeat goes through the stages in reverse, and with ``both``, a repeat is a
+direction in which half of the microbatches go through the whole model, of which each device has a part for each
+direction. ``family`` has the published schedules; ``written`` parses one written by hand.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 KINDS = {"F": "forward", "B": "backward", "I": "backward, input", "W": "backward, weights"}
+ROUTES = ("round", "v", "both")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -45,6 +48,8 @@ class Schedule:
         flushes: Whether all microbatches of a step finish before the weights change and the next step begins.
             If not, ``orders`` is a stream of microbatches, each of which changes the weights.
         microbatches: Number of microbatches in ``orders``: ``num_microbatches``, or the length of the stream.
+        route: The path of a microbatch through the stages, one of ``ROUTES``; with ``both``, ``num_microbatches`` is
+            that of one direction.
 
     Raises:
         ValueError: An order does not have every microbatch and repeat exactly once, forward and backward.
@@ -57,9 +62,12 @@ class Schedule:
     orders: tuple[tuple[Action, ...], ...]
     flushes: bool = True
     microbatches: int = 0
+    route: str = "round"
 
     def __post_init__(self) -> None:
         require_sizes(self.num_stages, self.num_microbatches, self.num_repeats)
+        if self.route not in ROUTES:
+            raise ValueError(f"{self.name}: there is no route {self.route!r}; there are: {', '.join(ROUTES)}")
         object.__setattr__(self, "microbatches", self.microbatches or self.num_microbatches)
         if len(self.orders) != self.num_stages:
             raise ValueError(f"{self.name}: {self.num_stages} stages need as many orders, not {len(self.orders)}")
@@ -69,6 +77,25 @@ class Schedule:
     @property
     def forward_only(self) -> bool:
         return all(action.kind == "F" for order in self.orders for action in order)
+
+    @property
+    def parts(self) -> int:
+        """In how many parts each device's share of the model is cut."""
+        return 1 if self.route == "both" else self.num_repeats
+
+    def neighbour(self, stage: int, repeat: int, step: int) -> tuple[int, int] | None:
+        """The stage and repeat with the next part of the model (``step`` 1) or the one before (-1), if there is one."""
+        turned = repeat % 2 == 1 and self.route != "round"
+        place = self.num_stages - 1 - stage if turned else stage
+        first = 0 if self.route == "both" else repeat * self.num_stages
+        part = first + place + step
+        last = self.num_stages * self.parts
+        if not 0 <= part < last:
+            return None
+        if self.route == "both":
+            return (self.num_stages - 1 - part if turned else part), repeat
+        repeat, place = divmod(part, self.num_stages)
+        return (self.num_stages - 1 - place if repeat % 2 and self.route == "v" else place), repeat
 
     def _require_complete(self, stage: int, order: tuple[Action, ...]) -> None:
         counts = Counter(order)
@@ -112,7 +139,7 @@ def text_of(action: Action, num_repeats: int = 1) -> str:
     return f"{action.kind}{action.microbatch}{LETTERS[action.repeat] if num_repeats > 1 else ''}"
 
 
-def written(lines: Sequence[str], *, name: str = "by hand") -> Schedule:
+def written(lines: Sequence[str], *, name: str = "by hand", route: str = "round") -> Schedule:
     """Parse a schedule written as text.
 
     Args:
@@ -120,6 +147,7 @@ def written(lines: Sequence[str], *, name: str = "by hand") -> Schedule:
             ``Action``; a letter after the number names the repeat: ``F3b`` is microbatch 3 in its second one. Idle
             ticks are left out: the start of each action follows from its dependencies.
         name: Name of the schedule.
+        route: The path of a microbatch through the stages, one of ``ROUTES``.
 
     Returns:
         The schedule; it has as many microbatches and repeats as the lines name.
@@ -135,7 +163,7 @@ def written(lines: Sequence[str], *, name: str = "by hand") -> Schedule:
     if not every:
         raise ValueError('a schedule needs at least one action, as in written(["F0 B0"])')
     microbatches, repeats = (1 + max(getattr(a, key) for a in every) for key in ("microbatch", "repeat"))
-    return Schedule(name, len(orders), microbatches, repeats, orders)
+    return Schedule(name, len(orders), microbatches, repeats, orders, route=route)
 
 
 def _action(word: str) -> Action:

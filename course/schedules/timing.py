@@ -116,8 +116,8 @@ def run(schedule: Schedule, costs: Costs = UNIT) -> Timed:
     return Timed(schedule, costs, tuple(map(tuple, state.spans)), tuple(messages))
 
 
-# A part of the model's work on a microbatch: whether backward, microbatch, index of the part.
-_Key = tuple[bool, int, int]
+# A part of the model's work on a microbatch: whether backward, microbatch, stage and repeat.
+_Key = tuple[bool, int, int, int]
 
 
 class _State:
@@ -143,18 +143,16 @@ class _State:
 
     def _needs(self, stage: int, action: Action) -> _Key | None:
         """The result that has to arrive from another part of the model."""
-        part = action.repeat * self.schedule.num_stages + stage
-        last = self.schedule.num_repeats * self.schedule.num_stages - 1
-        if action.kind == "F":
-            return (False, action.microbatch, part - 1) if part else None
         if action.kind == "W":
             return None
-        return (True, action.microbatch, part + 1) if part < last else None
+        forward = action.kind == "F"
+        source = self.schedule.neighbour(stage, action.repeat, -1 if forward else 1)
+        return (not forward, action.microbatch, *source) if source else None
 
     def _missing(self, stage: int, action: Action) -> Iterator[str]:
         key = self._needs(stage, action)
         if key is not None and key not in self.arrived:
-            yield f"a result of stage {key[2] % self.schedule.num_stages}"
+            yield f"a result of stage {key[2]}"
         own = {"B": "F", "I": "F", "W": "I"}.get(action.kind)
         if own and Action(own, action.microbatch, action.repeat) not in self.ran[stage]:
             yield f"its own {KINDS[own]} pass"
@@ -163,19 +161,18 @@ class _State:
         spans, key = self.spans[stage], self._needs(stage, action)
         free = spans[-1].end if spans else 0.0
         start = max(free, self.arrived[key]) if key is not None else free
-        end = start + self.costs.of(action.kind, self.schedule.num_repeats)
+        end = start + self.costs.of(action.kind, self.schedule.parts)
         spans.append(Span(stage, action, start, end))
         self.ran[stage].add(action)
         if action.kind != "W":
             self._hand_on(stage, action, end)
 
     def _hand_on(self, stage: int, action: Action, end: float) -> None:
-        stages, forward = self.schedule.num_stages, action.kind == "F"
-        part = action.repeat * stages + stage
-        other = part + (1 if forward else -1)
-        if not 0 <= other < stages * self.schedule.num_repeats:
+        forward = action.kind == "F"
+        other = self.schedule.neighbour(stage, action.repeat, 1 if forward else -1)
+        if other is None:
             return
-        key, target = (not forward, action.microbatch, part), other % stages
+        key, target = (not forward, action.microbatch, stage, action.repeat), other[0]
         if target == stage:
             self.arrived[key] = end
             return

@@ -2,7 +2,7 @@
 "use strict";
 
 (function () {
-  const { NAMES, LETTERS, Undefined, range, build, run, measure } = window.meshcraftSchedules;
+  const { NAMES, ROUTES, LETTERS, Undefined, range, build, run, measure, written } = window.meshcraftSchedules;
 
   // ---- Words.
 
@@ -153,11 +153,14 @@
     ["f", "forward", 0.1, 100, "any"], ["b", "backward: inputs' gradients", 0, 100, "any"],
     ["w", "backward: weights' gradients", 0, 100, "any"], ["c", "sending one message", 0, 100, "any"],
   ];
-  const START = { schedule: "1f1b", S: 4, M: 8, R: 1, f: 1, b: 1, w: 1, c: 0 };
+  const BY_HAND = "F0 F1 F2 B0 B1 B2\nF0 F1 B0 F2 B1 B2\nF0 B0 F1 B1 F2 B2";
+  const START = { schedule: "1f1b", S: 4, M: 8, R: 1, f: 1, b: 1, w: 1, c: 0, route: "round", lines: BY_HAND };
 
   function problem(state) {
     if (!(state.schedule in NAMES)) return `there is no schedule called ${JSON.stringify(state.schedule)}`;
-    for (const [key, name, least, most, step] of FIELDS) {
+    if (!(state.route in ROUTES)) return `there is no route called ${JSON.stringify(state.route)}`;
+    const fields = FIELDS.filter(([key]) => state.schedule !== "by_hand" || !["S", "M", "R"].includes(key));
+    for (const [key, name, least, most, step] of fields) {
       const value = state[key];
       if (!Number.isFinite(value) || value < least || value > most || (step === 1 && !Number.isInteger(value))) {
         return `${name}: give ${step === 1 ? "a whole number" : "a number"} from ${least} to ${most}`;
@@ -171,6 +174,10 @@
 
   function result(state) {
     const costs = { f: state.f, b: state.b, w: state.w, c: state.c };
+    if (state.schedule === "by_hand") {
+      const drawn = run(written(state.lines, state.route), costs);
+      return { found: measure(drawn), drawn };
+    }
     const found = measure(run(build(state.schedule, state.S, state.M, state.R), costs));
     return { found, drawn: run(build(state.schedule, state.S, state.M, state.R, shown(state)), costs) };
   }
@@ -179,21 +186,32 @@
     const given = new URLSearchParams(hash.replace(/^#/, ""));
     if (!given.has("schedule")) return null;
     const state = { ...START, schedule: given.get("schedule") };
+    for (const key of ["route", "lines"]) if (given.has(key)) state[key] = given.get(key);
     for (const [key] of FIELDS) if (given.has(key)) state[key] = given.get(key) === "" ? NaN : Number(given.get(key));
     return state;
   }
 
-  const writeHash = (state) => `#${new URLSearchParams(Object.entries(state).map(([k, v]) => [k, String(v)]))}`;
+  const writeHash = (state) => {
+    const shared = Object.entries(state).filter(([k]) => state.schedule === "by_hand" || !["route", "lines"].includes(k));
+    return `#${new URLSearchParams(shared.map(([k, v]) => [k, String(v)]))}`;
+  };
 
   function form() {
     const options = Object.entries(NAMES).map(([key, name]) => `<option value="${key}">${name}</option>`).join("");
+    const routes = Object.entries(ROUTES).map(([key, name]) => `<option value="${key}">${name}</option>`).join("");
     const field = ([key, name, least, most, step]) => `<label for="explorer-${key}"><span>${name}</span>` +
       `<input id="explorer-${key}" name="${key}" type="number" inputmode="decimal" required ` +
       `min="${least}" max="${most}" step="${step}"></label>`;
     return `<form novalidate aria-label="Schedule explorer"><fieldset><legend>Pipeline</legend>` +
       `<label for="explorer-schedule"><span>schedule</span><select id="explorer-schedule" name="schedule">${options}` +
       `</select></label>${FIELDS.slice(0, 3).map(field).join("")}</fieldset><fieldset><legend>Time of a microbatch on ` +
-      `one device</legend>${FIELDS.slice(3).map(field).join("")}</fieldset></form>` +
+      `one device</legend>${FIELDS.slice(3).map(field).join("")}</fieldset>` +
+      '<fieldset id="explorer-by-hand"><legend>Your lines, one for each stage</legend>' +
+      '<label for="explorer-lines" class="explorer-wide"><span>orders</span><textarea id="explorer-lines" name="lines" ' +
+      'rows="6" spellcheck="false" autocomplete="off" aria-describedby="explorer-lines-help"></textarea></label>' +
+      `<label for="explorer-route"><span>a microbatch goes</span><select id="explorer-route" name="route">${routes}` +
+      '</select></label><p class="explorer-note" id="explorer-lines-help">F3 is the forward pass of microbatch 3, B3 its ' +
+      "backward pass, I3 and W3 are the two halves of one, and F3b is its second repeat.</p></fieldset></form>" +
       '<p class="explorer-said" role="status" aria-live="polite" id="explorer-said"></p>' +
       '<p class="explorer-problem" role="alert" id="explorer-problem" hidden></p>' +
       '<div class="explorer-picture" tabindex="0" role="region" aria-label="Picture of the schedule"></div>' +
@@ -209,8 +227,9 @@
 
   function family(state) {
     const looped = ["interleaved", "breadth_first"];
-    const rows = Object.keys(NAMES).map((schedule) => {
-      const own = { ...state, schedule, R: looped.includes(schedule) ? state.R : 1 };
+    const names = Object.keys(NAMES).filter((name) => name !== "by_hand" || state.schedule === "by_hand");
+    const rows = names.map((schedule) => {
+      const own = { ...state, schedule, R: looped.includes(schedule) || schedule === "by_hand" ? state.R : 1 };
       const current = schedule === state.schedule ? ' aria-current="true"' : "";
       let cells;
       try {
@@ -237,12 +256,12 @@
     const [drawing, table] = ["picture", "table"].map((name) => root.querySelector(`.explorer-${name}`));
 
     const read = () => {
-      const state = { schedule: inputs.schedule.value };
+      const state = { schedule: inputs.schedule.value, lines: inputs.lines.value, route: inputs.route.value };
       for (const [key] of FIELDS) state[key] = inputs[key].value === "" ? NaN : Number(inputs[key].value);
       return state;
     };
     const fill = (state) => {
-      inputs.schedule.value = state.schedule;
+      for (const key of ["schedule", "lines", "route"]) inputs[key].value = state[key];
       for (const [key] of FIELDS) inputs[key].value = Number.isNaN(state[key]) ? "" : state[key];
     };
     const complain = (message, fix) => {
@@ -262,7 +281,25 @@
         alert.append(button);
       }
     };
-    const show = (state) => {
+    // Of lines written by hand, the sizes are those of the lines.
+    const sized = (state) => {
+      const byHand = state.schedule === "by_hand";
+      root.querySelector("#explorer-by-hand").hidden = !byHand;
+      for (const key of ["S", "M", "R"]) inputs[key].disabled = byHand;
+      if (!byHand || problem({ ...state, S: 1, M: 1, R: 1 })) return state;
+      const { S, M, R } = written(state.lines, state.route);
+      const sizes = { S, M: state.route === "both" ? 2 * M : M, R };
+      for (const [key, size] of Object.entries(sizes)) inputs[key].value = size;
+      return { ...state, ...sizes };
+    };
+    const show = (given) => {
+      let state;
+      try {
+        state = sized(given);
+      } catch (error) {
+        if (!(error instanceof Undefined)) throw error;
+        return complain(error.message, error.fix);
+      }
       const wrong = problem(state);
       for (const [key, , least, most, step] of FIELDS) {
         const bad = !(state[key] >= least && state[key] <= most) || (step === 1 && !Number.isInteger(state[key]));
@@ -300,7 +337,7 @@
     };
     root.querySelector("form").addEventListener("input", () => update(true));
     root.querySelector("form").addEventListener("submit", (event) => event.preventDefault());
-    window.addEventListener("hashchange", follow);
+    window.addEventListener("hashchange", () => follow() && root.scrollIntoView());
     fill(START);
     update(false);
     if (follow()) root.scrollIntoView();

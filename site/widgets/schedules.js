@@ -6,8 +6,10 @@
   const LETTERS = "abcdefghijklmnopqrstuvwxyz";
   const NAMES = {
     gpipe: "GPipe", pipedream: "PipeDream", "1f1b": "1F1B", interleaved: "interleaved 1F1B",
-    breadth_first: "breadth-first", zero_bubble: "ZB-H1",
+    breadth_first: "breadth-first", zero_bubble: "ZB-H1", by_hand: "by hand",
   };
+  // How a microbatch goes through the stages: see course/schedules/orders.py.
+  const ROUTES = { round: "round and round", v: "there and back", both: "in both directions" };
 
   // ---- Orders: what each stage does. An action is [kind, microbatch, repeat].
 
@@ -108,27 +110,78 @@
     return { ...made, orders: each((stage) => zeroBubbleOrder(stage, S, M)) };
   }
 
+  // A schedule from its lines, such as "F0 F1 B0 B1", one for each stage.
+  function written(text, route) {
+    const lines = text.split("\n").map((line) => line.trim()).filter(Boolean);
+    const orders = lines.map((line) => line.split(/\s+/).map((word) => {
+      const found = /^([FBIW])(\d{1,6})([a-z]?)$/.exec(word);
+      if (!found) {
+        throw new Undefined(`"${word.slice(0, 20)}" is no action; write F3, B3, I3 or W3, and F3b for the second repeat ` +
+          "of microbatch 3");
+      }
+      return [found[1], Number(found[2]), found[3] ? LETTERS.indexOf(found[3]) : 0];
+    }));
+    const every = orders.flat();
+    if (!every.length) throw new Undefined("a schedule needs at least one action, as in F0 B0");
+    const [M, R] = [1, 2].map((key) => 1 + every.reduce((most, action) => Math.max(most, action[key]), 0));
+    if (orders.length > 64 || every.length > 5000 || M * R > 5000) {
+      throw new Undefined("these lines have more actions than can be shown");
+    }
+    orders.forEach((order, stage) => requireComplete(stage, order, M, R));
+    return { name: "by_hand", S: orders.length, M, R, flushes: true, microbatches: M, orders, route };
+  }
+
+  function requireComplete(stage, order, M, R) {
+    const counts = new Map();
+    for (const action of order) counts.set(action.join(), (counts.get(action.join()) || 0) + 1);
+    for (const r of range(R)) {
+      for (const m of range(M)) {
+        const has = ["F", "B", "I", "W"].map((kind) => counts.get([kind, m, r].join()) || 0);
+        if (!["1,1,0,0", "1,0,1,1"].includes(has.join())) {
+          const found = has.map((count, i) => count && `${count} x ${"FBIW"[i]}`).filter(Boolean).join(", ");
+          throw new Undefined(`stage ${stage} needs one F and one B (or one I and one W) of microbatch ` +
+            `${m}${R > 1 ? LETTERS[r] : ""}, and has ${found || "nothing"}`);
+        }
+      }
+    }
+  }
+
+  // The stage and repeat with the next part of the model (step 1) or the one before (-1).
+  function neighbour({ S, R, route }, stage, repeat, step) {
+    const turned = repeat % 2 === 1 && route && route !== "round";
+    const place = turned ? S - 1 - stage : stage;
+    const part = (route === "both" ? 0 : repeat * S) + place + step;
+    if (part < 0 || part >= S * (route === "both" ? 1 : R)) return null;
+    if (route === "both") return [turned ? S - 1 - part : part, repeat];
+    const [round, next] = [Math.floor(part / S), part % S];
+    return [route === "v" && round % 2 ? S - 1 - next : next, round];
+  }
+
+  const parts = ({ R, route }) => (route === "both" ? 1 : R);
+
   // ---- Times: an action begins when the one before it has ended and what it needs is there.
 
   function run(schedule, costs) {
-    const { S, R, orders } = schedule;
-    const takes = { F: costs.f / R, B: (costs.b + costs.w) / R, I: costs.b / R, W: costs.w / R };
+    const { S, orders } = schedule;
+    const P = parts(schedule);
+    const takes = { F: costs.f / P, B: (costs.b + costs.w) / P, I: costs.b / P, W: costs.w / P };
     const arrived = new Map();
     const linkFree = new Map();
     const spans = orders.map(() => []);
     const messages = [];
     const needs = (stage, [kind, m, r]) => {
-      const part = r * S + stage;
-      if (kind === "F") return part ? `F ${m} ${part - 1}` : "";
-      return kind === "W" || part === S * R - 1 ? "" : `B ${m} ${part + 1}`;
+      const source = kind === "W" ? null : neighbour(schedule, stage, r, kind === "F" ? -1 : 1);
+      return source ? `${kind === "F" ? "F" : "B"} ${m} ${source}` : "";
     };
+    const ran = new Set();
+    const after = { B: "F", I: "F", W: "I" };
+    const missing = (stage, [kind, m, r]) => after[kind] && !ran.has([stage, after[kind], m, r].join());
     const handOn = (stage, action, end) => {
       const [kind, m, r] = action;
-      const part = r * S + stage;
-      const other = part + (kind === "F" ? 1 : -1);
-      if (other < 0 || other >= S * R) return;
-      const key = `${kind === "F" ? "F" : "B"} ${m} ${part}`;
-      const target = other % S;
+      const other = neighbour(schedule, stage, r, kind === "F" ? 1 : -1);
+      if (!other) return;
+      const key = `${kind === "F" ? "F" : "B"} ${m} ${[stage, r]}`;
+      const target = other[0];
       if (target === stage) {
         arrived.set(key, end);
         return;
@@ -147,15 +200,22 @@
         while (own.length < order.length) {
           const action = order[own.length];
           const key = needs(stage, action);
-          if (key && !arrived.has(key)) break;
+          if ((key && !arrived.has(key)) || missing(stage, action)) break;
           const free = own.length ? own[own.length - 1].end : 0;
           const start = key ? Math.max(free, arrived.get(key)) : free;
           const end = start + takes[action[0]];
           own.push({ action, start, end });
+          ran.add([stage, ...action].join());
           if (action[0] !== "W") handOn(stage, action, end);
           moved = true;
         }
       });
+    }
+    const stuck = spans.findIndex((own, stage) => own.length < orders[stage].length);
+    if (stuck >= 0) {
+      const [kind, m, r] = orders[stuck][spans[stuck].length];
+      throw new Undefined("stages would wait for each other forever: stage " +
+        `${stuck} waits in ${kind}${m}${schedule.R > 1 ? LETTERS[r] : ""}`);
     }
     return { schedule, costs, spans, messages, end: Math.max(...spans.flat().map((span) => span.end)) };
   }
@@ -195,6 +255,7 @@
 
   function measure(timed) {
     const { S, M, R, flushes, microbatches, orders } = timed.schedule;
+    const P = parts(timed.schedule);
     const work = timed.spans.flat().reduce((sum, span) => sum + (span.end - span.start), 0);
     const time = flushes ? timed.end : M * period(timed);
     const share = M / microbatches;
@@ -202,11 +263,11 @@
     return {
       time,
       bubble: 1 - (work * share) / (S * time),
-      activations: orders.map((order) => heldActivations(order) / R),
-      weights: orders.map((order) => (flushes ? 1 : heldWeights(order))),
+      activations: orders.map((order) => heldActivations(order) / P),
+      weights: orders.map((order) => (flushes ? R / P : heldWeights(order))),
       messages: sent.map((count) => Math.round(count * share)),
     };
   }
 
-  window.meshcraftSchedules = { NAMES, LETTERS, Undefined, range, build, run, measure };
+  window.meshcraftSchedules = { NAMES, ROUTES, LETTERS, written, Undefined, range, build, run, measure };
 })();

@@ -18,7 +18,7 @@ NAMES = [entry.name for entry in CHAPTERS]
 # Closed forms that exercises ask for: how leaves are split, what runs in a tick, which mesh is best.
 FORBIDDEN = "oracle best expected split_spec ticks_of bytes_form most_bytes block_of copies_of spec_puzzle accumulated"
 # Modules that the sandbox must not be able to import: those that judge, and those that hold answers.
-PARTS = "mutants alternatives rings puzzles choice schedule step loss parts shared"
+PARTS = "mutants alternatives rings puzzles choice schedule step loss parts shared orders programs passes"
 JUDGES = [
     *(f"autograder.{name}" for name in ("check", "learner", "release", "proof", "proof.mutants")),
     *(f"autograder.grading.{name}" for name in ("outside.judge", "outside.pipeline", "nbgrader.settings")),

@@ -181,4 +181,10 @@ def _shown(folder: Path) -> list[Path]:
 
 _INSIDE = ("__init__.py", "contract", "chapters/__init__.py", "grading/__init__.py", "grading/inside")
 # Parts of the course that hold an answer to an exercise, or rows that an exercise is compared with.
-_ANSWERS = ("validation", "training", "puzzles.py", "planning/search.py", "schedules/looped.py")
+_ANSWERS = (
+    "validation",
+    "training",
+    "puzzles.py",
+    "planning/search.py",
+    *(f"schedules/{name}.py" for name in ("alternating", "filled", "looped")),
+)

@@ -1,0 +1,86 @@
+"""The contract of ``schedules``: when each stage does what, and one program that does it."""
+
+from autograder.chapters.schedules.orders import INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
+from autograder.chapters.schedules.passes import SPLIT_BACKWARD
+from autograder.chapters.schedules.programs import EXECUTE_SCHEDULE, TWO_WEIGHT_VERSIONS_STEP
+from autograder.contract.task import Contract
+
+READ = {
+    "values": ("schedules", "Mistakes that cost people days"),
+    "gradients": ("schedules", "Mistakes that cost people days"),
+    "gradient norm": ("schedules", "Old weights instead of a bubble"),
+    "bubble": ("schedules", "Side by side"),
+    "in flight": ("schedules", "Side by side"),
+    "FLOPs": ("schedules", "Zero bubble: split the backward pass"),
+    "live temporaries": ("schedules", "One program for every table"),
+    "permute bytes": ("schedules", "One program for every table"),
+    "other collectives": ("schedules", "One program for every table"),
+    "all-reduce bytes": ("schedules", "Old weights instead of a bubble"),
+}
+
+# Pieces of the notebook's text, and the facts that hold them.
+PROMISES = {
+    "one_f_one_b": {
+        "Return a line for each stage. Microbatches are numbered": ("values",),
+        "| valid | every stage has each microbatch once": ("values",),
+        "| time of a step | `3 (M + S - 1)`": ("bubble",),
+        "| in flight on stage `s` | at most `min(S - s, M)`": ("in flight",),
+        "In 1F1B a stage starts only": (),
+        "Any order that meets": (),
+        'A line for each stage, such as ``"F0 F1 B0 B1"``': ("values",),
+    },
+    "interleaved": {
+        "| valid | every microbatch and part once": ("values",),
+        "| time of a step | `3 (M + (S - 1)/R)`": ("bubble",),
+        "| in flight on stage `s` | at most `2 (S - s - 1)": ("in flight",),
+        "Microbatches that cannot be put into groups": ("values",),
+        'A line for each stage, such as ``"F0a F1a F0b F1b': ("values",),
+        "ValueError: The stages do not divide": ("values",),
+    },
+    "split_backward": {
+        "`jax.vjp` computes both at once": (),
+        "Write it down for one product": (),
+        "Return three functions": ("values", "gradients"),
+        "| products in `forward` |": ("FLOPs",),
+        "| products in `backward_input` |": ("FLOPs",),
+        "| products in all three |": ("FLOPs",),
+        "| communication | none |": ("other collectives",),
+        "``(forward, backward_input, backward_weights)``, to be called": ("values", "gradients"),
+    },
+    "zero_bubble": {
+        "| valid | every microbatch once as `F`, `I` and `W`": ("values",),
+        "| time of a step, where `M >= S`": ("bubble",),
+        "| time of a step, where `M < S`": ("bubble",),
+        "| in flight on any stage |": ("in flight",),
+        'A line for each stage, such as ``"F0 F1 I0 W0 I1 W1"``': ("values",),
+    },
+    "execute_schedule": {
+        "Every device sends in every tick": (),
+        "| `ppermute` | two a tick": ("permute bytes",),
+        "| any other collective | none |": ("other collectives",),
+        "| bubble, on a free network | at most 1.03": ("bubble",),
+        "| temporaries that live at once, there |": ("live temporaries",),
+        "The loss of the batch is the **mean": ("values", "gradients"),
+        "``(loss, gradients)``: on the last stage": ("values", "gradients"),
+    },
+    "two_weight_versions_step": {
+        "settles for a gradient that is": ("values",),
+        "Write one step of this recursion": (),
+        "Return the same for the next step": ("values",),
+        "Gradients are those of the mean": ("gradients", "gradient norm"),
+        "Return the mean loss over all rows too": ("values",),
+        "| weights on a device | two versions |": ("values",),
+        "| all-reduce over `data` | every gradient once": ("all-reduce bytes",),
+        "| all-reduce over `pipe` | a number |": ("all-reduce bytes",),
+        "| `ppermute` | as in `execute_schedule` |": ("permute bytes",),
+        "| any other collective | none |": ("other collectives",),
+        "``(versions, loss)``: the two versions": ("values",),
+    },
+}
+
+CONTRACT = Contract(
+    "schedules",
+    (ONE_F_ONE_B, INTERLEAVED, SPLIT_BACKWARD, ZERO_BUBBLE, EXECUTE_SCHEDULE, TWO_WEIGHT_VERSIONS_STEP),
+    question_points=2,
+    read=READ,
+)

@@ -1,0 +1,217 @@
+"""``one_f_one_b``, ``interleaved`` and ``zero_bubble``: orders as text, judged by what they cost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from autograder.chapters.schedules.wrapping import MOST, Asked
+from autograder.contract import value_facts, value_tasks
+from autograder.contract.case import UNSEEN
+from autograder.contract.facts import unmeasured
+from autograder.contract.task import Case, Judged, Task
+from autograder.contract.value_tasks import Refusal, show
+from autograder.contract.verdict import Fact, Kind, counted
+from autograder.contract.wrapping import wrappings
+from course.schedules import Costs, Measured, Schedule, family, measure, run, text_of, written
+
+Question = tuple[int, ...]
+# All three passes of one length; of a whole backward pass, which is two of them, it makes none or both.
+PASSES = Costs(1, 1, 1)
+FOLLOW = "Draw it with schedule_svg(written(lines)) and follow one stage: "
+
+
+@dataclass(frozen=True)
+class Order:
+    """What an order may cost.
+
+    Attributes:
+        name: In the course's family of schedules.
+        seconds: The longest step, of a question.
+        in_flight: The most microbatches' parts in flight on a stage: ``(stage, *question)``.
+        slow: A question to somebody whose step takes longer.
+        full: A question to somebody who has more in flight.
+    """
+
+    name: str
+    seconds: Callable[..., float]
+    in_flight: Callable[..., int]
+    slow: str
+    full: str
+
+
+ORDERS = {
+    "one_f_one_b": Order(
+        "1f1b",
+        lambda stages, count: 3 * (count + stages - 1),
+        lambda stage, stages, count: min(stages - stage, count),
+        "in the middle of the step, where is a stage idle, and had it begun enough microbatches before?",
+        "at which point does it begin a microbatch although it could do a backward pass first?",
+    ),
+    "interleaved": Order(
+        "interleaved",
+        lambda stages, count, repeats: 3 * (count + (stages - 1) / repeats),
+        lambda stage, stages, count, repeats: min(
+            2 * (stages - stage - 1) + (repeats - 1) * stages + 1, repeats * count
+        ),
+        "in which order do parts and microbatches come, forward and backward, and what does the stage wait for?",
+        "how many forward passes come before its first backward pass?",
+    ),
+    "zero_bubble": Order(
+        "zero_bubble",
+        lambda stages, count: 3 * count + stages - 1 if count >= stages else 3 * (count + stages - 1),
+        lambda stage, stages, count: min(stages, count),
+        "where is a stage idle although a W is left that it could do, and where does a W stand in the way of an I?",
+        "how many microbatches have had their F and not yet their W? Which W could come earlier?",
+    ),
+}
+
+
+def refused(name: str, question: Question) -> bool:
+    """Whether a ``ValueError`` is the right answer."""
+    return name == "interleaved" and bool(question[1] % question[0])
+
+
+def questions(case: Case[Asked]) -> list[Question]:
+    """Numbers of microbatches below and above the stages, with 2 to 4 repeats where there are any."""
+    stages, most = case.sizes.num_stages, case.sizes.most
+    if case.sizes.num_repeats == 1:
+        counts = sorted({1, 2, stages, stages + 1, 2 * stages - 1, most} - set(range(most + 1, 3 * stages)))
+        return [(stages, count) for count in counts]
+    counts = {1, 2, max(1, most // stages)}
+    even = [
+        (stages, n * stages, repeats)
+        for repeats, n in zip((2, 3, case.sizes.num_repeats), sorted(counts), strict=False)
+    ]
+    odd = [(stages, count, 2) for count in (stages + 1, 2 * stages - 1, most) if count % stages]
+    return even + odd
+
+
+def lines_of(schedule: Schedule) -> tuple[str, ...]:
+    """A schedule as text."""
+    return tuple(" ".join(text_of(action, schedule.num_repeats) for action in order) for order in schedule.orders)
+
+
+def known(name: str, question: Question) -> Any:
+    """A right answer."""
+    if refused(name, question):
+        return Refusal(f"{question[1]} microbatches, {question[0]} stages")
+    return lines_of(family(ORDERS[name].name, *question))
+
+
+def problem(name: str, question: Question, answer: Any) -> str:
+    """Why the answer is no valid order for the question; empty if it is one."""
+    stages, count, repeats = (*question, 1)[:3]
+    if refused(name, question):
+        if not isinstance(answer, Refusal):
+            return f"{counted(count, 'microbatch', 'microbatches')} cannot go round in groups of {stages}."
+        names_both = {str(stages), str(count)} <= set(re.findall(r"\d+", answer.message))
+        return "" if names_both else "Refusing is right; a message that helps names both numbers."
+    if isinstance(answer, Refusal):
+        return "These sizes are to have an order."
+    if not isinstance(answer, tuple) or not all(isinstance(line, str) for line in answer):
+        return "Expected a tuple with a line of text for each stage."
+    try:
+        schedule = written(answer, name="your order")
+        run(schedule, PASSES)
+    except ValueError as error:
+        return f"{str(error)[:300]}."
+    found = (schedule.num_stages, schedule.num_microbatches, schedule.num_repeats)
+    if found != (stages, count, repeats):
+        names = ("stage", "stages"), ("microbatch", "microbatches"), ("repeat", "repeats")
+        said, wanted = (
+            ", ".join(counted(size, *words) for size, words in zip(sizes, names, strict=True))
+            for sizes in (found, (stages, count, repeats))
+        )
+        return f"These lines are of {said}, and asked was for {wanted}."
+    return ""
+
+
+def cost(answer: tuple[str, ...]) -> Measured:
+    """What a valid order costs."""
+    return measure(run(written(answer), PASSES))
+
+
+def too_slow(name: str, question: Question, answer: Any) -> str:
+    """Why a step of a valid order takes too long; empty if it does not."""
+    if refused(name, question):
+        return ""
+    took, least = cost(answer).time, ORDERS[name].seconds(*question)
+    if took <= least + 1e-6:
+        return ""
+    return f"A step takes {took:g}, and {least:g} is enough. {FOLLOW}{ORDERS[name].slow}"
+
+
+def too_full(name: str, question: Question, answer: Any) -> str:
+    """Why too much is in flight in a valid order; empty if it is not."""
+    if refused(name, question):
+        return ""
+    repeats = (*question, 1)[2]
+    for stage, most in enumerate(cost(answer).activations):
+        limit = ORDERS[name].in_flight(stage, *question)
+        if round(most * repeats) > limit:
+            parts = "parts of microbatches" if repeats > 1 else "microbatches"
+            said = f"Stage {stage} has {round(most * repeats)} {parts} in flight at once, and {limit} are enough."
+            return f"{said} {FOLLOW}{ORDERS[name].full}"
+    return ""
+
+
+def _facts(name: str) -> Callable[[Judged], list[Fact]]:
+    def fact(judged: Judged, title: str, kind: Kind, why: Callable[..., str], weight: float) -> Fact:
+        def right(_: Case[Any], question: Question, answer: Any) -> bool:
+            return not why(name, question, answer)
+
+        def explain(_: Case[Any], question: Question, answer: Any) -> str:
+            stages, count, repeats = (*question, 1)[:3]
+            asked = f"for {counted(stages, 'stage')} and {counted(count, 'microbatch', 'microbatches')}"
+            asked += f" in {counted(repeats, 'repeat')}" if repeats > 1 else ""
+            return f"{asked} your answer is {show(answer)[:160]}. {why(name, question, answer)}"
+
+        found = value_facts.every_answer_matches(judged.cases, questions, right, explain)
+        return replace(found, name=title, kind=kind, weight=weight)
+
+    def facts_of(judged: Judged) -> list[Fact]:
+        values = fact(judged, "values", Kind.VALUES, problem, 1)
+        costs = (("bubble", Kind.TIME, too_slow, 2), ("in flight", Kind.MEMORY, too_full, 2))
+        if values.passed:
+            return [values, *(fact(judged, *cost) for cost in costs)]
+        why = "an order that is not valid has no cost"
+        return [values, *(unmeasured(title, kind, why, weight) for title, kind, _, weight in costs)]
+
+    return facts_of
+
+
+def _task(name: str, points: float, point: Sequence[str], cases: Sequence[tuple[int, int, int]]) -> Task:
+    def case(stages: int, most: int, repeats: int, title: str = "", quick: bool = False) -> Case[Asked]:
+        title = title or f"{counted(stages, 'stage')}, up to {counted(most, 'microbatch', 'microbatches')}"
+        return Case(title, {"pipe": stages}, Asked(num_stages=stages, most=most, num_repeats=repeats), quick)
+
+    def unseen(rng: np.random.Generator) -> Case[Asked]:
+        stages, most = int(rng.choice([2, 5, 6, 7])), int(rng.integers(3, 17))
+        return case(stages, most, int(rng.integers(2, 5)) if cases[0][2] > 1 else 1, UNSEEN)
+
+    def oracle(_: Any, case: Case[Asked]) -> dict[str, Any]:
+        return {"values": value_tasks.encode(tuple(known(name, question) for question in questions(case)), MOST)}
+
+    return Task(
+        wrapping=wrappings("schedules")[name],
+        kind="value",
+        points=points,
+        point=tuple(point),
+        cases=tuple(case(*sizes, quick=number < 2) for number, sizes in enumerate(cases)),
+        unseen=unseen,
+        draw=value_tasks.no_inputs,
+        oracle=oracle,
+        facts=_facts(name),
+        given=lambda case: {"questions": questions(case)},
+    )
+
+
+_ONE_PART = ((4, 9, 1), (3, 8, 1), (8, 16, 1), (1, 3, 1))
+ONE_F_ONE_B = _task("one_f_one_b", 1, ("in flight",), _ONE_PART)
+INTERLEAVED = _task("interleaved", 2, ("bubble",), ((4, 9, 3), (3, 8, 4), (8, 16, 2), (1, 3, 2)))
+ZERO_BUBBLE = _task("zero_bubble", 2, ("bubble",), _ONE_PART)

@@ -1,0 +1,90 @@
+"""``split_backward``: a layer's backward pass in two halves that cost as much as the whole one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from autograder.chapters.schedules.wrapping import Layer, activation_of
+from autograder.contract import facts
+from autograder.contract.case import UNSEEN
+from autograder.contract.draws import draw_leaves
+from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.verdict import Fact, Kind, Unit
+from autograder.contract.wrapping import wrappings
+
+WRAPPINGS = wrappings("schedules")
+
+
+def draw_split(rng: np.random.Generator, case: Case[Layer]) -> dict[str, Any]:
+    inputs = WRAPPINGS["split_backward"].wrap(lambda _: (print,) * 3, case).inputs
+    return {name: draw_leaves(rng, tree, 0.5 if name == "weights" else 1) for name, tree in inputs.items()}
+
+
+def split_oracle(inputs: dict[str, Any], case: Case[Layer]) -> dict[str, Any]:
+    """One layer and its gradients, as JAX differentiates it."""
+
+    def layer(weights, x):
+        return x + activation_of(case.sizes.activation)(x @ weights["up"]) @ weights["down"]
+
+    y, back = jax.vjp(layer, inputs["weights"], inputs["x"])
+    of_weights, of_x = back(inputs["upstream"])
+    gradients = {"x": of_x} if case.sizes.passes == 2 else {"x": of_x, **of_weights}
+    return jax.tree.map(np.asarray, {"values": y, "gradients": gradients})
+
+
+def products(judged: Judged) -> Fact:
+    """Each pass has two products, and computes nothing for another one or once more."""
+    name, hint = "FLOPs", "Which product is computed again, or for a pass that comes later?"
+
+    def look(e: Evidence) -> Fact:
+        s = e.case.sizes
+        form = s.passes * 2 * 2 * s.rows * s.width * s.hidden
+        passes = "all three functions" if s.passes == 3 else "forward and backward_input"
+        more = e.costs.flops > form
+        message = (
+            f"{passes} compute {e.costs.flops:,.0f} FLOPs together, and {form:,} are enough. {hint}" if more else ""
+        )
+        return facts.at(e, name, Kind.COMPUTE, message, e.costs.flops, form, unit=Unit.FLOPS, line=e.line, weight=2)
+
+    return facts.worst([look(e) for e in judged.cases], name, Kind.COMPUTE)
+
+
+def split_facts(judged: Judged) -> list[Fact]:
+    return [
+        facts.arrays_match("values", judged.cases, "values"),
+        facts.arrays_match(
+            "gradients", judged.cases, "gradients", "Is the residual in it, and the activation's slope?"
+        ),
+        products(judged),
+        facts.only_collectives("other collectives", judged.cases, ()),
+    ]
+
+
+def unseen_split(rng: np.random.Generator) -> Case[Layer]:
+    rows, width, hidden = (int(rng.choice(some)) for some in ((4, 7), (9, 11), (10, 17)))
+    activation = str(rng.choice(["softplus", "sin"]))
+    return Case(UNSEEN, {"data": 1}, Layer(rows=rows, width=width, hidden=hidden, activation=activation))
+
+
+SPLIT_BACKWARD = Task(
+    wrapping=WRAPPINGS["split_backward"],
+    points=2,
+    point=("FLOPs",),
+    cases=(
+        Case("gelu", {"data": 1}, Layer(rows=6, width=5, hidden=12, activation="gelu"), quick=True),
+        Case(
+            "silu, without weights' gradients",
+            {"data": 1},
+            Layer(rows=4, width=8, hidden=10, activation="silu", passes=2),
+            quick=True,
+        ),
+        Case("tanh, wide", {"data": 1}, Layer(rows=5, width=16, hidden=7, activation="tanh")),
+    ),
+    unseen=unseen_split,
+    draw=draw_split,
+    oracle=split_oracle,
+    facts=split_facts,
+)

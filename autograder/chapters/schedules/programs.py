@@ -1,0 +1,276 @@
+"""``execute_schedule`` and ``two_weight_versions_step``: programs that run tables, against one device's gradients."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from autograder.chapters.schedules.wrapping import (
+    Executed,
+    pipelines_of,
+    rows_of,
+    weights_of,
+)
+from autograder.contract import facts, limits
+from autograder.contract.case import UNSEEN
+from autograder.contract.case_builders import pipe_of, stages_of
+from autograder.contract.draws import draw_leaves, draw_rate, unseen_mesh
+from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
+from course.machines import machine
+from course.schedules import LOOPED, Table, family, tabulate
+
+WRAPPINGS = wrappings("schedules")
+MACHINE = "free network"
+# Between slots that are used again and a place for every microbatch; and of the table's bubble.
+TEMPORARIES, BUBBLE = 1.35, 0.03
+
+
+def schedule_of(case: Case[Executed]) -> Table:
+    """The table that the case is about."""
+    s = case.sizes
+    return _table(s.schedule, stages_of(case), s.num_microbatches, s.num_repeats)
+
+
+@lru_cache(maxsize=64)
+def _table(name: str, *sizes: int) -> Table:
+    return tabulate(family(name, *sizes))
+
+
+def given(case: Case[Executed]) -> dict[str, Any]:
+    """The table as plain data."""
+    table = schedule_of(case)
+    columns = {name: column.tolist() for name, column in table.columns.items()}
+    return {"table": {**vars(table), "columns": columns}}
+
+
+def draw_execute(rng: np.random.Generator, case: Case[Executed]) -> dict[str, Any]:
+    rows = rows_of(case)
+    return {
+        "weights": draw_leaves(rng, weights_of(case), 1 / np.sqrt(case.sizes.width)),
+        "microbatches": draw_leaves(rng, rows, rng.uniform(0.5, 2)),
+        "targets": draw_leaves(rng, rows),
+    }
+
+
+def execute_oracle(inputs: dict[str, Any], case: Case[Executed]) -> dict[str, Any]:
+    """Every pipeline's batch through all parts in order, on one device."""
+    each = [
+        _on_one_device(inputs["weights"], *(np.split(inputs[name], pipelines_of(case), 1)[n] for name in _DATA))
+        for n in range(pipelines_of(case))
+    ]
+    gradients = jax.tree.map(lambda *leaves: np.stack(leaves), *(found for _, found in each))
+    return {"values": _on_last_stages([loss for loss, _ in each], case), "gradients": gradients}
+
+
+_DATA = ("microbatches", "targets")
+
+
+@jax.jit
+def _on_one_device(weights: Any, microbatches: Any, targets: Any) -> Any:
+    """The mean loss of a batch, and its gradient."""
+
+    def loss_of(weights):
+        y, leaves = microbatches, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), weights)
+        for kernel, bias in zip(leaves["kernel"], leaves["bias"], strict=True):
+            y = jnp.tanh(y @ kernel + bias)
+        return jnp.mean(jnp.sum((y - targets) ** 2, axis=-1)) / 2
+
+    return jax.value_and_grad(loss_of)(weights)
+
+
+def _on_last_stages(losses: Any, case: Case[Executed]) -> np.ndarray:
+    """Each pipeline's loss where its last stage is, by device; zeros elsewhere."""
+    found = np.zeros((pipelines_of(case), stages_of(case)), np.float32)
+    found[:, -1] = losses
+    return (found if list(case.mesh)[-1] == pipe_of(case) else found.T).ravel()
+
+
+def permuted(judged: Judged) -> Fact:
+    """Two permutes of a microbatch's activations in every tick of every step."""
+
+    def form(e: Evidence) -> float:
+        s = e.case.sizes
+        one = 4 * s.rows * s.width
+        return 2 * s.steps * schedule_of(e.case).num_ticks * one if stages_of(e.case) > 1 else 0
+
+    return facts.bytes_sent("permute bytes", judged.all, "collective_permute", form, times=(0.5, 1))
+
+
+def execute_facts(judged: Judged) -> list[Fact]:
+    values = "Is the loss the mean over microbatches, and does the last part of the model alone have one?"
+    gradients = (
+        "Which action reads a slot that another one has overwritten, or that nobody has written yet? Follow the first "
+        "microbatch through the table."
+    )
+    bubble = "Is one action computed in each tick, the one of the table, or several of which one is then chosen?"
+    slots = "What is kept of each microbatch, and until when does the table need it? Its slots are used again."
+    return [
+        facts.arrays_match("values", judged.cases, "values", values),
+        facts.arrays_match("gradients", judged.cases, "gradients", gradients, weight=2),
+        limits.bubble_is(
+            judged.at_scale,
+            lambda case: schedule_of(case).num_ticks,
+            lambda case: 3 * case.sizes.num_repeats * case.sizes.num_microbatches,
+            _tick_seconds,
+            bubble,
+            within=BUBBLE,
+            weight=2,
+            what="step",
+            shorter=True,
+        ),
+        limits.temporaries_within(judged, TEMPORARIES, slots, weight=2),
+        permuted(judged),
+        facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
+    ]
+
+
+def _tick_seconds(case: Case[Executed]) -> float:
+    """Of the matrix products of one pass of a part."""
+    s = case.sizes
+    return 2 * s.rows * s.width**2 * s.num_layers / machine(MACHINE).peak("f32")
+
+
+_SMALL = Executed(schedule="zero_bubble", num_microbatches=12, rows=3, width=5)
+_LOOP = _SMALL.but(schedule="interleaved", num_repeats=2)
+
+
+def _drawn(rng: np.random.Generator, mesh: dict[str, int], *names: str) -> dict[str, Any]:
+    """A schedule that is defined for the mesh's stages, and its sizes."""
+    stages, name = list(mesh.values())[-1], str(rng.choice(names))
+    repeats = int(rng.integers(2, 4)) if name in LOOPED else 1
+    count = stages * int(rng.integers(1, 3)) if name == "interleaved" else int(rng.integers(1, 2 * stages + 2))
+    return {"schedule": name, "num_microbatches": count, "num_repeats": repeats}
+
+
+def unseen_execute(rng: np.random.Generator) -> Case[Executed]:
+    mesh = unseen_mesh(rng, (4,), (3,), (2, 2), (2, 3), (2, 4), (5,))
+    sizes: dict[str, Any] = {"width": int(rng.choice([6, 7])), "rows": int(rng.choice([2, 4]))}
+    chosen = _drawn(rng, mesh, "gpipe", "1f1b", "interleaved", "breadth_first", "zero_bubble")
+    return Case(UNSEEN, mesh, _SMALL.but(num_layers=int(rng.integers(1, 3)), **chosen, **sizes))
+
+
+def draw_versions(rng: np.random.Generator, case: Case[Executed]) -> dict[str, Any]:
+    """Two versions that differ, so that nobody passes who takes one for the other."""
+    rows = rows_of(case, case.sizes.steps)
+    return {
+        "versions": {
+            name: draw_leaves(rng, weights_of(case), 1 / np.sqrt(case.sizes.width)) for name in ("newest", "older")
+        },
+        "microbatches": draw_leaves(rng, rows),
+        "targets": draw_leaves(rng, rows),
+        "learning_rate": draw_rate(rng, 0.3),
+    }
+
+
+def versions_oracle(inputs: dict[str, Any], case: Case[Executed]) -> dict[str, Any]:
+    """The recursion on one device: the gradient at the older weights changes the newest ones."""
+    newest, older = inputs["versions"]["newest"], inputs["versions"]["older"]
+    rate, losses, total = inputs["learning_rate"], [], jax.tree.map(np.zeros_like, newest)
+    for step in range(case.sizes.steps):
+        loss, gradient = _on_one_device(older, *(inputs[name][step] for name in _DATA))
+        newest, older = jax.tree.map(lambda w, g: w - rate * np.asarray(g), newest, gradient), newest
+        total = jax.tree.map(lambda sums, g: sums + np.asarray(g), total, gradient)
+        losses.append(loss)
+
+    def copied(tree):
+        return jax.tree.map(lambda leaf: np.repeat(leaf[None], pipelines_of(case), 0), tree)
+
+    devices = pipelines_of(case) * stages_of(case)
+    losses = np.repeat(np.asarray(losses, np.float32)[None], devices, 0)
+    after = copied({"newest": newest, "older": older})
+    return {"values": {"loss": losses, "versions": after}, "gradients": copied(total)}
+
+
+def _averaged_bytes(e: Evidence) -> tuple[float, float]:
+    """The least and the most bytes of all steps' all-reduces: gradients over ``data``, and two numbers."""
+    pipelines, stages = pipelines_of(e.case), stages_of(e.case)
+    own = sum(4 * leaf.size for leaf in jax.tree.leaves(weights_of(e.case))) // stages
+
+    def ring(size: float, n: int) -> float:
+        return 2 * (n - 1) / n * size
+
+    gradients = e.case.sizes.steps * ring(own, pipelines)
+    return gradients, gradients + e.case.sizes.steps * 2 * (ring(4, pipelines) + ring(4, stages))
+
+
+def versions_facts(judged: Judged) -> list[Fact]:
+    values = (
+        "At which version is the gradient taken, which one does it change, and which is the older one in the next step?"
+    )
+    gradients = "Is it the mean over all pipelines, at the older weights?"
+    return [
+        *facts.values_and_gradients(judged.cases, values, gradients),
+        facts.bytes_sent(
+            "all-reduce bytes",
+            judged.all,
+            "all_reduce",
+            lambda e: _averaged_bytes(e)[1],
+            least=lambda e: _averaged_bytes(e)[0],
+            hint="Is every gradient of this device reduced once in a step, over data alone?",
+        ),
+        permuted(judged),
+        facts.only_collectives("other collectives", judged.all, ("all_reduce", "collective_permute")),
+    ]
+
+
+_STEPS = Executed(schedule="1f1b", num_microbatches=4, rows=2, width=5, steps=6)
+
+
+def unseen_versions(rng: np.random.Generator) -> Case[Executed]:
+    mesh = unseen_mesh(rng, (2, 2), (2, 3), (3, 2), (1, 4))
+    sizes: dict[str, Any] = {"width": int(rng.choice([6, 7])), "rows": int(rng.choice([1, 3]))}
+    return Case(UNSEEN, mesh, _STEPS.but(**_drawn(rng, mesh, "gpipe", "1f1b", "zero_bubble"), **sizes))
+
+
+EXECUTE_SCHEDULE = Task(
+    wrapping=WRAPPINGS["execute_schedule"],
+    points=5,
+    point=("bubble", "live temporaries"),
+    cases=(
+        Case("pipe=4, ZB-H1", {"pipe": 4}, _SMALL, quick=True),
+        Case("pipe=2, interleaved", {"pipe": 2}, _LOOP.but(num_microbatches=4, num_layers=2), quick=True),
+        Case("data=2 x stage=3, GPipe", {"data": 2, "stage": 3}, _SMALL.but(schedule="gpipe", num_microbatches=2)),
+        Case("pipe=5, 1F1B", {"pipe": 5}, _SMALL.but(schedule="1f1b", num_microbatches=7)),
+        Case(
+            "pipe=4 x data=2, breadth-first",
+            {"pipe": 4, "data": 2},
+            _LOOP.but(schedule="breadth_first", num_microbatches=3),
+        ),
+        Case("pipe=1, interleaved", {"pipe": 1}, _LOOP.but(num_microbatches=2)),
+    ),
+    unseen=unseen_execute,
+    draw=draw_execute,
+    oracle=execute_oracle,
+    facts=execute_facts,
+    at_scale=(Case("pipe=4, ZB-H1, width 512", {"pipe": 4}, _SMALL.but(width=512, rows=256)), "pipe=4, ZB-H1"),
+    naive_memory="keeps_a_place_for_every_microbatch",
+    naive_time="computes_everything_and_chooses",
+    machine=MACHINE,
+    given=given,
+)
+TWO_WEIGHT_VERSIONS_STEP = Task(
+    wrapping=WRAPPINGS["two_weight_versions_step"],
+    points=2,
+    cases=(
+        Case("data=2 x pipe=2, 1F1B", {"data": 2, "pipe": 2}, _STEPS, quick=True),
+        Case(
+            "pipe=2 x replica=3, ZB-H1",
+            {"pipe": 2, "replica": 3},
+            _STEPS.but(schedule="zero_bubble", num_microbatches=3, rows=1),
+            quick=True,
+        ),
+        Case("data=1 x pipe=5, GPipe", {"data": 1, "pipe": 5}, _STEPS.but(schedule="gpipe", num_microbatches=2)),
+        Case("data=8 x pipe=1, 1F1B", {"data": 8, "pipe": 1}, _STEPS.but(num_microbatches=2)),
+    ),
+    unseen=unseen_versions,
+    draw=draw_versions,
+    oracle=versions_oracle,
+    facts=versions_facts,
+    given=given,
+)

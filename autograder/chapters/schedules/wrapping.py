@@ -1,0 +1,267 @@
+"""What the functions of ``schedules`` are given, and the form of what they give.
+
+Questions about orders, and the tables that are executed, come with the case: who computes them has the answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from autograder.contract.case import Case, Sizes
+from autograder.contract.case_builders import LEARNING_RATE, pipe_of, stages_of, varying
+from autograder.contract.output_checks import describe, same_shapes, same_tree, scalar
+from autograder.contract.value_tasks import asked, wrap_answer
+from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
+from course.schedules import Table
+
+# Bytes of all answers of a case as text.
+MOST = 32_768
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked(Sizes):
+    """What an order is asked for: ``num_stages``, and several numbers of microbatches up to ``most``."""
+
+    num_stages: int
+    most: int
+    num_repeats: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer(Sizes):
+    """A residual MLP layer. ``passes`` are those that are run: 2 leaves the gradients of the weights out."""
+
+    rows: int
+    width: int
+    hidden: int
+    activation: str
+    passes: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Executed(Sizes):
+    """A schedule by its name in the course's family, and parts of ``num_layers`` dense layers; ``rows`` are those of a
+    microbatch, and ``steps`` how many a training step is taken."""
+
+    schedule: str
+    num_microbatches: int
+    rows: int
+    width: int
+    num_repeats: int = 1
+    num_layers: int = 1
+    steps: int = 1
+
+
+def _wrap_order(name: str, function: Any, case: Case[Asked]) -> Wrapped:
+    """The lines for everything that the case asks, in one answer."""
+
+    def every() -> Any:
+        found = tuple(asked(function, *question) for question in case.given["questions"])
+        if all(answer is None for answer in found):
+            raise Mismatch(f"{name} returned None every time (is a return missing?), expected a line for each stage")
+        return found
+
+    return wrap_answer(name, every, None, case, MOST)
+
+
+def activation_of(name: str) -> Any:
+    """An activation by its name."""
+    known = {"gelu": jax.nn.gelu, "tanh": jnp.tanh, "silu": jax.nn.silu, "softplus": jax.nn.softplus, "sin": jnp.sin}
+    return known[name]
+
+
+def layer_shapes(case: Case[Layer]) -> dict[str, Any]:
+    """Shapes of the weights of a split layer."""
+    s = case.sizes
+    return {
+        "up": jax.ShapeDtypeStruct((s.width, s.hidden), np.float32),
+        "down": jax.ShapeDtypeStruct((s.hidden, s.width), np.float32),
+    }
+
+
+def wrap_split(function: Any, case: Case[Layer]) -> Wrapped:
+    """Forward and backward in two parts, or without the second part of it."""
+    s = case.sizes
+
+    def local(weights, x, upstream):
+        found = function(activation_of(s.activation))
+        if not isinstance(found, tuple) or len(found) != 3 or not all(callable(each) for each in found):
+            raise Mismatch(f"split_backward returned {describe(found)}, expected a tuple of three functions")
+        forward, backward_input, backward_weights = found
+        y, saved = _two("forward", forward(weights, x))
+        same_shapes("forward", y, x, case)
+        dx, pending = _two("backward_input", backward_input(weights, saved, upstream))
+        same_shapes("backward_input", dx, x, case)
+        if s.passes == 2:
+            # What is pending is used, so that nobody takes it for dead code, and adds nothing.
+            dx += 0 * sum(jnp.sum(leaf, dtype=jnp.float32) for leaf in jax.tree.leaves(pending))
+            return {"values": y, "gradients": {"x": dx}}
+        gradients = backward_weights(saved, pending)
+        same_tree("the gradients of the weights", gradients, weights)
+        same_shapes("backward_weights", gradients, weights, case)
+        return {"values": y, "gradients": {"x": dx, **gradients}}
+
+    rows = jax.ShapeDtypeStruct((s.rows, s.width), np.float32)
+    inputs = {"weights": (layer_shapes(case), P()), "x": (rows, P()), "upstream": (rows, P())}
+    return on_mesh(local, case, inputs, {"values": P(), "gradients": P()}, {"weights": "state"})
+
+
+def _two(name: str, found: Any) -> tuple[Any, Any]:
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise Mismatch(f"{name} returned {describe(found)}, expected two things in a tuple")
+    return found
+
+
+def dense_stage() -> tuple[Any, Any, Any]:
+    """A part of the model as ``execute_schedule`` is given it: dense layers with ``tanh``, each with a bias."""
+
+    def forward(weights, x):
+        saved = [x]
+        for kernel, bias in zip(weights["kernel"], weights["bias"], strict=True):
+            saved.append(jnp.tanh(saved[-1] @ kernel + bias))
+        return saved[-1], tuple(saved)
+
+    def backward_input(weights, saved, dy):
+        pending = []
+        for number in reversed(range(len(weights["kernel"]))):
+            pending.append(dy * (1 - saved[number + 1] ** 2))
+            dy = pending[-1] @ weights["kernel"][number].T
+        return dy, tuple(pending[::-1])
+
+    def backward_weights(saved, pending):
+        kernels = [x.T @ dz for x, dz in zip(saved, pending, strict=False)]
+        return {"kernel": jnp.stack(kernels), "bias": jnp.stack([dz.sum(0) for dz in pending])}
+
+    return forward, backward_input, backward_weights
+
+
+def data_of(case: Case[Any]) -> str | None:
+    """The axis of the pipelines, if there is one."""
+    return next((axis for axis in case.mesh if axis != pipe_of(case)), None)
+
+
+def pipelines_of(case: Case[Any]) -> int:
+    """How many pipelines there are next to each other."""
+    return case.mesh.get(data_of(case) or "", 1)
+
+
+def weights_of(case: Case[Executed]) -> dict[str, Any]:
+    """Shapes of the weights, ``[num_repeats, num_stages@pipe, num_layers, ...]``."""
+    s = case.sizes
+    parts = (s.num_repeats, stages_of(case), s.num_layers)
+    return {
+        "kernel": jax.ShapeDtypeStruct((*parts, s.width, s.width), np.float32),
+        "bias": jax.ShapeDtypeStruct((*parts, s.width), np.float32),
+    }
+
+
+def rows_of(case: Case[Executed], *steps: int) -> Any:
+    """The shape of inputs and of targets, ``[*steps, num_microbatches, rows@data, width]``."""
+    s = case.sizes
+    shape = (*steps, s.num_microbatches, s.rows * pipelines_of(case), s.width)
+    return jax.ShapeDtypeStruct(shape, np.float32)
+
+
+def _loss_of(targets: Any, case: Case[Executed]) -> Any:
+    """The loss that the function is given to call."""
+    given = (case.sizes.rows, case.sizes.width)
+
+    def loss(y, microbatch):
+        if jnp.shape(microbatch) != () or not jnp.issubdtype(jnp.result_type(microbatch), jnp.integer):
+            raise Mismatch(f"loss was called with {describe(microbatch)} as its microbatch, expected one integer")
+        if jnp.shape(y) != given:
+            raise Mismatch(f"loss was called with {describe(y)} as y, expected one microbatch, {list(given)}")
+        return jnp.mean(jnp.sum((y - targets[microbatch]) ** 2, axis=-1)) / 2
+
+    return loss
+
+
+def table_of(case: Case[Executed]) -> Table:
+    """The table, from the plain data of the case."""
+    given = case.given["table"]
+    columns = {name: np.asarray(rows, np.int32) for name, rows in given["columns"].items()}
+    return Table(given["num_ticks"], given["num_repeats"], dict(given["num_slots"]), columns)
+
+
+def _on_last_stage(loss: Any, case: Case[Any]) -> Any:
+    return jnp.where(lax.axis_index(pipe_of(case)) == stages_of(case) - 1, loss, 0)
+
+
+def wrap_execute(function: Any, case: Case[Executed]) -> Wrapped:
+    """The last stage's loss of each pipeline, and the gradients on every device."""
+    pipe, data = pipe_of(case), data_of(case)
+
+    def local(weights, microbatches, targets):
+        own = varying(jax.tree.map(lambda leaf: leaf[:, 0], weights), case.mesh)
+        microbatches, targets = varying((microbatches, targets), case.mesh)
+        how = (dense_stage(), _loss_of(targets, case), table_of(case), own, microbatches, pipe)
+        found = function(*how)
+        loss, gradients = _two("execute_schedule", found)
+        scalar("execute_schedule", loss, "the mean over all microbatches")
+        same_tree("the gradients", gradients, own)
+        same_shapes("execute_schedule", gradients, own, case)
+        loss, gradients = varying((_on_last_stage(loss, case), gradients), case.mesh)
+        return {"values": loss[None], "gradients": jax.tree.map(lambda g: g[None, :, None], gradients)}
+
+    results = {"values": P(tuple(case.mesh)), "gradients": P(data, None, pipe)}
+    rows = rows_of(case)
+    inputs = {
+        "weights": (weights_of(case), P(None, pipe)),
+        "microbatches": (rows, P(None, data)),
+        "targets": (rows, P(None, data)),
+    }
+    return on_mesh(local, case, inputs, results, {"weights": "state"})
+
+
+def wrap_versions(function: Any, case: Case[Executed]) -> Wrapped:
+    """Several steps. Every device returns what it holds, so that copies that drift apart are seen."""
+    pipe, data, steps = pipe_of(case), data_of(case), case.sizes.steps
+    shapes = {"newest": weights_of(case), "older": weights_of(case)}
+
+    def local(versions, microbatches, targets, learning_rate):
+        def one(versions, given):
+            inputs, targets = varying(given, case.mesh)
+            how = (dense_stage(), _loss_of(targets, case), table_of(case), dict(versions), inputs, learning_rate)
+            after, loss = _two("two_weight_versions_step", function(*how, pipe, data))
+            same_tree("the versions", after, versions)
+            same_shapes("two_weight_versions_step", after, versions, case)
+            scalar("two_weight_versions_step", loss, "the mean over all rows")
+            return varying((after, loss), case.mesh)
+
+        own = varying(jax.tree.map(lambda leaf: leaf[:, 0], versions), case.mesh)
+        after, losses = lax.scan(one, own, (microbatches, targets))
+        applied = jax.tree.map(lambda old, new: (old - new) / learning_rate, own["newest"], after["newest"])
+        after, applied = (jax.tree.map(lambda leaf: leaf[None, :, None], tree) for tree in (after, applied))
+        return {"values": {"loss": losses[None], "versions": after}, "gradients": applied}
+
+    state = P(data, None, pipe)
+    results = {"values": {"loss": P(tuple(case.mesh)), "versions": state}, "gradients": state}
+    rows = rows_of(case, steps)
+    inputs = {
+        "versions": (shapes, P(None, pipe)),
+        "microbatches": (rows, P(None, None, data)),
+        "targets": (rows, P(None, None, data)),
+        "learning_rate": (LEARNING_RATE, P()),
+    }
+    return on_mesh(local, case, inputs, results, {"versions": "state"})
+
+
+_ORDER = "(num_stages, num_microbatches)"
+_EXECUTE = "(stage, loss, table, weights, microbatches, axis_name)"
+_VERSIONS = "(stage, loss, table, versions, microbatches, learning_rate, pipe_axis, data_axis)"
+WRAPPINGS = (
+    Wrapping("one_f_one_b", _ORDER, partial(_wrap_order, "one_f_one_b"), Asked),
+    Wrapping("interleaved", "(num_stages, num_microbatches, num_repeats)", partial(_wrap_order, "interleaved"), Asked),
+    Wrapping("split_backward", "(activation)", wrap_split, Layer),
+    Wrapping("zero_bubble", _ORDER, partial(_wrap_order, "zero_bubble"), Asked),
+    Wrapping("execute_schedule", _EXECUTE, wrap_execute, Executed),
+    Wrapping("two_weight_versions_step", _VERSIONS, wrap_versions, Executed),
+)
