@@ -253,8 +253,8 @@ def _checked(
     for what, number in [*asdict(sizes).items(), *counts.items(), *mesh.items()]:
         least = 0 if what in MAY_BE_ZERO or isinstance(number, bool) else 1
         if number < least:
-            stands = "" if least else f", which stands for {MAY_BE_ZERO[what]}"
-            raise ValueError(f"{what} is {number}, and it must be at least {least}{stands}")
+            meaning = "" if least else f", which means {MAY_BE_ZERO[what]}"
+            raise ValueError(f"{what} is {number}, and it must be at least {least}{meaning}")
     axes = {axis: mesh.get(axis, 1) for axis in AXES}
     for what, number, parts, by in (
         ("width", sizes.width, 1 if sizes.head_width else sizes.heads, "heads"),

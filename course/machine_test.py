@@ -370,7 +370,7 @@ def test_pod_of_v5e_is_a_torus_whose_dimensions_close():
         ("8xH100", 12, 5, "12 devices cannot be on 5 nodes"),
         ("8xH100", 0, 1, "0 devices cannot be on 1 nodes"),
         ("8xA5000", 16, 2, "no figure says what joins nodes of 8xA5000: use one node, or a machine file with"),
-        ("8xA5000", 3, 1, "3 devices are no whole number of the groups of 2 that NVLink joins"),
+        ("8xA5000", 3, 1, "3 devices are not a multiple of the group size 2 of NVLink"),
         ("8xTPUv5e", 512, 1, "has at most 256: use at least 2 nodes"),
     ],
 )

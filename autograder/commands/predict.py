@@ -272,7 +272,7 @@ def _check(
     seen: dict[str, Path] = {}
     for option, path in targets.items():
         if any(_same(path, source) for source in inputs):
-            raise UsageError(f"{option} {path} would write over what is read; choose another file")
+            raise UsageError(f"{option} {path} would overwrite an input; choose another file")
         other = next((name for name, earlier in seen.items() if _same(path, earlier)), None)
         if other:
             raise UsageError(f"{other} and {option} would both write {path}; choose two files")

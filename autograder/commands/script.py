@@ -75,7 +75,7 @@ def arguments_of(text: str, module: ModuleType, axes: dict[str, int]) -> tuple[t
         raise
     except Exception as error:
         raise UsageError(
-            f"--args {text!r}: {_text(error)}. Write what stands between a call's brackets: names of the script, jax, "
+            f"--args {text!r}: {_text(error)}. Write the arguments of a call: names of the script, jax, "
             "jnp, P, and shapes such as f32[64@data, 128]"
         ) from None
 

@@ -70,7 +70,10 @@ def test_shapes_take_axes_of_a_mesh_that_is_given(predicted):
         (["mine.py:step", "--args", "f32[8, 8]"], "mine.py:8: the function cannot be traced with these arguments"),
         (["mine.py:plain", "--args", "f32[8, 8], f32[9, 9]"], "mine.py:17: the function cannot be traced"),
         (["mine.py:plain", "--args", "f32[8], static"], "mine.py:16: the function cannot be traced"),
-        (["mine.py:solves", "--args", "f32[8, 8], f32[8, 2]"], "mine.py:20: the lenses cannot price stablehlo.custom"),
+        (
+            ["mine.py:solves", "--args", "f32[8, 8], f32[8, 2]"],
+            "mine.py:20: the analyses cannot price stablehlo.custom",
+        ),
         (["mine.py:step", "--mesh", "data:4"], "write it as data=4,tensor=2"),
         (["fails.py:step"], "fails.py:3: the script cannot be imported: KeyError: 'no data'"),
         (["fsdp", "fsdp_loss", "--args", "f32[8]"], "--args and --mesh are of a script's function"),

@@ -27,7 +27,7 @@ SHOWN = 20
 
 
 def similar(
-    chapter: Annotated[str, typer.Argument(metavar="CHAPTER", help="What was handed in for it is compared.")],
+    chapter: Annotated[str, typer.Argument(metavar="CHAPTER", help="The chapter whose submissions are compared.")],
     course: CourseFolder = Path("."),
     earlier: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="An earlier year's course folder; give it again for more.")

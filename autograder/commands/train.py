@@ -59,7 +59,7 @@ def train(
     evaluate_every: Annotated[int | None, _run("Steps between.")] = None,
     evaluation_batches: Annotated[int | None, _run("At most; all of the text, if left out.", min=1)] = None,
     machine: Annotated[str, _run("Predict the step for this one.")] = "8xH100",
-    prompt: Annotated[str, _run("What the sample begins with.")] = "\n",
+    prompt: Annotated[str, _run("Start of the sample.")] = "\n",
     sample: Annotated[int, _run("Bytes of the sample at the end.", min=0)] = 400,
     seed: Annotated[int | None, _run("Of parameters and batches.")] = None,
     as_json: Annotated[bool, _run("One JSON object: the card.", "--json")] = False,
@@ -128,7 +128,7 @@ def _check(
     if run.exists() and not run.is_dir():
         raise UsageError(f"--run {run} is a file; name a folder")
     if there and not (resume or launched()):
-        raise UsageError(f"there is a run in {run} already: --resume goes on with it, --run DIR starts another one")
+        raise UsageError(f"there is a run in {run} already: --resume continues it, --run DIR starts a new one")
     if resume and not there:
         raise UsageError(f"there is no checkpoint in {run} to go on from: leave --resume out to start there")
 
@@ -189,7 +189,11 @@ def _trained(request: RunRequest, devices: int, *, several: bool) -> RunResult:
         if not several or jax.process_count() == 1:
             raise
         first_line = str(error).strip().split("\n")[0][:200]
-        _end(f"the run broke off: another process may be gone ({first_line}). {_go_on(request.folder)}", FAULT, several)
+        _end(
+            f"the run was interrupted: another process may have died ({first_line}). {_go_on(request.folder)}",
+            FAULT,
+            several,
+        )
     except Exception as error:
         if request.notebook is None or os.environ.get("MESHCRAFT_DEBUG"):
             raise

@@ -78,7 +78,7 @@ def readable() -> Iterator[None]:
         raise
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"[:300]
-        raise ProgramError(f"this Program's artefact is of a form that nothing here can read ({problem})") from None
+        raise ProgramError(f"this Program's artefact has an unreadable format ({problem})") from None
 
 
 def _check_wrapping(exported: jax_export.Exported, program: Program) -> None:
@@ -116,7 +116,7 @@ def _check_signature(what: str, avals: Any, leaves: tuple[Leaf, ...]) -> None:
             raise ProgramError(f"{what} {leaf.name}: the artefact has a {found} and the signature one of {declared}")
         memory = getattr(aval, "memory_space", None)
         if memory is not None and memory.name != "Device":
-            raise ProgramError(f"{what} {leaf.name} lies in memory {memory.name!r}, expected the device's own")
+            raise ProgramError(f"{what} {leaf.name} is in memory {memory.name!r}, expected device memory")
 
 
 def _check_shardings(what: str, of: Any, leaves: tuple[Leaf, ...], mesh: dict[str, int], *, may_miss: bool) -> None:

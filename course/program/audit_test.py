@@ -89,7 +89,7 @@ def test_honest_program_passes_and_is_what_it_was(program):
         (lambda h: h["inputs"][0].update(shape=[True, 8]), "Expected `int`, got `bool`"),
         (lambda h: h["inputs"][0].update(shape=[-16, 8]), "Expected `int` >= 0"),
         (lambda h: h["inputs"][0].update(shape=[16.0, 8]), "Expected `int`, got `float`"),
-        (lambda h: h["inputs"][0].update(role="result"), "the role 'result' is for outputs alone"),
+        (lambda h: h["inputs"][0].update(role="result"), "outputs, and only outputs, have the role 'result'"),
         (lambda h: h["inputs"][1].update(name="w"), "two inputs have one name: w"),
         (lambda h: h["mesh"].append(["data", 8]), "header has other entries than .* or one of them twice"),
         (lambda h: h.update(mesh=[["da ta", 8]]), "mesh axis 'da ta' is empty, too long or has odd characters"),
@@ -158,7 +158,7 @@ def test_anything_unforeseen_in_an_artefact_is_refused_and_no_fault_of_ours(prog
         raise KeyError("nobody thought of this")
 
     monkeypatch.setattr("course.program.audit.check_module", surprised)
-    with pytest.raises(ProgramError, match=r"of a form that nothing here can read .*nobody thought of this"):
+    with pytest.raises(ProgramError, match=r"has an unreadable format .*nobody thought of this"):
         audit(edited(program, before_dot("%h = stablehlo.constant dense<77> : tensor<i32>")))
 
 
@@ -228,7 +228,7 @@ stablehlo.return %s : tensor<f32> }}) : (tensor<16x8xf32>, tensor<f32>) -> tenso
     [
         (f"%c = stablehlo.iota dim = 0 : tensor<4096xi32>\n{SUM}", "applies stablehlo.iota, expected arithmetic on"),
         (f"%c = stablehlo.constant dense<0.0> : tensor<9xf32>\n{SUM}", "applies stablehlo.constant to an array"),
-        ("%s = stablehlo.add %a, %q : tensor<f32>", "applies something to a value from outside"),
+        ("%s = stablehlo.add %a, %q : tensor<f32>", "captures an outside value"),
         (
             f"%c:1 = stablehlo.while(%i = %a) : tensor<f32> cond {{ %t = stablehlo.constant dense<false> : tensor<i1> "
             f"stablehlo.return %t : tensor<i1> }} do {{ stablehlo.return %i : tensor<f32> }}\n{SUM}",

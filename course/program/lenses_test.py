@@ -229,7 +229,7 @@ def test_work_outside_shard_map_is_refused():
         return {"out": x + 1}
 
     program = export(function, {"x": struct(8, 4)}, {"x": P("data")}, mesh={"data": 8}, out_specs={"out": P("data")})
-    with pytest.raises(ProgramError, match="lies outside shard_map"):
+    with pytest.raises(ProgramError, match="is outside shard_map"):
         parse(program)
 
 

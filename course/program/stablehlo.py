@@ -136,8 +136,8 @@ class _Reader:
                 raise unsupported(
                     None,
                     source_line(op),
-                    f"{op.operation.name} lies outside shard_map, where the lenses cannot tell who computes what; "
-                    "move it inside",
+                    f"{op.operation.name} is outside shard_map, where the analyses cannot tell which device "
+                    "computes it; move it inside",
                 )
         if len(bodies) != 1:
             raise ProgramError(f"a Program is one shard_map and this one has {len(bodies)}; merge them")
@@ -298,7 +298,7 @@ def _kind(op: Any, line: str, lenient: bool) -> str:
         target = f" {op.attributes['call_target_name']}" if kind == "custom_call" else ""
         name = f"{op.name}{target} (of {function_name(op)})" if function_name(op) and lenient else f"{op.name}{target}"
         ways = ", or ask the GPU compiler (aot=True, --aot)" if lenient else ""
-        raise unsupported(None, line, f"the lenses cannot price {name}; write it with other operations{ways}")
+        raise unsupported(None, line, f"the analyses cannot price {name}; write it with other operations{ways}")
     return kind
 
 

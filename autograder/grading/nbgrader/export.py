@@ -146,7 +146,7 @@ def _remedy(state: str, assignment: str) -> str:
 
 def _note(submission: Submission | None, known: dict[str, Any], has_twin: bool) -> str:
     twin = "another name differs only in case, or in how letters are composed" if has_twin else ""
-    undated = "nobody knows when it was handed in; it counts as in time" if known.get("undated") else ""
+    undated = "submission time unknown; counted as on time" if known.get("undated") else ""
     return "; ".join(filter(None, [submission.note if submission else "", undated, twin]))
 
 

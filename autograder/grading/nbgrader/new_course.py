@@ -194,7 +194,7 @@ def _variants(folder: Path, chapters: list[str], settled: Settings, changes: Map
         new = {f"{name}.{function}": variant for function, variant in drawn.items()}
         old = {which: variant for which, variant in variants.items() if which.startswith(f"{name}.")}
         if new != old and any((folder / "submitted").glob(f"*/{name}")):
-            raise CourseError(f"somebody has handed in {name} already; what it asks for can no longer change")
+            raise CourseError(f"{name} already has submissions; its variants can no longer change")
         variants = {which: variant for which, variant in variants.items() if which not in old} | new
     return variants
 

@@ -110,7 +110,7 @@ class Worker:
 
     def _last_words(self) -> str:
         lines = self.process.stderr_tail.strip().splitlines() if self.process else []
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "no output"
 
     @contextmanager
     def _deadline(self, process: Any, expired: threading.Event, seconds: float) -> Iterator[None]:
