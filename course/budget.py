@@ -293,7 +293,7 @@ def _state_rows(
         other, name = (12, "adam") if extra else (16, "adam16")
         note = f"{other} x with {name}: {other * own / 1e6:,.0f} MB"
     rows = [
-        BudgetRow("parameters", plan.parameter * own, f"{plan.parameter} x {own:,}", "bytes x parameters held"),
+        BudgetRow("parameters", plan.parameter * own, f"{plan.parameter} x {own:,}", "bytes x resident parameters"),
         BudgetRow("gradients", plan.gradient * own, f"{plan.gradient} x {own:,}"),
         BudgetRow("optimizer", each * own, f"{each} x {own:,}", note),
     ]

@@ -97,7 +97,7 @@ def _machine(name: str, table: dict[str, Any], notes: dict[str, str]) -> Machine
 
 def _require_known(table: dict[str, Any], known: tuple[str, ...], what: str) -> None:
     if unknown := [figure for figure in table if figure not in known]:
-        raise BadMachineFile(f"{unknown[0]} is no figure of {what}; there are: {', '.join(known)}")
+        raise BadMachineFile(f"{unknown[0]} is not a figure of {what}; there are: {', '.join(known)}")
 
 
 def _converted(data: Any, kind: Any) -> Any:
@@ -211,7 +211,7 @@ def scaled(machine: Machine, devices: int, nodes: int = 1) -> Machine:
     if nodes > 1:
         if machine.network is None:
             raise ValueError(
-                f"no figure says what joins nodes of {machine.name}: use one node, or a machine file with its `network`"
+                f"no network is given between nodes of {machine.name}: use one node, or a machine file with `network`"
             )
         links = [link for link in links if link.group > 1] + [replace(machine.network, group=devices)]
     size = f"{nodes}x{each}x" if nodes > 1 else f"{each}x"

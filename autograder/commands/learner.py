@@ -92,7 +92,7 @@ def show_functions(row: dict[str, Any]) -> None:
         shown.add_row(f"[{colour}]{mark}[/]", one["function"], state, estimate, f"[dim]{hints}[/]")
     out().print(shown)
     if row["functions"]:
-        out().print("\n[dim]times are estimates, for somebody who has read the page; nobody has measured them[/]")
+        out().print("\n[dim]times are estimates for learners who have read the page; they have not been measured[/]")
 
 
 def _show_bests(rows: list[dict[str, Any]]) -> None:
@@ -205,7 +205,7 @@ def watch(
     chapter: ChapterName,
     notebook: NotebookFile = None,
     script: Annotated[
-        bool, typer.Option("--script", help="Write the notebook as a script beside it, too: edit either.")
+        bool, typer.Option("--script", help="Also write the notebook as a script next to it: edit either.")
     ] = False,
 ) -> None:
     """Judge each change when you save, until you press q; keys show hints, the profile and more."""
@@ -241,7 +241,7 @@ def show_hint(path: Path, chapter: str, function: str | None, number: int | None
         )
         return
     if name not in hints:
-        raise UsageError(f"there are no hints for {name!r} in {chapter}; there are for: {', '.join(hints)}")
+        raise UsageError(f"{chapter} has no hints for {name!r}, only for: {', '.join(hints)}")
     tiers, before = hints[name], known.hints.get(name, 0)
     if every and not before:
         raise UsageError(f"no hint for {name} was shown yet; `meshcraft hint {chapter} {name}` shows the first")

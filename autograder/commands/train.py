@@ -45,7 +45,7 @@ def train(
         ),
     ] = None,
     notebook: Annotated[Path | None, _strategy("Take the chapter's functions from this notebook.")] = None,
-    processes: Annotated[int, _strategy("Start so many on this machine.", min=1)] = 1,
+    processes: Annotated[int, _strategy("Number of processes to start on this machine.", min=1)] = 1,
     distributed: Annotated[bool, _strategy("A cluster's launcher starts them.", "--distributed")] = False,
     real: Annotated[bool, _strategy("This machine's GPUs, not emulated devices.", "--real")] = False,
     microbatches: Annotated[int, _strategy("Parts of each device's rows.")] = 1,
@@ -54,7 +54,7 @@ def train(
     rings: Annotated[bool, _strategy("Send activations while others are multiplied.", "--rings")] = False,
     dtype: Annotated[str, _strategy("float32 or bfloat16.")] = "float32",
     run: Annotated[Path, _run("Its folder: checkpoints, log, card, sample.")] = Path("run"),
-    resume: Annotated[bool, _run("Go on from its newest checkpoint.", "--resume")] = False,
+    resume: Annotated[bool, _run("Continue from its newest checkpoint.", "--resume")] = False,
     save_every: Annotated[int, _run("Steps between checkpoints.", min=1)] = 250,
     evaluate_every: Annotated[int | None, _run("Steps between.")] = None,
     evaluation_batches: Annotated[int | None, _run("At most; all of the text, if left out.", min=1)] = None,
@@ -123,14 +123,14 @@ def _check(
     if prod(axes.values()) % processes:
         raise UsageError(f"--mesh has {prod(axes.values())} devices, which {processes} processes cannot share equally")
     if not prompt:
-        raise UsageError("--prompt is empty, and the model needs a byte to go on from; leave it out for a newline")
+        raise UsageError("--prompt is empty, and the model needs a byte to continue; leave it out for a newline")
     there = any(path.name.isdecimal() for path in (run / "checkpoints").glob("*"))
     if run.exists() and not run.is_dir():
         raise UsageError(f"--run {run} is a file; name a folder")
     if there and not (resume or launched()):
         raise UsageError(f"there is a run in {run} already: --resume continues it, --run DIR starts a new one")
     if resume and not there:
-        raise UsageError(f"there is no checkpoint in {run} to go on from: leave --resume out to start there")
+        raise UsageError(f"there is no checkpoint in {run} to continue from: leave --resume out to start there")
 
 
 def _set_up_processes(processes: int, distributed: bool, real: bool, run: Path) -> None:
@@ -225,7 +225,7 @@ def _reason(error: Exception, request: RunRequest) -> str:
 
 
 def _go_on(run: Path) -> str:
-    return f"To go on from the newest checkpoint: meshcraft train --resume --run {run}"
+    return f"To continue from the newest checkpoint: meshcraft train --resume --run {run}"
 
 
 @contextmanager

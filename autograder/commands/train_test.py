@@ -123,7 +123,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_losses(train, tmp_path, wh
         ctrl_c_after(5)
         found = train(*TINY, *PLAIN, "--json")
     assert found.status == 130 and "saving a checkpoint, then stopping" in found.err
-    assert f"stopped after step 5 of {STEPS}, which is saved. To go on from the newest checkpoint" in found.err
+    assert f"stopped after step 5 of {STEPS}, which is saved. To continue from the newest checkpoint" in found.err
     assert not json.loads(found.out)["finished"]
     taken = train(*TINY)
     assert taken.status == 2 and "there is a run in run already: --resume goes on" in taken.err
@@ -204,7 +204,7 @@ def test_a_function_of_a_notebook_that_fails_is_named_with_its_line(train, tmp_p
         ("--steps 10 --warmup 10", "less than the 10 steps"),
         ("--seq 200000", "seq"),
         ("--prompt=", "--prompt is empty"),
-        ("--resume", "no checkpoint in run to go on from"),
+        ("--resume", "no checkpoint in run to continue from"),
     ],
 )
 def test_what_does_not_go_together_is_said_before_anything_is_computed(train, arguments, message):

@@ -62,7 +62,7 @@ def measure(
     except ValueError as error:
         return _nothing(f"{error}. Nothing was measured.", as_json)
     where = path if options.folder else path.name
-    say(f"written: {where}; {len(missing)} rows are not measured" + (": run it again to go on" if missing else ""))
+    say(f"written: {where}; {len(missing)} rows are not measured" + (": run it again to continue" if missing else ""))
     return 1 if missing else 0
 
 

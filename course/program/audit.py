@@ -132,10 +132,10 @@ def _check_shardings(what: str, of: Any, leaves: tuple[Leaf, ...], mesh: dict[st
             continue  # then the module declares it
         expected = without_size_one(leaf.spec, mesh)
         if not isinstance(found, NamedSharding) or found.memory_kind not in (None, "device"):
-            raise ProgramError(f"{what} {leaf.name} is sharded as {found} and the header says {leaf.partition_spec}")
+            raise ProgramError(f"{what} {leaf.name} is sharded as {found} and the header has {leaf.partition_spec}")
         plain = not (getattr(found.spec, "unreduced", None) or getattr(found.spec, "reduced", None))
         fits = plain and len(found.spec) <= len(leaf.shape)
         if not fits or without_size_one(spec_of(found.spec, len(leaf.shape)), mesh) != expected:
             raise ProgramError(
-                f"{what} {leaf.name} is sharded as {found.spec} and the header says {leaf.partition_spec}"
+                f"{what} {leaf.name} is sharded as {found.spec} and the header has {leaf.partition_spec}"
             )

@@ -143,7 +143,7 @@ def test_artefact_with_other_shardings_is_refused(program):
     assert first and second
     for spec in (P(), P(None, "data")):
         lie = with_field(program, _in_named_shardings=(first.update(spec=spec), second))
-        with pytest.raises(ProgramError, match=r"input w is sharded as .* and the header says P\('data',"):
+        with pytest.raises(ProgramError, match=r"input w is sharded as .* and the header has P\('data',"):
             audit(lie)
     with pytest.raises(ProgramError, match="input w is sharded as None"):
         audit(with_field(program, _in_named_shardings=(None, second)))
@@ -178,14 +178,14 @@ def test_anything_unforeseen_in_an_artefact_is_refused_and_no_fault_of_ours(prog
             [('["data"=8]', '["data"=4, "more"=2]'), ('"data"}', '"data", "more"}')],
             "the artefact is for mesh .*more.* and the Program says",
         ),
-        ([("jax.buffer_donor = true, ", "")], "the module donates inputs \\[\\] and the header says \\[1\\]"),
+        ([("jax.buffer_donor = true, ", "")], "the module donates inputs \\[\\] and the header has \\[1\\]"),
         ([("jax.buffer_donor = true", 'mhlo.memory_kind = "pinned_host"')], "'mhlo.memory_kind', which is not allowed"),
         ([(MAIN, "func.func private @idle() attributes {no_inline} { return }\n" + MAIN)], "has attribute 'no_inline'"),
         ([(MAIN, "func.func private @idle()\n" + MAIN)], "function idle has 0 blocks, expected one"),
         ([("@main(", "@other(")], "the module has no function main"),
         # Operations.
         (["%h = stablehlo.custom_call @xla_python_cpu_callback() : () -> tensor<f32>"], "calls 'xla_python_"),
-        (["%h = stablehlo.create_token : !stablehlo.token"], "create_token is not allowed, because no lens"),
+        (["%h = stablehlo.create_token : !stablehlo.token"], "create_token is not allowed, because its cost"),
         ([f"%s = stablehlo.iota dim = 0 : {FOUR}\n%h = stablehlo.cholesky %s : {FOUR}"], "cholesky is not allowed"),
         ([(CONTRACTED, CONTRACTED[:-1] + '{mhlo.frontend_attributes = {a = "b"}} :')], "'mhlo.frontend_attributes'"),
         ([(CONTRACTED, CONTRACTED[:-1] + '{xla_shape = "f32[9]"} :')], "dot_general has attribute 'xla_shape'"),
@@ -202,7 +202,7 @@ def test_anything_unforeseen_in_an_artefact_is_refused_and_no_fault_of_ours(prog
         ([(CHANNEL, CHANNEL.replace("type = 0", "type = 2"))], "is of channel type 2, expected one between devices"),
         (
             [sent("broadcast", "replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>")],
-            r"the groups of stablehlo.collective_broadcast hold devices \[0, 1\], expected each from 0 to 7 once",
+            r"the groups of stablehlo.collective_broadcast contain devices \[0, 1\], expected each from 0 to 7 once",
         ),
         (
             [sent("permute", "source_target_pairs = dense<[[0, 1], [2, 99]]> : tensor<2x2xi64>")],
@@ -279,7 +279,7 @@ def test_deep_nesting_is_refused(program):
 def test_large_constant_of_an_artefact_is_refused(program):
     numbers = ", ".join(str(i) for i in range(300_000))
     constant = f"%h = stablehlo.constant dense<[{numbers}]> : tensor<300000xi32>"
-    refused(program, "holds a constant of 1,200,000 bytes, and at most 1,048,576", constant)
+    refused(program, "contains a constant of 1,200,000 bytes, and at most 1,048,576", constant)
 
 
 # Requirements of the analyses alone

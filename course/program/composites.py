@@ -44,4 +44,4 @@ def check_composite(op: Any, function: Any) -> None:
         arithmetic = {f"stablehlo.{kind}" for kind in ELEMENTWISE} | {"stablehlo.constant", "func.return"}
         formed = set(kinds) <= arithmetic and len(shapes) == 1
     if not formed:
-        raise ProgramError(f"function {name} is made of other operations than those that JAX makes it of")
+        raise ProgramError(f"function {name} consists of other operations than those that JAX uses for it")

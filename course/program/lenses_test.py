@@ -266,7 +266,7 @@ def test_branch_is_the_one_that_runs_or_it_is_refused(predicate, known):
 def test_shard_map_that_takes_other_blocks_than_the_signature_is_refused():
     program = program_of(lambda x: x * 2, {"x": struct(8, 8)}, {"x": P()}, P())
     lie = replace(program, inputs=(replace(program.inputs[0], spec=(("data",), ())),))
-    with pytest.raises(ProgramError, match=r"input x is sharded as P\(\) and the header says P\('data',\)"):
+    with pytest.raises(ProgramError, match=r"input x is sharded as P\(\) and the header has P\('data',\)"):
         parse(lie)
 
 

@@ -173,7 +173,7 @@ def _check_functions(functions: dict[str, Any], program: Program) -> None:
     given = main.attributes.get("arg_attrs", [])
     donated = {i for i, some in enumerate(given) if _DONATED & set(_names(some))}
     if donated != set(program.donated):
-        raise ProgramError(f"the module donates inputs {sorted(donated)} and the header says {sorted(program.donated)}")
+        raise ProgramError(f"the module donates inputs {sorted(donated)} and the header has {sorted(program.donated)}")
 
 
 def _names(attributes: Any) -> list[str]:
@@ -265,7 +265,7 @@ def _check_devices(op: Any, count: int) -> None:
     elif isinstance(op.attributes["replica_groups"], ir.DenseElementsAttr):
         devices = np.array(op.attributes["replica_groups"]).flatten().tolist()
         if sorted(devices) != list(range(count)):
-            wrong = f"the groups of {op.name} hold devices {devices[:20]}"
+            wrong = f"the groups of {op.name} contain devices {devices[:20]}"
             raise ProgramError(f"{wrong}, expected each from 0 to {count - 1} once")
 
 
@@ -332,7 +332,7 @@ def check_constant(op: Any) -> None:
         plain = isinstance(value, ir.DenseElementsAttr)
         repeated = plain and value.is_splat
     if not plain:
-        raise ProgramError("a constant does not say its numbers: expected them, and not a name for them")
+        raise ProgramError("a constant has no numbers: expected them, not a name for them")
     if size > MAX_CONSTANT_BYTES and not repeated:
         raise ProgramError(
             f"the program contains a constant of {size:,} bytes, and at most {MAX_CONSTANT_BYTES:,} are allowed. "

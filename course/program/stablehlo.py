@@ -311,7 +311,7 @@ def _check_groups(op: Any, kind: str, line: str) -> None:
     )
     counted = "use_global_device_ids" in op.attributes or kind not in ("all_gather", "all_reduce", "reduce_scatter")
     if handle is None or int(handle[1]) < 1 or not counted:
-        raise unsupported(None, line, f"{kind} does not say its groups in global device numbers")
+        raise unsupported(None, line, f"{kind} does not give its groups as global device numbers")
 
 
 def _attributes(op: Any, meshes: dict[str, Any]) -> dict[str, Any]:

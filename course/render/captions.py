@@ -28,7 +28,7 @@ HOW_TO_READ = (
         "in a pipeline this is the bubble",
     ),
     ("busy", "the time in which the busiest device computes"),
-    ("a bar", "pointed at, it says the operation, its shape, how long it takes and your line"),
+    ("a bar", "point at it to see the operation, its shape, its duration and your line"),
     (
         "your line",
         "fsdp_loss:22 is line 22 of the cell, or of the file, fsdp_loss; "

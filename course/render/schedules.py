@@ -32,7 +32,9 @@ def schedule_svg(
     """
     if isinstance(drawn, Timeline):
         if not isinstance(schedule, Schedule):
-            raise TypeError("a timeline does not know its microbatches: schedule_svg(timeline, schedule) says them")
+            raise TypeError(
+                "a timeline does not know its microbatches: pass the schedule, schedule_svg(timeline, schedule)"
+            )
         picture = _of_program(drawn, schedule, axis)
     elif isinstance(drawn, Schedule | Timed):
         picture = _of_schedule(run(drawn) if isinstance(drawn, Schedule) else drawn)

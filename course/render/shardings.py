@@ -148,7 +148,7 @@ def holdings_svg(
     held = " ".join(f"Block [{', '.join(found.ranges(i))}]: {_listed(ids)}." for i, ids in found.holders.items())
     name = "s" + hashlib.sha256(repr((parts, file)).encode()).hexdigest()[:10]
     about = f"{note or _said(found)} {held}"
-    height, said = y + 15 * len(foot) - 6, f"Who holds what: {' '.join(head)}"
+    height, said = y + 15 * len(foot) - 6, f"Blocks by device: {' '.join(head)}"
     return svg(width, height, said, about, "".join(parts), name, file=file, least=LEAST)
 
 

@@ -158,7 +158,7 @@ def test_a_schedule_written_down_is_the_one_that_is_built():
         (lambda: written(["F0 B0 W0"]), "stage 0 needs one F and one B"),
         (lambda: written(["F0 B0", "F0"]), "stage 1 needs one F and one B .* and has 1 x F"),
         (lambda: Schedule("mine", 2, 1, 1, ((Action("F", 0),),)), "2 stages need as many orders, not 1"),
-        (lambda: Schedule("mine", 1, 1, 1, ((Action("F", 0), Action("F", 1)),)), "F1a, which is no work"),
+        (lambda: Schedule("mine", 1, 1, 1, ((Action("F", 0), Action("F", 1)),)), "F1a, which is not part of"),
         (lambda: run(written(["B0 F0"])), "stage 0 waits in B0 for its own forward pass"),
         (lambda: run(written(["F0 B0 F1 B1", "F0 F1 B0 B1"])), "wait for each other forever"),
         (lambda: measure(run(pipedream(4, 2, stream=12))), "too short for a steady state; give it 40"),

@@ -82,7 +82,7 @@ def stage_bars(timeline: Timeline, axis: str) -> list[list[Bar]]:
         ValueError: The mesh has no such axis.
     """
     if axis not in timeline.mesh:
-        raise ValueError(f"the mesh {timeline.mesh} has no axis {axis!r}; say which one the stages are on")
+        raise ValueError(f"the mesh {timeline.mesh} has no axis {axis!r}; name the one that has the stages")
     sizes = list(timeline.mesh.values())
     places = np.moveaxis(np.arange(math.prod(sizes)).reshape(sizes), list(timeline.mesh).index(axis), 0)
     standing = {member: alike.device for alike in timeline.devices for member in alike.members}

@@ -188,5 +188,5 @@ def test_figures_are_printed_without_exponents_negative_zeros_or_cut_names(capsy
     output = capsys.readouterr().out
     assert "131,072 bytes" in output and "e+" not in output and "…" not in output
     assert "-0.0%" not in output and "+0.0%" not in output
-    assert "8xH100-calibrated" in output and "meant to miss" in output
+    assert "8xH100-calibrated" in output and "expected to miss" in output
     assert all(goal.endswith("%)") for goal in re.findall(r"\(goal: [^)]*\)", output))

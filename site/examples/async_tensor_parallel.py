@@ -235,11 +235,13 @@ def third() -> dict[str, Table]:
         compiled("rings in bfloat16, with the merge pass left on", dict(zip(precise, merged, strict=True)), *COMPILED),
     ]
     none, loop, scan, both = tables[0].rows.values()
-    assert loop.exposed == scan.exposed == both.exposed == 0 and round(scan.resident, 2) == round(loop.resident, 2) == round(
-        none.resident / 2, 2
-    )
+    assert loop.exposed == scan.exposed == both.exposed == 0 and round(scan.resident, 2) == round(
+        loop.resident, 2
+    ) == round(none.resident / 2, 2)
     assert tables[2][LOOP].replayed > none.replayed, "longer than with no ring at all"
-    assert 1.7 < both.replayed / none.replayed < 2 and [row["overlapping a product"] for row in tables[2].rows.values()] == [
+    assert 1.7 < both.replayed / none.replayed < 2 and [
+        row["overlapping a product"] for row in tables[2].rows.values()
+    ] == [
         "0 of 7",
         "7 of 7",
     ]

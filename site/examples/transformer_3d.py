@@ -332,7 +332,11 @@ def peers() -> dict[str, object]:
 def barrier() -> Table:
     """One microbatch, so that ticks are not a loop: recomputation with and without a barrier around it."""
     table = Table(
-        ("data x pipe x tensor", "barrier"), "liveness, GiB .2f", "compiled, ms .1f", "exposed, ms .1f", "resident, GiB .2f"
+        ("data x pipe x tensor", "barrier"),
+        "liveness, GiB .2f",
+        "compiled, ms .1f",
+        "exposed, ms .1f",
+        "resident, GiB .2f",
     )
 
     def add(mesh, with_barrier):

@@ -17,8 +17,8 @@ from autograder.grading.nbgrader.submissions import Submission, find_submissions
 from autograder.render import plain
 from course.curriculum import CHAPTERS
 
-NOTHING, WAITING, CHANGED, HUMAN = "nothing handed in", "not graded yet", "changed since graded", "needs a person"
-BY_HAND = "waits for grading by hand"
+NOTHING, WAITING, CHANGED, HUMAN = "nothing submitted", "not graded yet", "changed since graded", "needs a person"
+BY_HAND = "waits for manual grading"
 UNBOOKED, GRADED = "not in the gradebook yet", "graded"
 STATES = (HUMAN, BY_HAND, WAITING, CHANGED, UNBOOKED, NOTHING, GRADED)
 DAY = 24 * 60 * 60

@@ -31,7 +31,7 @@ MEANING = {
     PASS: "Every fact is met.",
     PARTIAL: "The values are right. Some other facts are not met yet.",
     FAIL: "What it computes is not yet what it should be.",
-    STUDENT_ERROR: "Your code stopped with an error before it gave a program that could be judged.",
+    STUDENT_ERROR: "Your code stopped with an error before it returned a program that could be judged.",
     LIMIT_EXCEEDED: "It used more than a submission may use, and was ended.",
     REFUSED: "There is no program that could be judged.",
     NEEDS_HUMAN: "The grader itself failed here, and it costs you no points: this function has no grade until it "
