@@ -34,7 +34,7 @@ from autograder.grading.inside.uses import uses
 from autograder.grading.outside.judge import Plan, plan
 from autograder.grading.outside.released import stated
 from autograder.grading.outside.saved import notebook_here, notes, path_here
-from autograder.progress import next_function, recall, remember
+from autograder.progress import next_function, passing, remember
 from course.program import Locate
 
 
@@ -119,7 +119,7 @@ def _remember_and_suggest(chapter: str, result: Result, *, kept: bool) -> tuple[
     passed = {result.name: result.verdict == PASS}
     if kept and (path := path_here()):
         remember(path, chapter, [result])
-        passed = recall(path, chapter).passed
+        passed = passing(path, chapter)
     return (way_on(chapter, result, next_function(names, passed, result.name)),) if result.verdict == PASS else ()
 
 

@@ -98,6 +98,10 @@ def test_list_shows_every_function_and_personal_bests_in_80_columns(meshcraft, j
     assert [row["chapter"] for row in rows] == [entry.name for entry in CHAPTERS]
     (row,) = (row for row in rows if row["chapter"] == "fsdp")
     assert row["started"] and row["passed"] == ["shard_params"]
+    write_stubs_otherwise(tmp_path / "fsdp" / "fsdp.ipynb", "shard_params", "gather_params")
+    shown = meshcraft("list").out
+    assert "0 of  5  ○○○··" in shown and "○ changed since" in shown and max(map(len, shown.splitlines())) <= 80
+    assert "shard_params" in meshcraft("hint", "fsdp").out
 
 
 def test_list_imports_nothing_slow():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,13 +26,18 @@ class Best(msgspec.Struct, frozen=True):
 class Progress(msgspec.Struct):
     """Progress in a chapter by function: passed when last judged, number of hints shown, and best figure by fact.
 
-    ``prints`` holds fingerprints of the judged code, if ``watch`` judged it.
+    ``prints`` holds fingerprints of the judged code, if ``watch`` judged it; ``cells``, those of each function's cell.
     """
 
     passed: dict[str, bool] = {}
     hints: dict[str, int] = {}
     best: dict[str, dict[str, Best]] = {}
     prints: dict[str, str] = {}
+    cells: dict[str, str] = {}
+
+    def changed(self, name: str, cells: Mapping[str, str]) -> bool:
+        """Whether a function's cell is another one than when it was judged; no where that is not known."""
+        return self.cells.get(name) not in (None, _digest(cells.get(name, "")))
 
 
 def hidden_folder(notebook: Path) -> Path:
@@ -46,7 +53,9 @@ def recall(notebook: Path, chapter: str) -> Progress:
 def remember(notebook: Path, chapter: str, results: Iterable[Result], prints: Mapping[str, str] = NONE) -> None:
     """Save the verdicts, and each figure that beats the previous best."""
     known = (every := _recall_all(notebook)).setdefault(chapter, Progress())
+    cells = graded_cells(notebook)
     for result in results:
+        known.cells[result.name] = _digest(cells.get(result.name, ""))
         known.passed[result.name] = result.verdict == PASS
         ours = known.best.setdefault(result.name, {}) if result.verdict == PASS else {}
         for name, best in bests(result).items():
@@ -67,8 +76,31 @@ def forget(notebook: Path, chapter: str, functions: Collection[str]) -> None:
     known = (every := _recall_all(notebook)).setdefault(chapter, Progress())
     for name in functions:
         known.passed.pop(name, None)
+        known.cells.pop(name, None)
         known.hints.pop(name, None)
     _keep(notebook, every)
+
+
+def passing(notebook: Path, chapter: str) -> dict[str, bool]:
+    """Whether each function that was judged passes, as it is now: one that was changed since does not."""
+    known, cells = recall(notebook, chapter), graded_cells(notebook)
+    return {name: passed and not known.changed(name, cells) for name, passed in known.passed.items()}
+
+
+def graded_cells(notebook: Path | str) -> dict[str, str]:
+    """The source of each cell that a notebook is graded by, by its name; of a file that is no notebook nothing."""
+    try:
+        text = notebook.read_text(encoding="utf-8") if isinstance(notebook, Path) else notebook
+        cells = [
+            (cell["metadata"].get("nbgrader", {}).get("grade_id"), cell["source"]) for cell in json.loads(text)["cells"]
+        ]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+    return {name: "".join(source).strip() for name, source in cells if name}
+
+
+def _digest(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()
 
 
 def next_function(names: Sequence[str], passed: Mapping[str, bool], after: str) -> str:

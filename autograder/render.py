@@ -46,7 +46,7 @@ RED, GREY, NOT_STARTED = "#cf222e", "#6e7781", "not started"
 RICH = {PASS: "green", PARTIAL: "yellow", NEEDS_HUMAN: "magenta"}
 COLUMNS = ("fact", "case", "measured", "limit", "reference", "naive")
 NUMBERS = range(2, len(COLUMNS))
-ORIGINAL = "what Python or JAX said"
+ORIGINAL = "Python's or JAX's own error"
 NONE: Mapping[str, str] = {}
 DENIED = "refused by the sandbox and reported"
 LONGEST, WIDEST = 4000, 100
@@ -157,7 +157,7 @@ def _columns(facts: tuple[Fact, ...]) -> list[int]:
 
 def _message_in_facts(result: Result) -> bool:
     """Return True if a fact already carries the result's message."""
-    return any((fact.message, fact.line) == (result.message, result.line) for fact in result.facts if not fact.passed)
+    return any((fact.message, fact.line) == (result.message, result.line) for fact in result.shown if not fact.passed)
 
 
 def _html(text: str) -> str:
@@ -180,7 +180,7 @@ def _result_html(result: Result) -> str:
         original = f'<pre style="{_TEXT}{_FAINT}">{_html(plain(result.original))}</pre>'
         remark += f'<details style="{_FAINT}"><summary>{ORIGINAL}</summary>{original}</details>'
     beside = "".join(f'<div style="{_FAINT}{_APART}">{_html(plain(line))}</div>' for line in _lines_below(result))
-    body = remark + table_html(result.facts, quoted=result.quoted) + beside + _denied_html(result.denied)
+    body = remark + table_html(result.shown, quoted=result.quoted) + beside + _denied_html(result.denied)
     return f'<div style="margin:10px 0 14px 0;"><div style="margin-bottom:4px;">{head}</div>{body}</div>'
 
 
@@ -291,10 +291,10 @@ def _result_rich(result: Result) -> list[RenderableType]:
     if (result.line or result.message) and not _message_in_facts(result):
         parts.append(_remark_rich(_line_rich(result.line, result.quoted), result.message))
     if result.original:
-        parts.append(Text(f"  {ORIGINAL}: `--json`, or check(...) in the notebook", style="dim"))
-    if result.facts:
-        parts.append(_facts_rich(result.facts))
-    for fact in result.facts:
+        parts.append(Text(f"  {ORIGINAL}: `meshcraft check … --json`", style="dim"))
+    if result.shown:
+        parts.append(_facts_rich(result.shown))
+    for fact in result.shown:
         if not fact.passed and (fact.message or fact.line):
             where = _line_rich(fact.line, result.quoted, (f"{_mark(fact)} ", "red"), (plain(fact.name), "bold"), "  ")
             parts += ["", _remark_rich(where, fact.message)]
@@ -326,7 +326,8 @@ def _facts_rich(facts: tuple[Fact, ...]) -> Table:
     for at, i in enumerate(columns):
         longest = max(len(line) for row in rows for line in row[at].plain.splitlines() or [""])
         whole = longest <= 20 if i == 0 else i in NUMBERS and longest <= 13
-        table.add_column(COLUMNS[i], overflow="fold", no_wrap=whole)
+        word = max((len(word) for row in rows for word in row[at].plain.split()), default=0)
+        table.add_column(COLUMNS[i], overflow="fold", no_wrap=whole, min_width=word if word <= 20 else None)
     for fact, row in zip(facts, rows, strict=True):
         colour = {True: "green", False: "red" if fact.weight else "yellow", None: "dim"}[fact.passed]
         table.add_row(Text(_mark(fact), style=colour), *row)

@@ -44,7 +44,7 @@ class Chapter:
     def time_text(self) -> str:
         """The time estimate for all functions together, in words."""
         minutes = sum(function.minutes for function in self.functions)
-        return f"about {minutes / 60:.0f} hours" if minutes >= 90 else f"about {minutes} minutes"
+        return f"about {round(minutes / 30) / 2:g} hours" if minutes >= 90 else f"about {minutes} minutes"
 
 
 CHAPTERS = (
@@ -104,6 +104,18 @@ CHAPTERS = (
         ),
     ),
     Chapter(
+        "zero",
+        "ZeRO: a sharded optimizer",
+        "every device updates its part of the model",
+        (
+            Function("shard_optimizer_state", 10, EASY),
+            Function("global_norm", 20, MEDIUM),
+            Function("sharded_adamw", 40, MEDIUM),
+            Function("zero1_step", 20, EASY),
+            Function("zero2_step", 60, HARD),
+        ),
+    ),
+    Chapter(
         "pipeline",
         "Pipelines",
         "every device holds some layers",
@@ -148,7 +160,7 @@ CHAPTERS = (
             Function("matmul_ring_scatter", 50, HARD),
             Function("bidirectional_gather_matmul", 40, MEDIUM),
             Function("bidirectional_matmul_scatter", 30, MEDIUM),
-            Function("async_tp_mlp", 10, EASY),
+            Function("async_tp_mlp", 60, HARD),
         ),
     ),
     Chapter(

@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import optax
 
 from course.model import Model, Params, full_loss
+
+
+class AdamW(NamedTuple):
+    """Settings of AdamW (Loshchilov and Hutter 2019) behind clipping by the global norm.
+
+    Attributes:
+        learning_rate: Times both the normalized gradient and the weight decay.
+        beta1: Decay of the running mean of gradients.
+        beta2: Decay of the running mean of their squares.
+        eps: Added to the root of the latter.
+        weight_decay: Of matrices.
+        clip: The largest global norm that a gradient keeps.
+    """
+
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip: float = 1.0
 
 
 def make_train_step(model: Model, optimizer: optax.GradientTransformation) -> Callable:

@@ -95,6 +95,13 @@ def test_scripts_name_no_host_but_those_known_to_be_unreached(built):
         assert not unknown, f"{script.name} names {unknown}"
 
 
+def test_nothing_is_left_to_include_or_to_fill_in(built):
+    for page in built.rglob("*.html"):
+        if page.name != "contributing.html":  # which says how it is written
+            left = re.search(r"--?8\s*(?:<|&lt;)|\{\{", page.read_text())
+            assert not left, f"{page.name}: {left}"
+
+
 def test_no_formula_is_left_as_latex(built):
     for page in built.rglob("*.html"):
         assert "arithmatex" not in page.read_text(), page.name

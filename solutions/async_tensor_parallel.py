@@ -11,13 +11,13 @@
 #
 # With tensor parallelism every device holds a part of the features. A layer gathers the rows of all devices before its
 # product, or scatters sums of rows behind it, and in both cases nothing is computed while they travel. But a product
-# can be done row by row. Nobody needs all rows to begin with, and nobody needs to wait with sending until all are
-# finished. Cut the rows into as many chunks as there are devices, let the chunks go round a ring, and multiply one
-# while the next one travels.
+# can be done row by row. A device can begin before it has all rows, and can send before it has finished all of them.
+# Cut the rows into as many chunks as there are devices, let the chunks go round a ring, and multiply one while the
+# next one travels.
 #
 # | function | in place of | what it does |
 # |---|---|---|
-# | `ring_gather_matmul` | all-gather, then product | multiplies each device's rows as they come by |
+# | `ring_gather_matmul` | all-gather, then product | multiplies each device's rows as they arrive |
 # | `matmul_ring_scatter` | product, then reduce-scatter | sends partial sums on, each device adds its product |
 # | `bidirectional_gather_matmul` | the first one | half of everything goes the other way round |
 # | `bidirectional_matmul_scatter` | the second one | the same for partial sums |
@@ -45,12 +45,12 @@ PyTree = Any
 #   There may be a batch in front, `[batch, rows, features]`, or nothing.
 # - Any size of the axis works, 1 included; the axis need not be called `tensor`, and the mesh may have other axes, over
 #   which the batch is split.
-# - The only collective is `lax.ppermute`. No other one is needed, and none of them could be taken apart.
+# - The only collective is `lax.ppermute`. No other is allowed: they cannot be cut into steps.
 # - What is judged is the program. On the timeline, computations run in the order in which you write them, and a
-#   transfer runs beside those that neither need its result nor give its operand. **An iteration of a loop ends when its
-#   computations and its transfers have ended**: what an iteration sends must be there when it begins.
+#   transfer runs beside computations that neither use its result nor compute its input. **An iteration of a loop ends
+#   when its computations and its transfers have ended**: what an iteration sends must be there when it begins.
 # - Loops may be `lax.scan`, `lax.fori_loop` or Python's `for`. XLA's compiler for GPUs keeps a scan as it is and takes
-#   liberties with an unrolled loop: see the walkthrough.
+#   liberties with an unrolled loop: `meshcraft site profiling/async_tensor_parallel` shows which.
 # - A loop's carry must keep its type, and an array of zeros is the same everywhere where yours is not.
 #   `vary_alike(zeros, x)[0]` is `zeros`, typed as varying over all axes over which `x` does.
 #
@@ -85,7 +85,7 @@ if __name__ == "__main__":
 # its pairs turned round. Get this right first. `async_tp_mlp` will ask for a faster derivative, and then you may come
 # back.
 #
-# The rows that a device holds after some steps, if everybody hands on to the next, with 4 devices:
+# Whose rows a device multiplies at each step, with 4 devices, if every device sends to the next:
 
 # %%
 if __name__ == "__main__":
@@ -239,8 +239,9 @@ def matmul_ring_scatter(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.
 # ## Half of it the other way: `bidirectional_gather_matmul`
 #
 # In a ring, every link is used in one direction. Where both directions have wires of their own, as between TPUs, half
-# of the bandwidth lies idle. So send half of each chunk to the next device and the other half to the one before. After
-# `k` steps a device holds half of the rows from `k` places before it, and half of those from `k` places behind.
+# of the bandwidth is idle. So send half of each chunk to the next device and the other half to the one before. After
+# `k` steps a device holds half of the rows of the device `k` places before it, and half of those of the one `k` places
+# after it.
 #
 # Which half is up to you. With half of the **features**, each half of a chunk is multiplied by its half of the kernel's
 # rows, and two products have to be *added* to the same rows of the result, at different times. With half of the
@@ -267,7 +268,7 @@ if __name__ == "__main__":
 
 # %%
 def bidirectional_gather_matmul(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.Array:
-    """Like ``ring_gather_matmul``, half of each chunk's features each way round. Runs inside ``shard_map``.
+    """Like ``ring_gather_matmul``, half of each chunk each way round. Runs inside ``shard_map``.
 
     Args:
         x: This device's rows, ``[..., rows/axis, d_in]``.
@@ -307,7 +308,7 @@ def bidirectional_gather_matmul(x: jax.Array, kernel: jax.Array, axis_name: str)
 #
 # The same for partial sums: half of each travels to the next device, half to the one before. Half of the **features**
 # of the result is half of the kernel's columns; half of the **rows** is half of each chunk. The numbers of both are
-# even. Sums that go the other way have to begin elsewhere: where, so that they end on their device?
+# even. Sums that travel the other way have to begin on another device: on which, so that they end on their own?
 #
 # | budget | |
 # |---|---|
@@ -326,7 +327,7 @@ if __name__ == "__main__":
 
 # %%
 def bidirectional_matmul_scatter(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.Array:
-    """Like ``matmul_ring_scatter``, half of each sum's features each way round. Runs inside ``shard_map``.
+    """Like ``matmul_ring_scatter``, half of each sum each way round. Runs inside ``shard_map``.
 
     Args:
         x: All rows and this device's features, ``[..., rows, d_in/axis]``.
@@ -373,7 +374,8 @@ if __name__ == "__main__":
     print(f"adding it, {3 * kernel / 2**20:.1f} MiB read and written: {1e6 * added:.1f} us, in each of 8 steps")
 
 # %% [markdown]
-# Such a derivative is slower than no ring at all. The gradient of a kernel is better computed at once, from all rows:
+# If the ring is a scan, such a derivative makes the step slower than no ring at all. (Unrolled in Python it is not, and
+# keeps every product of that sum until the end.) The gradient of a kernel is better computed at once, from all rows:
 # they were there, one after the other, and can be put in their places as they come by. Write the derivative of each
 # ring with `jax.custom_vjp`, either here or in the functions above. Two things help:
 #

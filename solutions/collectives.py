@@ -87,7 +87,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | bytes sent per device | exactly (n-1)/n of the result, by `ppermute` |
-# | any other collective | none |
+# | any other collective | none: with one the function earns nothing |
 # | temporaries beside the result, on 8 devices | at most four chunks: half of the result |
 # | gradient | each device's chunk gets the sum of what flows back to it; (n-1)/n of the result once more |
 #
@@ -99,7 +99,7 @@ if __name__ == "__main__":
     size = 4
     print("the chunk that each of 4 devices holds in its hand, and where it belongs in the result")
     for step in range(size):
-        print(f"after {step} steps:", *((device - step) % size for device in range(size)))
+        print(f"after {step} {'step' if step == 1 else 'steps'}:", *((device - step) % size for device in range(size)))
 
 
 # %%
@@ -137,14 +137,14 @@ def ring_all_gather(x: jax.Array, axis_name: str) -> jax.Array:
 # chunk `i` of the **sum** over all devices: what `lax.psum_scatter(x, axis_name, tiled=True)` gives.
 #
 # Now partial sums travel. A device receives one, adds its own chunk of the same number, and passes it on. A partial sum
-# that has visited everybody is finished, and should be so where it belongs: which chunk must device `i` send first?
-# Chunks that are sent straight to their owner and added up there would all live at once: a compiler makes one sum of
-# additions that follow one another.
+# that has visited all devices is finished, and should be so where it belongs: which chunk must device `i` send first?
+# Send each chunk straight to its owner and add up there, and all of them live at once: additions in a row
+# (`a + b + c …`) become one kernel, and what it adds up is in memory until it runs.
 #
 # | budget | |
 # |---|---|
 # | bytes sent per device | exactly (n-1)/n of `x`, by `ppermute` |
-# | any other collective | none |
+# | any other collective | none: with one the function earns nothing |
 # | temporaries, on 8 devices | at most four chunks: half of `x` |
 # | gradient | of `x`, on each device: all chunks that flow back, in order; (n-1)/n of `x` once more |
 #
@@ -193,7 +193,7 @@ def ring_reduce_scatter(x: jax.Array, axis_name: str) -> jax.Array:
 # | budget | |
 # |---|---|
 # | bytes sent per device | exactly 2(n-1)/n of `x`, by `ppermute` |
-# | any other collective | none |
+# | any other collective | none: with one the function earns nothing |
 # | temporaries beside the result, on 8 devices | at most four chunks: half of `x` |
 # | gradient | of `x`, on each device: the sum over devices of what flows back; 2(n-1)/n of `x` once more |
 
@@ -242,7 +242,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | bytes sent per device | exactly (n-1)/n of `x`, by `ppermute` |
-# | any other collective | none |
+# | any other collective | none: with one the function earns nothing |
 # | temporaries beside the result, on 8 devices | at most four chunks: half of `x` |
 # | gradient | what flows back goes back to where it came from: (n-1)/n of `x` once more |
 
@@ -392,8 +392,8 @@ def puzzle_copies(spec: P, mesh: dict[str, int]) -> int:
 # ### `puzzle_join`: which collective, over which axis?
 #
 # Two pictures, before and after one collective. Which one is it, by the name of its function in `jax.lax`, and over
-# which axis does it run? Your answer is a tuple of two texts, such as `("ppermute", first)`. Where several would
-# do, it is the one that sends least.
+# which axis does it run? Your answer is a tuple of two strings, such as `("ppermute", first)`. Where several would
+# work, it is the one that sends least.
 
 # %%
 if __name__ == "__main__":

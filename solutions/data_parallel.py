@@ -10,7 +10,7 @@
 # # Data parallelism
 #
 # Eight devices, eight copies of one model, and a batch that is cut into eight parts. Each device computes the
-# gradient of its own rows. Their mean, each weighed by how much it counts, is the gradient of the whole batch, so
+# gradient of its own rows. Their mean, weighted by the rows that count on each, is the gradient of the whole batch, so
 # after one all-reduce every device makes the same update, and the copies stay equal without ever being sent.
 #
 # That is the whole idea. What is left to get right: who draws which random numbers, what has to be averaged and
@@ -67,8 +67,8 @@ if __name__ == "__main__":
 # - Two devices that differ along a **named** axis get different keys, on every mesh.
 # - Two devices that differ only along axes that are **not named** get the same key. With no axis named all keys are
 #   equal.
-# - As soon as an axis is named, of whatever size, no device keeps the key as it was given: somebody may draw from
-#   that one what must be equal everywhere.
+# - As soon as an axis is named, of whatever size, no device keeps the key as it was given: other code may use
+#   that one to draw what must be equal everywhere.
 # - Runs with other keys have nothing in common. Seeds 0 and 1 are neighbours; no device of the one run may hold a
 #   key that some device of the other run holds.
 #
@@ -302,13 +302,13 @@ if __name__ == "__main__":
 # - An iteration of a loop ends when its computations **and** its communication have ended. What an iteration sends
 #   hides behind the computations of that same iteration, and nothing else.
 # - The sum with the earlier microbatches' gradients is a computation like any other. So is a division of what a
-#   reduction gives, which waits for it. Outside a loop it holds up whatever your program computes after it. What a
-#   `lax.scan` stacks is divided as it is written, at the end of the iteration, and holds up nothing.
+#   reduction gives, which waits for it: outside of a loop it delays whatever your program computes after it. Dividing
+#   what a `lax.scan` *returns* costs nothing extra.
 #
 # | budget | |
 # |---|---|
 # | exposed communication on 8 A5000 | at most 0.35 times that of one synchronisation after the whole backward pass |
-# | predicted time | below that version's, by 0.16 times what it exposes: work that only fills the wait is no gain |
+# | predicted time | at most that version's, less 0.16 times what it exposes: work that fills the wait is no gain |
 # | bytes sent per device | 2(n-1)/n of the parameters' bytes, and of 4 bytes for the number that counts |
 # | any other collective | none |
 #

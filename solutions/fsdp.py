@@ -258,9 +258,9 @@ if __name__ == "__main__":
 #   returned loss is the mean over **all that count on all devices**, the same on every device. Devices hold different
 #   numbers of them, some none at all. `model.loss(params["head"], x, targets, mask)` is the mean over those of one
 #   device, and 0 where it has none.
-# - The gradient of a sharded leaf is a mean over devices, like `gather_params`'s, in which all devices count alike.
-#   Divide what the reduce-scatter *gives*: what it takes is `n` times as large, and the transfer would have to wait for
-#   the division.
+# - The gradient of a sharded leaf is a mean over devices, like `gather_params`'s, in which all devices weigh the same.
+#   Divide after the reduce-scatter, not before: otherwise the transfer waits for the division, of an array `n` times as
+#   large.
 # - `model` and `specs` are those of `fsdp_loss`.
 #
 # | budget | |
@@ -275,8 +275,8 @@ if __name__ == "__main__":
 # Parameters after one step and after three must equal one device's, and `check` also compares what you subtracted,
 # divided by `learning_rate`: that is your gradient, leaf by leaf.
 #
-# Useful: `lax.scan(..., reverse=True)`, `jax.vjp(model.layer, weights, x)`, `jax.custom_vjp` (or none: nobody
-# differentiates a step), `lax.psum_scatter`, `lax.pmean`. The layers at the ends have nobody before or behind them, and
+# Useful: `lax.scan(..., reverse=True)`, `jax.vjp(model.layer, weights, x)`, `jax.custom_vjp` (or none: a step is
+# not differentiated), `lax.psum_scatter`, `lax.pmean`. The first and the last layer have only one neighbour, and
 # may need code of their own.
 
 
@@ -497,7 +497,8 @@ if __name__ == "__main__":
 #
 # Now train it on one device's mesh, on eight with `fsdp_train_step`, and on four times two with `hybrid_shard_step`,
 # beside the plain single-device step of the course. `shard_params` split its stacked leaves along their largest dim;
-# that is never the dim of the layers, which is smaller than the others. Compiling all of it takes about 10 seconds.
+# that is never the dim of the layers, which is smaller than the others. Compiling all of it takes up to
+# a minute on two cores.
 
 # %%
 if __name__ == "__main__":
@@ -535,7 +536,8 @@ if __name__ == "__main__":
 #
 # Last, your step at the size that it is judged on, on 8 H100: the timeline of the devices, and what lives on one of
 # them at the peak. Nothing is computed for this: `export` writes the program down, and `predict` follows it. Put
-# `fsdp_loss` beside it with `profile(fsdp_loss)`, and compare the gaps. What is still exposed, and why must it be?
+# `fsdp_loss` beside it with `meshcraft profile fsdp fsdp_loss`, and compare the gaps. What is still exposed, and why
+# must it be?
 
 # %%
 if __name__ == "__main__":

@@ -10,8 +10,8 @@
 # # Looping pipelines
 #
 # In a pipeline of `S` stages, `S - 1` ticks pass before the last stage has anything to do. The fewer layers a stage
-# has, the shorter a tick, and the sooner it begins. But fewer layers a stage means more stages, and there are only so
-# many devices.
+# has, the shorter a tick, and the sooner it begins. But fewer layers a stage means more stages, and the number of
+# devices is limited.
 #
 # The way out is that each device holds *several* small groups of layers. A microbatch then goes round the devices
 # several times: through the first group of each, then through the second group of each, and so on. The first wait
@@ -62,7 +62,7 @@ PyTree = Any
 # `ValueError` with a sentence that says how many layers were given: an answer that leaves layers out trains another
 # model, and nobody notices.
 #
-# These are Python numbers. Nothing of JAX is needed.
+# These are Python numbers; no JAX is needed.
 
 
 # %%
@@ -265,14 +265,14 @@ if __name__ == "__main__":
 # above `j` still work for the repeat before. So a block needs the weights of two repeats, and once the backward pass
 # has left block `b`, the gradients of repeat `b` are complete everywhere.
 #
-# Where in the backward pass does the average stand? Where you put it: with `jax.custom_vjp`, a function that
+# Where in the backward pass is the average taken? Where you put it: with `jax.custom_vjp`, a function that
 # returns its argument as it is may do anything backward. Through such a function the weights of a repeat *enter*
 # the first block that uses them, and what flows back to it is that repeat's whole gradient. Its backward rule has
 # to return what varies like the argument, and a sum over an axis no longer varies along it: see `as_varying`.
 #
 # The timeline's rules, once more: computations run in the order of your program; a transfer begins when its operand
 # is there, and runs beside what is computed next; a loop iteration ends when its computations and its transfers have
-# ended; what stands outside of a loop may run beside it.
+# ended; what is outside of a loop may run beside it.
 #
 # The step:
 #
@@ -289,11 +289,11 @@ if __name__ == "__main__":
 #   model computes microbatch `m` as `model.layer(weights, x, layer_key(key, m, l))`. So the same is dropped as on
 #   one device, in every recomputation too.
 # - Recompute each tick's layers in the backward pass (`jax.checkpoint`): what is kept of a tick is its input. What
-#   stands outside of the function that you wrap is kept as well: a group of weights that you have *chosen* before is
+#   is outside of the function that you wrap is kept as well: a group of weights that you have *chosen* before is
 #   an input.
 # - Update by plain SGD, `p - learning_rate * gradient`, with the gradient of the mean loss over all that count in all
-#   pipelines, in some of which nothing may: for embedding and head it comes from one stage and is needed on all of
-#   them. Return the parameters and that loss, the same on every device.
+#   pipelines; in some of these nothing may count. For embedding and head it comes from one stage and is needed on all
+#   stages. Return the parameters and that loss, the same on every device.
 #
 # | budget | |
 # |---|---|
@@ -436,12 +436,11 @@ def looping_train_step(
 # ### END SOLUTION
 
 # %% [markdown]
-# ## Lab: the schedule as your program runs it
+# ## Lab: the schedule, drawn and run
 #
-# What your `execute_looping_pipeline` does at every tick can be asked of it: let the stage write down what it was
-# called with. Here a "microbatch" is a single number, and each visit adds ten to it, so nothing is computed but the
-# order. Compare the drawn with what you drew by hand: `loop_position` says what *should* stand there, and idle ticks
-# are dots.
+# Your `loop_position` draws the schedule; idle ticks are dots. Compare this drawing with yours. Then your
+# `execute_looping_pipeline` runs it. Here a "microbatch" is a single number, and each visit to a stage adds ten to it,
+# so nothing is computed but the order: which numbers must come out?
 
 # %%
 if __name__ == "__main__":
@@ -465,8 +464,8 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: the same losses everywhere
 #
-# Now train. Who holds what is said by your `layers_of_stage`. Eight layers on one device, on 2 pipelines of 4 stages,
-# and on 4 pipelines of 2 stages, each in 2 repeats. Compiling them takes about 15 seconds.
+# Now train. Your `layers_of_stage` says which device holds which layers. Eight layers on one device, on 2 pipelines of
+# 4 stages, and on 4 pipelines of 2 stages, each in 2 repeats. Compiling them takes up to a minute on two cores.
 
 # %%
 if __name__ == "__main__":

@@ -25,7 +25,7 @@
 # | `pipeline_tick` | one tick of one stage: pick the input, compute, pass on |
 # | `execute_pipeline` | all ticks, for any number of stages and microbatches |
 # | `pipeline_loss` | a model's loss over the stages, with a gradient of the right scale on each of them |
-# | `pipeline_train_step` | the whole step on `data` x `pipe`, with little to remember |
+# | `pipeline_train_step` | the whole step on `data` x `pipe`, with little memory |
 
 # %%
 from collections.abc import Callable
@@ -62,7 +62,7 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # - Microbatch 0 is the first `batch / num_microbatches` rows, in their order, and so on. Every leaf of `batch` is
-#   cut so.
+#   cut this way.
 # - A batch that cannot be cut into equal parts is refused: raise a `ValueError` that names both numbers, the rows
 #   and `num_microbatches`. A row that is dropped without a word is a row that nobody trains on.
 #
@@ -107,8 +107,8 @@ def split_microbatches(batch: PyTree, num_microbatches: int) -> PyTree:
 # 2. computes;
 # 3. passes its result on to the next stage.
 #
-# For the last of these there is `lax.ppermute`, which is given pairs of a sender and a receiver. Whoever nobody
-# sends to gets zeros:
+# For the last of these there is `lax.ppermute`, which is given pairs of a sender and a receiver. A device
+# that nothing is sent to gets zeros:
 
 # %%
 if __name__ == "__main__":
@@ -202,7 +202,7 @@ if __name__ == "__main__":
 #
 # Useful: `lax.scan` over ticks. What arrives at a stage in the first tick, when nobody has sent anything yet, must
 # have the type of what arrives later, which varies over `axis_name`: `jnp.zeros_like` of a microbatch has it, and
-# `jnp.zeros` has not.
+# `jnp.zeros` does not.
 
 
 # %%
@@ -243,8 +243,8 @@ def execute_pipeline(
 #
 # Padding must not count: `batch["mask"]` is 1 where a row of an MLP's batch, or a token of a Transformer's, counts,
 # and 0 elsewhere. `model.loss(params["head"], x, targets, mask)` is the mean over what counts, and 0 where nothing
-# does. The loss that you return is that mean over **all** rows, **the same on every stage**. It is no mean of the
-# means of parts, since more may count in one part of the rows than in another.
+# does. The loss that you return is that mean over **all** rows, **the same on every stage**. It is not the
+# mean of the parts' means, since parts of the rows may have different numbers that count.
 #
 # Its gradient is where things go wrong. Suppose that a weight `w` is 1 everywhere, that the last of four stages has
 # the loss `3 w`, and that the others take it from there with an all-gather:
@@ -370,12 +370,12 @@ if __name__ == "__main__":
 # - `key` is the same on every device. Place `i` on `data_axis` uses `fold_in(key, i)`, which is what
 #   `fold_key_over_axes(key, (data_axis,))` from the chapter `data_parallel` gives.
 # - The returned loss is the mean over all that count on all devices, the same everywhere, and gradients are those
-#   of this mean. More rows may count in one pipeline than in another, and in some none.
+#   of this mean. Pipelines may have different numbers of rows that count, and some none.
 #
 # | budget | |
 # |---|---|
-# | temporaries that live at once | three blocks a tick, two a microbatch; gradients twice; one stage's layers |
-# | all-reduce | each leaf and two numbers once over `data_axis`; embedding, head and a number once over `pipe_axis` |
+# | temporaries that live at once | three blocks a tick + two a microbatch + gradients twice + one stage's layers |
+# | all-reduce | over `data_axis` once: each leaf, the count, the loss; over `pipe_axis` once: embedding, head, loss |
 # | `ppermute` | as in `pipeline_loss`: recomputing a stage sends nothing |
 # | any other collectives | as in `pipeline_loss` |
 #
@@ -451,7 +451,8 @@ def pipeline_train_step(
 #
 # A Transformer with dropout, trained on one device and on three meshes, with six microbatches on each. On `data=1`
 # the same things are dropped as on one device. Two places on `data` have microbatches and keys of their own: other
-# masks, and losses that differ a little. Four programs are compiled first, which takes about 20 seconds.
+# masks, and losses that differ a little. Four programs are compiled first, which takes up to a minute
+# on two cores.
 
 # %%
 if __name__ == "__main__":
@@ -557,7 +558,10 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: where the time goes
 #
-# Last, your step on 2 x 4 H100, forward and backward, with 8 microbatches: look for the staircases at both ends.
+# Last, your step on 2 x 4 H100, forward and backward, with 8 microbatches: look for the staircases at both ends. In the
+# first picture idle stages compute garbage, so they count as busy; the next picture shows that in grey. Its backward
+# ticks are about seven times as long as the forward ones, not three: with 256 rows a good part of each goes into adding
+# up the gradients of the weights, which takes as long with any number of rows.
 
 # %%
 if __name__ == "__main__":

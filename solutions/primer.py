@@ -64,7 +64,7 @@ if __name__ == "__main__":
 # - a tuple of axis names: cut over both, the first of them counting slowest.
 #
 # An axis that no entry names adds nothing: along it, devices hold **copies**. Entries at the end may be left out, so
-# `P()` is "everybody holds everything".
+# `P()` is "every device holds everything".
 
 # %%
 if __name__ == "__main__":
@@ -141,7 +141,7 @@ if __name__ == "__main__":
 # | `lax.all_gather(tiled=True)` | all blocks in a row, $W$ bytes together | $W(n-1)/n$ |
 # | `lax.psum_scatter(tiled=True)` (reduce-scatter) | its part of the sum of arrays of $W$ bytes | $W(n-1)/n$ |
 # | `lax.all_to_all(tiled=True)` | the part that every other has for it, of arrays of $W$ bytes | $W(n-1)/n$ |
-# | `lax.ppermute` | the block of whoever sends to it, $W$ bytes | $W$ |
+# | `lax.ppermute` | the block of the device that sends to it, $W$ bytes | $W$ |
 #
 # Here are four devices in a row, each with two numbers.
 

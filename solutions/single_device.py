@@ -49,7 +49,7 @@ PyTree = Any
 # terms, where small terms get lost beside a large total, and the functions in a softmax, a norm or a loss, which turn
 # a small error of their input into a large one.
 #
-# The next cell is a small Transformer as plain functions, without a word on precision. It computes in whatever
+# The next cell is a small Transformer as plain functions, which say nothing about precision. It computes in whatever
 # dtype its inputs have; with float32 parameters that is float32 throughout.
 #
 # Its parameters, for `width` d, `hidden` h, `vocab` V and at most S positions:
@@ -108,7 +108,7 @@ if __name__ == "__main__":
 # | in bfloat16 | in float32 |
 # |---|---|
 # | both operands of **every** matrix product, forward and backward | parameters, and the gradients that come back |
-# | and what the limit on memory leaves no room for in float32 | norms, from their squares to the product with `scale` |
+# | activations between products, as the memory limit needs it | norms, from their squares to the product with `scale` |
 # | | both softmaxes: of the scores and in the loss; the loss |
 # | | every sum outside of a matrix product, also those of the backward pass |
 #
@@ -193,7 +193,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | operations of the program | no more for 24 microbatches than for 8 |
-# | matrix products that it writes for 24 microbatches | at most half as many as run |
+# | matrix products in the program's text, 24 microbatches | at most half of those executed (so: a loop) |
 # | temporaries that live at once | at most 1.15 times the reference's, which holds one microbatch's and one gradient |
 # | FLOPs of matrix products | at most 1.15 times the reference's: no pass is run twice |
 #
@@ -251,7 +251,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | operations of the program, backward pass included | no more for 48 layers than for 24 |
-# | matrix products that it writes for 48 layers | at most half as many as run |
+# | matrix products in the program's text, 48 layers | at most half of those executed (so: a loop) |
 #
 # Values and gradients must equal those of a Python loop up to rounding: 2e-5 of the leaf's largest element.
 #

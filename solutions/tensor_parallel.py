@@ -279,7 +279,7 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # - `kernel` of `qkv` is `[width, 3, num_heads/axis, head_dim]`: queries, keys and values, in this order, each with
-#   the heads of this device. The number of heads and their size stand in its shape, and `num_heads * head_dim` need
+#   the heads of this device. The number of heads and their size are in its shape, and `num_heads * head_dim` need
 #   not be the width.
 # - `kernel` of `out` is `[num_heads/axis, head_dim, width]`. There are no biases.
 # - Attention is causal: a position sees itself and those before it in its sequence. Scores are divided by

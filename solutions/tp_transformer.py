@@ -20,7 +20,7 @@
 # | `tp_transformer_block` | one layer: attention, then MLP |
 # | `parallel_transformer_block` | one layer: attention beside MLP, with half of the communication |
 # | `vocab_parallel_embed` | tokens and positions, the table split over the vocabulary |
-# | `vocab_parallel_loss` | cross-entropy of logits that no device has all of |
+# | `vocab_parallel_loss` | cross-entropy, the logits split over the vocabulary |
 # | `tp_transformer_step` | the whole step, with rings, and with gradients of the right scale |
 
 # %%
@@ -93,8 +93,8 @@ if __name__ == "__main__":
     )
 
 # %% [markdown]
-# Attention itself is yours from the chapter before the last, and needs no communication: a device has all tokens of its
-# heads. The columns of a `qkv` kernel `[width, 3, num_heads/tensor, head_dim]` are q of all heads, then k, then v.
+# Attention itself is yours from the chapter `tensor_parallel`, and needs no communication: a device has all tokens of
+# its heads. The columns of a `qkv` kernel `[width, 3, num_heads/tensor, head_dim]` are q of all heads, then k, then v.
 
 
 # %%
@@ -309,8 +309,8 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # The rows of a sequence are wanted in parts, `[batch, seq/tensor, width]`, and for each token exactly one device has
-# something to give. What do the others give, so that a sum comes out right? And a token that a device has not got must
-# not become an index outside of its table.
+# something to give. What do the others give, so that a sum comes out right? And a token that is not in a device's
+# part of the table must not become an index outside of that part.
 #
 # Positions are learned, from a table `[max_seq, width]` that every device holds whole. `max_seq` may be larger than
 # `seq`. Which positions do this device's rows have?
@@ -352,7 +352,7 @@ def vocab_parallel_embed(params: PyTree, tokens: jax.Array, axis_name: str) -> j
 # ## The last table: `vocab_parallel_loss`
 #
 # Logits are the largest array of the model: 8 sequences of 1,024 tokens with 32,000 numbers each are 1 GB. Split by
-# vocabulary, a device has `[batch, seq, vocab/tensor]` of them, and nobody ever needs more. The loss of a token is
+# vocabulary, a device has `[batch, seq, vocab/tensor]` of them, and no device ever needs more. The loss of a token is
 #
 # ```text
 # log(sum over the vocabulary of exp(logit)) - logit of the target
@@ -554,7 +554,7 @@ def tp_transformer_step(
 #
 # A small Transformer on one device, by the course's own `full_loss`, and on three meshes with your step: attention
 # first in the upper half, side by side in the lower one. They must agree to all digits shown.
-# Five programs are compiled first, which takes about 20 seconds.
+# Five programs are compiled first, which takes up to a minute on two cores.
 
 # %%
 if __name__ == "__main__":

@@ -10,8 +10,8 @@
 # # Everything together
 #
 # Data parallelism splits the batch, FSDP the weights, a pipeline the layers, tensor parallelism the features. Each of
-# them stops paying somewhere: a batch has only so many rows, a model so many layers, a node so many devices with fast
-# links. Large models are trained with all of them at once, on a mesh `data` x `pipe` x `tensor`. You have written every
+# them has a limit: the rows of a batch, the layers of a model, the devices of a node, within which links are fast.
+# Large models are trained with all of them at once, on a mesh `data` x `pipe` x `tensor`. You have written every
 # part. This chapter puts them together, and the sum must take exactly the step of a single device.
 #
 # | function | what it does |
@@ -234,8 +234,8 @@ def whole_weights(parts: PyTree, specs: PyTree, dtype: str, data_axis: str, shar
 # ## The layers of a stage: `stage_3d`
 #
 # Between layers, activations are `[microbatch_size, seq/tensor, width]`, and layers are the blocks of the chapter
-# `tp_transformer`. A block communicates and multiplies only with what it is handed. So how it does that is a matter of
-# handing it the right functions. `options` is a `course.layout.Options`, and all combinations are allowed:
+# `tp_transformer`. A block communicates and multiplies only with the functions that it is given. So what decides is
+# which functions you give it. `options` is a `course.layout.Options`, and all combinations are allowed:
 #
 # | option | what it asks for |
 # |---|---|
@@ -523,7 +523,7 @@ def layers_3d(
 # |---|---|
 # | `num_microbatches` | parts that the rows are taken in, in order |
 # | `rings` | the loss is handed `ring_gather_matmul` |
-# | `dtype` | of what the head multiplies, and of weights on their way; loss and embedding stay `float32` |
+# | `dtype` | of the head's product; all weights, the embedding's too, are gathered in it; look-up, loss: `float32` |
 # | `remat` | the loss may be computed again, too, where that pays |
 #
 # **Keys.** Place `i` on `data` uses `fold_in(key, i)`.
@@ -689,13 +689,13 @@ def train_step_3d(
 # %% [markdown]
 # ## Which mesh: `choose_mesh`
 #
-# Your step runs on any mesh. Eight devices alone can be laid out as ten of them, each with its own numbers of
-# microbatches and repeats, with remat or without, with state split over `data` or whole: several hundred ways. Which
-# is the fastest that fits?
+# Your step runs on any mesh. There are ten meshes of eight devices, each with its own numbers of microbatches and
+# repeats, with remat or without, with state split over `data` or whole: several hundred choices. Which is the fastest
+# that fits?
 #
 # You are handed what answers it for *one* way. `estimate(choice)` predicts a step by closed forms, without a program:
 #
-# | of what it gives | |
+# | it returns | |
 # |---|---|
 # | `seconds`, `mfu` | of a step, and model FLOPs as a share of the peak |
 # | `parts` | where the seconds go, by name |
@@ -798,7 +798,7 @@ def choose_mesh(sizes: Sizes, num_devices: int, batch: int, estimate: Callable[[
 #
 # A small Transformer on one device and on eight, with your functions from the parameters on. The losses agree in all
 # digits shown. `train` takes any mesh, and any options: try `(1, 2, 4)` with rings, or `(8, 1, 1)`.
-# Compiling takes about 10 seconds.
+# Compiling takes up to a minute on two cores.
 
 # %%
 if __name__ == "__main__":

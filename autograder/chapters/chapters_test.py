@@ -45,7 +45,7 @@ def failed(result):
     return {fact.name for fact in result.missed}
 
 
-def shown(result):
+def failures(result):
     """A result as a failing test shows it: each failed fact's case and message."""
     return "\n".join(f"{fact.name}: {fact.message}" for fact in result.facts if fact.passed is False) or result.message
 
@@ -53,7 +53,7 @@ def shown(result):
 @pytest.mark.parametrize(("chapter", "task"), TASKS)
 def test_reference_passes_every_fact_on_every_mesh(chapter, task):
     (result,) = check_solution(chapter, [task], stretched=FULL).functions
-    assert (result.message, failed(result)) == ("", set()), shown(result)
+    assert (result.message, failed(result)) == ("", set()), failures(result)
     assert (result.verdict, result.points) == (PASS, load(chapter).task(task).points)
     assert all(fact.passed for fact in result.facts), "a fact was not measured"
     assert set(load(chapter).task(task).point) <= {fact.name for fact in result.facts if fact.weight}
@@ -71,13 +71,13 @@ def test_reference_passes_every_fact_on_every_mesh(chapter, task):
 @pytest.mark.parametrize(("chapter", "task", "function"), ALL_ALTERNATIVES)
 def test_alternative_passes_every_fact_as_it_is_handed_in(chapter, task, function):
     result = alternatives.judged(chapter, load(chapter).task(task), function, full=FULL)
-    assert (result.verdict, failed(result), result.message) == (PASS, set(), ""), shown(result)
+    assert (result.verdict, failed(result), result.message) == (PASS, set(), ""), failures(result)
 
 
 @pytest.mark.parametrize(("chapter", "mutant"), MUTANTS, ids=lambda value: getattr(value, "name", value))
 def test_mutant_fails_exactly_what_it_names(chapter, mutant):
     result = judged(chapter, mutant, full=FULL)
-    assert (result.message, failed(result)) == ("", mutant.fails), shown(result)
+    assert (result.message, failed(result)) == ("", mutant.fails), failures(result)
     task = load(chapter).task(mutant.task)
     assert result.points < task.points
     if any(fact.kind.required for fact in result.missed):
@@ -86,6 +86,8 @@ def test_mutant_fails_exactly_what_it_names(chapter, mutant):
         assert result.points <= task.points / 2 and "most half" in result.reason
     for fact in result.facts:
         assert fact.passed is not False or fact.message, f"{fact.name} fails without a word"
+        shown = isinstance(fact.measured, str) or fact.amiss
+        assert fact.passed is not False or shown, f"{fact.name} fails, and what is shown is within its limit"
 
 
 @pytest.mark.parametrize("chapter", NAMES)

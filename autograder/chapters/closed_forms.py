@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import jax
 from jax.sharding import PartitionSpec as P
 
+from course.program.program import path_name
 
-def split_spec(shape: tuple[int, ...], size: int, min_size: int, axis: str, skip: int = 0) -> P:
+
+def split_spec(shape: tuple[int, ...], size: int, min_size: int, axis: str | tuple[str, ...], skip: int = 0) -> P:
     """The spec of a leaf split as in the chapter ``fsdp``: along its largest dim that ``size`` divides.
 
     Args:
         shape: Shape of the whole leaf.
         size: Size of the axis.
         min_size: Leaves with fewer elements stay whole.
-        axis: The axis's name.
+        axis: The axis's name, or the names of several that split one dim together.
         skip: Number of leading dims that are never split: those that stack layers.
     """
     dims = [d for d in range(skip, len(shape)) if shape[d] % size == 0]
@@ -22,6 +26,11 @@ def split_spec(shape: tuple[int, ...], size: int, min_size: int, axis: str, skip
         return P()
     largest = max(dims, key=lambda d: (shape[d], -d))
     return P(*[None] * largest, axis)
+
+
+def as_given(specs: Any) -> dict[str, Any]:
+    """A tree of specs as plain data, by the leaf's path: ``Task.given`` of a function that is given them."""
+    return {"specs": {path_name("", path): list(spec) for path, spec in jax.tree.leaves_with_path(specs)}}
 
 
 def ring(devices: int, size: float) -> float:

@@ -15,6 +15,7 @@ from autograder.chapters.tp_transformer import step as tp_step
 from autograder.chapters.tp_transformer.tasks import FASTER
 from autograder.chapters.transformer_3d import parts as layers_3d
 from autograder.chapters.transformer_3d import tasks as in_3d
+from autograder.chapters.zero import tasks as zero
 from autograder.contract.task import load, references
 from autograder.release.reference_metrics import look
 
@@ -26,6 +27,8 @@ LIMITS = [
     ("fsdp.fsdp_train_step", "seconds", 1.18, REFERENCE, 1.15, 1.15),
     ("fsdp.fsdp_train_step", "temporaries", 1.2, REFERENCE, 1.15, 1.15),
     ("fsdp.fsdp_loss", "temporaries", 1.25, REFERENCE, 1.15, 1.15),
+    ("zero.zero1_step", "temporaries", zero.TEMPORARIES_1, REFERENCE, 1.15, 1.15),
+    ("zero.zero2_step", "temporaries", zero.TEMPORARIES_2, REFERENCE, 1.15, 1.15),
     ("data_parallel.overlapped_gradients", "exposed", EXPOSED, NAIVE, 1.15, 1.15),
     ("data_parallel.train_step_dp", "temporaries", 1.5, REFERENCE, 1.15, 1.15),
     ("tensor_parallel.tp_mlp", "seconds", SLOWER, REFERENCE, 1.15, 1.15),
@@ -74,6 +77,8 @@ OTHERS = [
     ("fsdp.fsdp_train_step", "prefetches_forward_only", "seconds", REFERENCE, 1.04 * 1.18, inf),
     ("fsdp.fsdp_train_step", "with_delay", "seconds", REFERENCE, 1, 0.93 * 1.18),
     ("fsdp.fsdp_loss", "by_number", "temporaries", REFERENCE, 1, 0.93 * 1.25),
+    ("zero.zero1_step", "by_flat_gradients", "temporaries", REFERENCE, 1, 0.93 * zero.TEMPORARIES_1),
+    ("zero.zero2_step", "adds_into_a_new_stack", "temporaries", REFERENCE, 1.15 * zero.TEMPORARIES_2, inf),
     (
         "looping_pipeline.looping_train_step",
         "computes_both_repeats_to_choose",

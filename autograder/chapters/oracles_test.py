@@ -57,6 +57,7 @@ HALF = tuple(case.name for case in CASES if case.sizes.backward and case.sizes.d
 RINGS = tuple(case.name for case in CASES if case.sizes.backward and case.name not in HALF)
 TICKS = {"loss": of_ticks, "gradients": lambda found: {**found, "arrived": np.moveaxis(found["arrived"], 0, 1)}}
 SHARES = {"loss": lambda shares, _: np.sum(shares), "one": lambda gradient, leaf: same(gradient, leaf)}
+ADAMW = {"loss": lambda values, _: values["loss"], "one": same}  # its steps do not subtract their gradients
 STEP, FAR = {"loss": lambda values, _: values["loss"], "one": same}, {"step": 2e-2, "rel": 2e-2}
 PURE = ("pipe=3 x tensor=2", "data=8", "data=2")
 LOOPED = ("data=2 x pipe=3", "pipe=4", "pipe=1")
@@ -90,6 +91,8 @@ GRADIENTS: list[tuple[str, tuple[str, ...], str | tuple[str, ...], dict[str, Any
     ("looping_pipeline.execute_looping_pipeline", LOOPED, ("layers", "microbatches"), {"loss": of_the_last_stage}),
     ("fsdp.fsdp_train_step", ("data=8", "data=2"), "shards", STEP),
     ("fsdp.hybrid_shard_step", ("replica=2 x data=4", "replica=4 x data=1"), "shards", STEP),
+    ("zero.zero1_step", ("data=8", "node=4"), "params", ADAMW),
+    ("zero.zero2_step", ("data=1", "node=4"), "params", ADAMW),
     ("tensor_parallel.tp_train_step", ("data=2 x tensor=4", "data=1 x tensor=1"), "params", STEP),
     ("tp_transformer.tp_transformer_step", ("data=2 x tensor=2", "data=2 x tensor=4"), "params", {**STEP, **FAR}),
     ("pipeline.pipeline_train_step", ("data=2 x pipe=4, 6",), "params", STEP),

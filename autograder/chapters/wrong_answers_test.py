@@ -135,11 +135,38 @@ def answers_with(number: float) -> Cheat:
     return lambda *_: (number, 1, 1, 1, 1, "none", False)
 
 
+def twice_the_count(found):
+    return {**found[0], "count": found[0]["count"] + 1}, found[1]
+
+
+def updates_with(**settings: Any) -> Cheat:
+    """Right with the settings of public cases, and with some of them otherwise."""
+
+    def cheat(solve, given, _):
+        public = {case.sizes.learning_rate for case in load("zero").task("zero1_step").cases}
+        known = given["config"].learning_rate in public
+        return solve() if known else solve(config=given["config"]._replace(**settings))
+
+    return cheat
+
+
+def takes_public_axes_for_all(solve, given, axes):
+    def known(spec):
+        return all(axis in axes for axis in jax.tree.leaves(tuple(spec)))
+
+    return solve(tree=jax.tree.map(lambda leaf, spec: leaf * (1 if known(spec) else 2), given["tree"], given["specs"]))
+
+
 CHEATS: list[tuple[str, Cheat]] = [
     ("fsdp.gather_params", elsewhere(doubles_gradients)),
     ("fsdp.fsdp_loss", supposes_ones("shards")),
     ("fsdp.fsdp_train_step", another_rate(1.01, wide(8))),
     ("fsdp.hybrid_shard_step", elsewhere(lambda found: (found[0], 2 * found[1]), "replica_axis")),
+    ("zero.shard_optimizer_state", unless(lambda given, _: given["min_size"] in (40, 64), twice_the_count)),
+    ("zero.global_norm", takes_public_axes_for_all),
+    ("zero.sharded_adamw", updates_with(weight_decay=0.4)),
+    ("zero.zero1_step", updates_with(learning_rate=0.05)),
+    ("zero.zero2_step", updates_with(clip=0.05)),
     ("data_parallel.fold_key_over_axes", folds_public_axes),
     ("data_parallel.sync_gradients", knows_which_leaf_is_split_how),
     ("data_parallel.train_step_dp", halves_gradients_of_unknown_widths),
@@ -208,7 +235,7 @@ def test_what_knows_the_public_cases_alone_earns_nothing(name, cheat):
 
 
 # Seeds whose unseen case differs from the public ones in the attributes that the cheats examine.
-SEEDS = dict.fromkeys(("fsdp", "data_parallel", "pipeline", "single_device"), 3)
+SEEDS = dict.fromkeys(("fsdp", "zero", "data_parallel", "pipeline", "single_device"), 3)
 FINITE = "jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(gradients)]))"
 # Where a step skips and halves its scale, and the edits of the solution's own test.
 SKIPS = {
@@ -238,6 +265,8 @@ MESSAGES = [
     ("fsdp.sums_gradients", "gradients", r"leaf at_limit on mesh data=8", "pmean"),
     ("fsdp.sums_gradients", "gradients", r"measured -?[\d.]+, expected -?[\d.]+ at \[\d, \d\]", "pmean"),
     ("fsdp.sums_gradients", "gradients", "8 times too large, and axis 'data' has that size", "pmean"),
+    ("zero.sums_gradients", "gradients", "8 times too large, and axis 'data' has that size", "psum_scatter"),
+    ("zero.counts_every_copy", "values", "How often does each element of each leaf count", "psum"),
     (
         "tensor_parallel.leaves_split_leaves_summed",
         "gradients",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from autograder.contract.task import Task, load, site_command
 from autograder.contract.verdict import FAIL, Fact, Result, conclude
+
+_GRADIENT, _LONGEST = re.compile(r"\b(value_and_grad|jax\.grad|grad|vjp)\("), 500
 
 
 def with_fault(chapter: str, result: Result, used: Mapping[str, str], judged: Callable[[Task], Result]) -> Result:
@@ -30,13 +33,26 @@ def with_fault(chapter: str, result: Result, used: Mapping[str, str], judged: Ca
 
 
 def with_quotes(result: Result, text: Callable[[str, int], str]) -> Result:
-    """Add the source text of every learner line the result names; ``text`` maps ``cell:line`` to that text."""
-    found = {}
+    """Add the source text of every learner line the result names; ``text`` maps ``cell:line`` to that text.
+
+    Collectives that JAX inserts into the model's backward pass get the learner's line that takes the gradient.
+    """
+    facts = tuple(
+        replace(fact, line=_differentiated(result.name, text) or fact.line) if fact.line.startswith("course/") else fact
+        for fact in result.facts
+    )
+    result, found = replace(result, facts=facts), {}
     for line in {result.line, *(fact.line for fact in result.facts if not fact.passed)}:
         label, _, number = line.rpartition(":")
         if number.isdigit() and (source := text(label, int(number)).strip()):
             found[line] = source[:200]
     return replace(result, quoted=found)
+
+
+def _differentiated(name: str, text: Callable[[str, int], str]) -> str:
+    """The first line of a function's cell that takes a gradient, as ``cell:line``; empty for none."""
+    lines = ((number, text(name, number)) for number in range(1, _LONGEST))
+    return next((f"{name}:{number}" for number, line in lines if _GRADIENT.search(line)), "")
 
 
 def way_on(chapter: str, result: Result, following: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autograder.contract.task import Case, Evidence, Task
-from autograder.contract.verdict import PASS, Result, listed
+from autograder.contract.verdict import PASS, Result, counted, listed
 from autograder.grading.inside.intake import Notebook
 from autograder.grading.inside.launch import Limits
 from autograder.grading.inside.tracing import Problem, Traced, time_limit, trace_cases
@@ -85,7 +85,8 @@ def judge_function(
     others = [case for case in planned.traced if case.name not in known]
     if result.verdict != PASS or not others or isinstance(traced, Problem):
         return result, traced
-    so_far = f"passes on {listed([case.name for case in first.cases])}; now the {len(others)} other cases of grading"
+    passed, more_cases = listed([case.name for case in first.cases]), counted(len(others), "other case")
+    so_far = f"passes on {passed}; now {more_cases} of grading"
     progress(so_far)
     more = trace_function(planned.task, function, others, locate)
     if isinstance(more, Traced):

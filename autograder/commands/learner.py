@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -27,7 +26,17 @@ from autograder.commands.terminal import (
     spinner,
     table,
 )
-from autograder.progress import Best, forget, hidden_folder, next_function, recall, remember, remember_hint
+from autograder.progress import (
+    Best,
+    forget,
+    graded_cells,
+    hidden_folder,
+    next_function,
+    passing,
+    recall,
+    remember,
+    remember_hint,
+)
 from course.curriculum import CHAPTERS, NOTEBOOKS, Function
 from course.curriculum import chapter as find_chapter
 
@@ -51,6 +60,7 @@ STATES = {
     "passes": ("✓", "green"),
     "fails": ("✗", "red"),
     "not judged": ("○", "yellow"),
+    "changed since": ("○", "yellow"),
     "not started": ("·", "dim"),
 }
 
@@ -181,7 +191,7 @@ def check(
         out().print(facts_table(report))
         passed = [result for result in report.functions if result.verdict == "pass"]
         if path is not None and passed:
-            following = next_function(find_chapter(chapter).names, recall(path, chapter).passed, passed[-1].name)
+            following = next_function(find_chapter(chapter).names, passing(path, chapter), passed[-1].name)
             out().print(judge.way_on(chapter, passed[-1], following), markup=False)
     if any(result.verdict == "needs_human" for result in report.functions):
         raise typer.Exit(FAULT)
@@ -234,7 +244,8 @@ def hint(
 def show_hint(path: Path, chapter: str, function: str | None, number: int | None = None, every: bool = False) -> None:
     """Show a function's next hint, the hint with this number, or all hints shown so far."""
     hints, known = read_hints(chapter), recall(path, chapter)
-    name = function or next((n for n in hints if not known.passed.get(n)), "")
+    passed = passing(path, chapter)
+    name = function or next((n for n in hints if not passed.get(n)), "")
     if not name:
         out().print(
             f"all functions of {chapter} pass; `meshcraft hint {chapter} FUNCTION` shows one's hints all the same"
@@ -364,7 +375,7 @@ def chapter_row(name: str) -> dict[str, Any]:
     row = {"chapter": name, "title": entry.title, "summary": entry.summary, "started": path is not None}
     hints = read_hints(name) if entry.functions else {}
     known = recall(path or _usual_place(name), name)
-    states = function_states(name, path, known.passed)
+    states = function_states(name, path)
     functions = [
         {
             "function": one.name,
@@ -382,32 +393,23 @@ def chapter_row(name: str) -> dict[str, Any]:
     return msgspec.to_builtins(found)
 
 
-def function_states(chapter: str, notebook: Path | None, passed: dict[str, bool]) -> dict[str, str]:
+def function_states(chapter: str, notebook: Path | None) -> dict[str, str]:
     """The state of each function of a chapter: one of ``STATES``."""
     names = next(entry.names for entry in NOTEBOOKS if entry.name == chapter)
-    written = _graded_cells(notebook) if notebook and names else {}
-    stubs = _graded_cells(exercise_text(chapter)) if written else {}
+    known = recall(notebook or _usual_place(chapter), chapter)
+    written = graded_cells(notebook) if notebook and names else {}
+    stubs = graded_cells(exercise_text(chapter)) if written else {}
 
     def state(name: str) -> str:
         if notebook is None or (name in stubs and written.get(name) == stubs[name]):
             return "not started"
-        if name not in passed:
+        if name not in known.passed:
             return "not judged" if name in written else "not started"
-        return "passes" if passed[name] else "fails"
+        if known.changed(name, written):
+            return "changed since"
+        return "passes" if known.passed[name] else "fails"
 
     return {name: state(name) for name in names}
-
-
-def _graded_cells(notebook: Path | str) -> dict[str, str]:
-    """The source of each graded cell by name; empty if the file is not a notebook."""
-    try:
-        text = notebook.read_text(encoding="utf-8") if isinstance(notebook, Path) else notebook
-        cells = [
-            (cell["metadata"].get("nbgrader", {}).get("grade_id"), cell["source"]) for cell in json.loads(text)["cells"]
-        ]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return {}
-    return {name: "".join(source).strip() for name, source in cells if name}
 
 
 def _progress_text(row: dict[str, Any]) -> str:

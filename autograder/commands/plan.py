@@ -63,6 +63,7 @@ def plan(
     ] = None,
     sequence_parallel: Annotated[bool, typer.Option(help="`tensor` splits the sequence between products.")] = True,
     zero1: Annotated[bool, typer.Option("--zero1", help="`data` splits the optimizer's state, without FSDP.")] = False,
+    zero2: Annotated[bool, typer.Option("--zero2", help="The same, and gradients, in every microbatch.")] = False,
     margin: Annotated[float, typer.Option(help="Of memory, for what is not counted, as a share of it.")] = 0.2,
     every: Annotated[bool, typer.Option("--all", help="Every configuration considered, each with its reason.")] = False,
     card: Annotated[
@@ -83,8 +84,12 @@ def plan(
         raise UsageError(f"--card {card}: name a file that ends in .json")
     sizes = _sizes(batch, layers, width, heads, vocab, seq, hidden, kv_heads, head_width)
     sizes = replace(sizes, gated=gated, parallel=parallel)
-    step = {"plan": dtypes, "optimizer": optimizer, "zero1": zero1, "sequence_parallel": sequence_parallel}
-    step |= {"margin": margin, "remats": tuple(part.strip() for part in remat.split(",") if part.strip())}
+    step = {"plan": dtypes, "optimizer": optimizer, "zero1": zero1, "zero2": zero2}
+    step |= {
+        "sequence_parallel": sequence_parallel,
+        "margin": margin,
+        "remats": tuple(part.strip() for part in remat.split(",") if part.strip()),
+    }
     given = {"schedule": schedule, "kernels": kernels, "rings": rings, "pairs": pairs}
     try:
         training = replace(COURSE if course else DEFAULT, **step, **{k: v for k, v in given.items() if v is not None})

@@ -103,7 +103,7 @@ class Watch:
 
     @property
     def states(self) -> dict[str, str]:
-        return function_states(self.chapter, self.path, recall(self.path, self.chapter).passed)
+        return function_states(self.chapter, self.path)
 
     def _stamps(self) -> dict[Path, Stamp]:
         def stamp(path: Path) -> Stamp:

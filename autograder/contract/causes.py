@@ -184,6 +184,8 @@ def not_finite(e: Evidence, measured: np.ndarray) -> str:
     asks = " The mask may be 0 everywhere on a device: what is divided by what counts there?" if masked and nan else ""
     if nan and not masked and hasattr(e.case.sizes, "num_microbatches"):
         asks = " Is anything that a stage computes in an idle tick used? Zero times NaN is NaN: leave it out."
+    if measured.size == 1:
+        return f"is {'NaN' if nan else 'infinite'}.{asks}"
     return f"{' and '.join(counts)} of {measured.size:,} elements.{asks}"
 
 
@@ -247,11 +249,29 @@ def of_many_bytes(sent: Sequence[Collective], total: float, high: float) -> tupl
     excess, largest = total - high, max(sent, key=lambda c: c.total_bytes)
     for c in sorted(sent, key=lambda c: -c.wire_bytes):
         runs = round(excess / c.wire_bytes) if c.wire_bytes else 0
+        twin = [other for other in sent if other is not c and (other.line, array(other)) == (c.line, array(c))]
+        both = 2 * c.wire_bytes
+        if len(twin) == 1 and twin[0].count == c.count > 1 and abs(excess - both) <= 1e-3 * excess:
+            sends = f"the {array(c)} over {' and '.join(c.axes)} sends in 1 of its {c.count} runs forward"
+            return c, (
+                f"the {excess:,.0f} bytes too many are just what {sends} and 1 of {c.count} backward: does the loop "
+                "make one step too many?"
+            )
         if 1 <= runs <= c.count and abs(excess - runs * c.wire_bytes) <= 1e-3 * excess:
             how = f" in {runs} of its {c.count} runs" if c.count > 1 else ""
             over = " and ".join(c.axes)
             return c, f"the {excess:,.0f} bytes too many are just what the {array(c)} over {over} sends{how}"
-    return largest, f"most of it is {described(largest)}"
+    return largest, f"most of it is {described(largest)}{'.' if inserted(largest) else ''}{inserted(largest)}"
+
+
+def inserted(c: Collective) -> str:
+    """Why JAX has put a reduction into the backward pass of the course's model, which has none itself."""
+    if c.kind != "all_reduce" or not c.line.startswith("course/"):
+        return ""
+    return (
+        " JAX put these all-reduces into the backward pass, because the parameters are the same on all devices where "
+        "they meet the data: see “Sums, means and what varies” of data_parallel"
+    )
 
 
 def array(c: Collective) -> str:
@@ -266,5 +286,5 @@ def described(c: Collective, *, article: bool = False) -> str:
 
 
 def plain(kind: str) -> str:
-    """A collective's name in prose."""
-    return kind.replace("_", "-").replace("collective-", "")
+    """The name of a collective, or of a matrix product, in prose."""
+    return "matmul" if kind == "dot_general" else kind.replace("_", "-").replace("collective-", "")

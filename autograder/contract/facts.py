@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from autograder.contract import causes
 from autograder.contract.causes import plain
 from autograder.contract.task import Case, Evidence
-from autograder.contract.verdict import NOT_MEASURED, Fact, Kind, Limit, Unit, counted
+from autograder.contract.verdict import FEW_BYTES, FOLLOW, NOT_MEASURED, Fact, Kind, Limit, Unit, counted
 from course.program import Collective
 from course.program.program import spec_of
 
@@ -63,11 +63,13 @@ def arrays_match(
     weight: float = 1,
     tolerance: float = TOLERANCE,
     picture: Callable[[Evidence], str] = lambda _: "",
+    not_finite: str = "",
 ) -> Fact:
     """Require every leaf under ``prefix`` to equal the oracle's in shape, dtype and value, in every case.
 
     The measured figure is the largest difference relative to the largest expected element of the leaf. ``picture`` is
-    appended to the message for a case with known inputs, on separate lines, as from ``whereabouts.grid``.
+    appended to the message for a case with known inputs, on separate lines, as from ``whereabouts.grid``;
+    ``not_finite`` is the question about a leaf that has infinite elements or NaN.
     """
     kind = Kind.GRADIENTS if _under(prefix, "gradients") else Kind.VALUES
     leaves = [(e, leaf) for e in evidence for leaf in e.expected if _under(leaf, prefix) and e.expected[leaf].size]
@@ -86,6 +88,7 @@ def arrays_match(
             before = [x for x, fact in before if not fact.passed and fact.unit == Unit.RELATIVE]
             if kind is Kind.GRADIENTS and cause and cause in (causes.of_values(e, x, tolerance) for x in before):
                 sentences[1:] = ["As with “values”."]
+        sentences += [not_finite] if found[first].limit == "finite" else []
         sentences.append(causes.of_leaves(*([leaf for x, leaf in some if x is e] for some in (wrong, leaves))))
         drawn = "" if e.secret or found[first].unit != Unit.RELATIVE else picture(e)
         found[first] = replace(found[first], message=" ".join(part.strip() for part in sentences if part) + drawn)
@@ -93,14 +96,24 @@ def arrays_match(
 
 
 def values_and_gradients(
-    cases: list[Evidence], values: str = "", gradients: str = "", *, weight: float = 2, norm: str = "gradients"
+    cases: list[Evidence],
+    values: str = "",
+    gradients: str = "",
+    *,
+    weight: float = 2,
+    norm: str = "gradients",
+    step: bool = False,
 ) -> list[Fact]:
-    """Values, gradients leaf by leaf, and the global norm of those under ``norm``; each with its own hint."""
-    return [
-        arrays_match("values", cases, "values", values),
-        arrays_match("gradients", cases, "gradients", gradients, weight=weight),
-        global_norm_matches(cases, norm),
-    ]
+    """Values, gradients leaf by leaf, and the global norm of those under ``norm``; each with its own hint.
+
+    In a ``step`` values follow from the gradients, and their own hint waits until those are right.
+    """
+    back = arrays_match("gradients", cases, "gradients", gradients, weight=weight)
+    after = step and back.passed is False
+    found = arrays_match("values", cases, "values", "" if after else values)
+    if after and found.passed is False and found.unit == Unit.RELATIVE:
+        found = replace(found, message=f"{found.message} {FOLLOW}")
+    return [found, back, global_norm_matches(cases, norm)]
 
 
 def global_norm_matches(evidence: list[Evidence], prefix: str) -> Fact:
@@ -212,7 +225,8 @@ def times_sent(
         if not (count <= wanted if fewer else count == wanted):
             should = f"may run {wanted} at most" if fewer else f"should run {wanted}"
             message = f"on mesh {e.case.mesh_text} a device runs {counted(count, plain(kind))} and {should}"
-            message += f"; most often {causes.described(most)}. {hint}" if most else f". {hint}"
+            asked = f"{causes.inserted(most).strip()}." if most and causes.inserted(most) else hint
+            message += f"; most often {causes.described(most)}. {asked}" if most else f". {hint}"
         direction = Limit.AT_MOST if fewer else Limit.EXACTLY
         how = {"direction": direction, "line": most.line if most else ""}
         return at(e, name, Kind.COMMUNICATION, message, count, wanted, **how)
@@ -225,10 +239,12 @@ def only_collectives(
     evidence: list[Evidence],
     allowed: Iterable[str],
     over: Callable[[Case[Any]], str] | None = None,
+    kind: Kind = Kind.COMMUNICATION,
 ) -> Fact:
     """Allow no collectives except the given ones; a group of one device counts as none.
 
-    With ``over``, only collectives over this axis of a case, alone or with others, count.
+    With ``over``, only collectives over this axis of a case, alone or with others, count. With ``Kind.TOOLS``, where
+    another collective would do the whole exercise, the fact must hold for any points.
     """
     allowed = set(allowed)
 
@@ -237,15 +253,15 @@ def only_collectives(
         message = ""
         if others:
             first = max(others, key=lambda c: c.total_bytes)
-            names = causes.listed(plain(kind) for kind in sorted(allowed)) if allowed else "none at all"
+            names = causes.listed(map(plain, sorted(allowed))) if allowed else "none at all"
             message = (
                 f"on mesh {e.case.mesh_text} there is {causes.described(first, article=True)}; allowed here: {names}. "
                 "What does each device need that it does not have?"
             )
         line = others[0].line if others else ""
-        return at(e, name, Kind.COMMUNICATION, message, sum(c.count for c in others), 0, line=line)
+        return at(e, name, kind, message, sum(c.count for c in others), 0, line=line)
 
-    return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
+    return worst([look(e) for e in evidence], name, kind)
 
 
 def state_bytes(cases: list[Evidence], expected: Callable[[Evidence], int], whole: Callable[[Evidence], int]) -> Fact:
@@ -326,6 +342,7 @@ def precise_in(
                 for kinds, there, n in few
             )
             message += hint
+            total, wrong = few[0][2], few[0][2] - few[0][1]
         how = {"direction": Limit.ALL, "unit": Unit.DTYPE, "of": dtype, "line": _line_of(e, others)}
         return at(e, name, Kind.COMPUTE, message, total - wrong, total, **how)
 
@@ -346,18 +363,20 @@ def same_program_size(name: str, smaller: Evidence, larger: Evidence, what: str,
     grown = [kind for kind, count in many.written.items() if count > few.written.get(kind, 0)]
     runs = [sum(costs.products.values()) for costs in (few, many)]
     cases, message = (smaller.case.name, larger.case.name), ""
+    shown: tuple[Any, Any] = many.operations, few.operations
     if grown or many.operations > few.operations:
-        more = plain(grown[0]) if grown else "them"
+        more = f"with more `{plain(grown[0])}` operations" if grown else "more of all kinds"
         message = (
             f"the program has {counted(few.operations, 'operation')} in the case {cases[0]} and {many.operations:,} in "
-            f"{cases[1]}, with more of {more}: it grows with {what}. {hint}"
+            f"{cases[1]}, {more}: it grows with {what}. {hint}"
         )
     elif runs[1] <= runs[0]:
         message = (
             f"the program runs {counted(runs[0], 'matrix product')} in the case {cases[0]} and {runs[1]} in "
             f"{cases[1]}, where there is more to do: it does as much in both. Are they taken one after the other?"
         )
-    return at(larger, name, Kind.PROGRAM, message, many.operations, few.operations, unit=Unit.OPERATIONS)
+        shown = counted(runs[1], "matrix product"), f"more than {runs[0]}"
+    return at(larger, name, Kind.PROGRAM, message, *shown, unit=Unit.OPERATIONS)
 
 
 def specs_match(
@@ -396,7 +415,9 @@ def _differs(e: Evidence, tolerance: float) -> bool:
 def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float) -> Fact:
     expected, measured = e.expected[leaf], e.measured.get(leaf)
     inner = leaf.partition("/")[2]
-    where = f"{f'leaf {inner}' if inner else 'the result'} on mesh {e.case.mesh_text}"
+    alone = math.prod(e.case.mesh.values()) == 1 and "=" not in e.case.name and not e.secret
+    at_case = f"in the case {e.case.name!r}" if alone else f"on mesh {e.case.mesh_text}"
+    where = f"{f'leaf {inner}' if inner else 'the result'} {at_case}"
     if measured is None:
         return at(e, name, kind, f"{where} is missing from the result.", "missing", "present")
     if (measured.shape, measured.dtype) != (expected.shape, expected.dtype):
@@ -449,5 +470,9 @@ def _distinguishable(*numbers: float) -> list[str]:
 def _bytes_message(e: Evidence, by: str, sent: list[Collective], total: float, low: float, high: float) -> str:
     where = f"on mesh {e.case.mesh_text} a device sends {total:,.0f} bytes{by}"
     if total < low:
+        if total >= low * (1 - FEW_BYTES):
+            few = f"only {low - total:,.0f} bytes are missing, as of a loss, a count or a small leaf"
+            return f"{where} and should send at least {low:,.0f}: {few}. Which is never sent?"
         return f"{where} and should send at least {low:,.0f}: {causes.of_few_bytes(sent, low, e.inputs)}"
-    return f"{where} and should send at most {high:,.0f}; {causes.of_many_bytes(sent, total, high)[1]}."
+    many = causes.of_many_bytes(sent, total, high)[1]
+    return f"{where} and should send at most {high:,.0f}; {many if many.endswith('?') else f'{many}.'}"

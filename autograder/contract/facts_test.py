@@ -323,9 +323,9 @@ def test_bytes_too_many_are_laid_to_the_collective_that_sends_as_many():
     ("few", "many", "excerpt"),
     [
         (({"dot_general": 2, "add": 5}, 4), ({"dot_general": 2, "add": 5}, 16), ""),
-        (({"dot_general": 2, "add": 15}, 4), ({"dot_general": 8, "add": 9}, 16), "more of dot-general: it grows with"),
+        (({"dot_general": 2, "add": 15}, 4), ({"dot_general": 8, "add": 9}, 16), "more `matmul` operations: it grows"),
         (({"dot_general": 8, "add": 5}, 16), ({"dot_general": 8, "add": 5}, 16), "it does as much in both"),
-        (({"dot_general": 2}, 4), ({"dot_general": 2, "slice": 1}, 16), "more of slice"),
+        (({"dot_general": 2}, 4), ({"dot_general": 2, "slice": 1}, 16), "more `slice` operations"),
     ],
 )
 def test_program_that_is_padded_where_less_is_asked_for_still_grows(few, many, excerpt):

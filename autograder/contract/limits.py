@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from autograder.contract import facts
@@ -98,9 +97,16 @@ def time_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
 
     def look(e: Evidence, times: str) -> tuple[str, str]:
         assert e.timeline
-        first = e.timeline.critical[0]
+        known, sent = judged.references, [piece for piece in e.timeline.critical if piece.stream != "compute"]
+        more, late = (
+            found - known.get(figure, {}).get(REFERENCE, found)
+            for figure, found in (("seconds", e.timeline.seconds), ("exposed", e.timeline.exposed_seconds))
+        )
+        # Where a step takes longer because it waits, the transfer is what to look at.
+        first = sent[0] if sent and late > more / 2 > 0 else e.timeline.critical[0]
+        waits = f"{_ms(late)} ms more of it than in the reference nothing computes; " if first in sent else ""
         return (
-            f"on {e.timeline.machine} a step would take {_ms(e.timeline.seconds)} ms, {times}; "
+            f"on {e.timeline.machine} a step would take {_ms(e.timeline.seconds)} ms, {times}; {waits}"
             f"{_ms(first.seconds)} ms of the critical path are {plain(first.kind)}, {counted(first.count, 'time')}. "
             f"{hint}"
         ), first.line
@@ -172,12 +178,34 @@ def bubble_is(
     return facts.at(e, name, Kind.TIME, message, found, form, **how)
 
 
-def exposed_within(judged: Judged, ratio: float, hint: str, *, gains: bool = False, **how: Any) -> Fact:
-    """Limit exposed communication to ``ratio`` times the reference's; ``how`` as for ``_within``.
+def time_gained(judged: Judged, share: float, hint: str, *, weight: float = 1) -> Fact:
+    """Require the step to beat the naive baseline's by a ``share`` of what that exposes; filling the wait is no gain.
 
-    With ``gains``, the step must also beat the naive baseline's by a quarter of the hideable communication: extra work
-    that only fills the wait is no gain.
+    Args:
+        judged: The evidence, and the measured figures of the reference and the naive baselines.
+        share: Fraction of the communication that the naive baseline exposes.
+        hint: Where to look.
+        weight: Weight of the fact.
     """
+    name = "predicted time"
+    if barred := _barred(name, Kind.TIME, judged, "exposed", NAIVE, weight=weight):
+        return barred
+    e, known = judged.at_scale, judged.references["seconds"]
+    assert e and e.timeline
+    took, most, message = e.timeline.seconds, known[NAIVE] - share * judged.references["exposed"][NAIVE], ""
+    if took > most:
+        message = (
+            f"on {e.timeline.machine} a step takes {_ms(took)} ms and the naive baseline's {_ms(known[NAIVE])} ms. "
+            f"Hiding the communication should save at least {share:.2g} of what that exposes, and work that only fills "
+            f"the wait saves nothing. {hint}"
+        )
+    shown = {key: 1e3 * known[key] for key in (REFERENCE, NAIVE) if key in known}
+    how = {"unit": Unit.MILLISECONDS, "of": e.timeline.machine, "weight": weight}
+    return facts.at(e, name, Kind.TIME, message, 1e3 * took, 1e3 * most, **how, **shown)
+
+
+def exposed_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
+    """Communication that nothing hides is at most ``ratio`` times the reference's; ``how`` as for ``_within``."""
 
     def look(e: Evidence, times: str) -> tuple[str, str]:
         assert e.timeline
@@ -192,19 +220,7 @@ def exposed_within(judged: Judged, ratio: float, hint: str, *, gains: bool = Fal
         assert e.timeline
         return e.timeline.exposed_seconds
 
-    name, naive = "exposed communication", judged.references.get("seconds", {}).get(NAIVE)
-    fact = _within(name, Kind.TIME, "exposed", exposed, look, judged, ratio, **_MS, **how)
-    if not fact.passed or not gains or naive is None:
-        return fact
-    assert judged.at_scale and judged.at_scale.timeline
-    took, least = judged.at_scale.timeline.seconds, (1 - ratio) * judged.references["exposed"][NAIVE] / 4
-    if naive - took >= least:
-        return fact
-    message = (
-        f"hardly any communication is exposed, but on {judged.at_scale.timeline.machine} a step takes {_ms(took)} ms "
-        f"and the naive version's {_ms(naive)} ms: work that only fills the wait is no gain. {hint}"
-    )
-    return replace(fact, passed=False, line=judged.at_scale.line, message=message)
+    return _within("exposed communication", Kind.TIME, "exposed", exposed, look, judged, ratio, **_MS, **how)
 
 
 def exposed_over_within(judged: Judged, ratio: float, axis: str, hint: str, **how: Any) -> Fact:
@@ -271,6 +287,8 @@ def _within(
     message, line = "", ""
     if found > ratio * against:
         times = f"{found / against:.2f} times the {than}'s, and {ratio:g} times is allowed" if against else ""
+        if not weight and against:
+            times = f"{found / against:.2f} times the {than}'s; a good program reaches {ratio:g} times (no points)"
         message, line = explain(e, times or f"and the {than}'s is 0")
     shown = {key: factor * known[key] for key in (REFERENCE, NAIVE) if key in known}
     how = {"unit": unit, "of": e.timeline.machine if factor != 1 and e.timeline else "", "weight": weight, "line": line}

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from autograder.contract.case import Case
-from autograder.contract.verdict import LIMIT_EXCEEDED, REFUSED, Fact, Kind, Result
+from autograder.contract.verdict import FOLLOW, LIMIT_EXCEEDED, REFUSED, Fact, Kind, Result
 from autograder.contract.wrapping import Wrapped, Wrapping, trace
 from course.curriculum import CHAPTERS as CURRICULUM
 from course.curriculum import chapter as find_chapter
@@ -226,7 +226,8 @@ class Task:
 class Contract:
     """The tasks of a chapter, in the notebook's order, and the points of its written question.
 
-    ``read`` gives the page and heading of the course's pages that explain a fact, by the fact's name.
+    ``read`` gives the page and heading of the course's pages that explain a fact, by the fact's name, or by
+    ``function.fact`` where one function needs another page.
     """
 
     chapter: str
@@ -237,8 +238,9 @@ class Contract:
     def places(self, result: Result) -> list[tuple[str, str]]:
         """Pages and headings that explain the failed facts, without repetition, in order of the facts."""
         known = {**self.read, **ABOUT_VERDICTS}
-        names = [fact.name for fact in result.missed if fact.kind != Kind.FORM]
-        return list(dict.fromkeys(known[name] for name in [*names, result.verdict] if name in known))
+        names = [fact.name for fact in result.missed if fact.kind != Kind.FORM and FOLLOW not in fact.message]
+        found = [known.get(f"{result.name}.{name}", known.get(name)) for name in [*names, result.verdict]]
+        return list(dict.fromkeys(place for place in found if place))
 
     def task(self, name: str) -> Task:
         """The task with that name.

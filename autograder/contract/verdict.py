@@ -13,14 +13,18 @@ PASS, PARTIAL, FAIL = "pass", "partial", "fail"
 STUDENT_ERROR, LIMIT_EXCEEDED, REFUSED, NEEDS_HUMAN = "student_error", "limit_exceeded", "refused", "needs_human"
 NOT_MEASURED = "not measured"
 LATER_LOSSES = "The loss of step 0 is right"
+FOLLOW = "In a step they follow from the gradients, which are wrong, too: begin with those."
+# Bytes that differ by a smaller share are those of a few single numbers, a loss or a count.
+FEW_BYTES = 0.02
 
 
 class Kind(StrEnum):
-    """The subject of a fact. Without the right form, values and gradients nothing else counts."""
+    """The subject of a fact. Without the right form, values, gradients and tools nothing else counts."""
 
     FORM = "form"
     VALUES = "values"
     GRADIENTS = "gradients"
+    TOOLS = "tools"
     MEMORY = "memory"
     COMMUNICATION = "communication"
     TIME = "time"
@@ -29,12 +33,17 @@ class Kind(StrEnum):
 
     @property
     def required(self) -> bool:
-        return self in (Kind.FORM, Kind.VALUES, Kind.GRADIENTS)
+        return self in _WRONG
 
 
 # The largest share of points for a correct answer that misses the point of its exercise.
 MISSES_THE_POINT = 0.5
-_WRONG = {Kind.FORM: "results of another form", Kind.VALUES: "wrong values", Kind.GRADIENTS: "wrong gradients"}
+_WRONG = {
+    Kind.FORM: "results of another form",
+    Kind.VALUES: "wrong values",
+    Kind.GRADIENTS: "wrong gradients",
+    Kind.TOOLS: "collectives that are not allowed",
+}
 
 
 class Unit(StrEnum):
@@ -138,6 +147,14 @@ class Fact:
         return -1 if self.measured < low else int(self.measured > high)
 
     @property
+    def nearly(self) -> bool:
+        """Whether bytes are so close to a limit that only single numbers can be missing, or too many."""
+        low, high = self.limit if isinstance(self.limit, tuple) else (self.limit, self.limit)
+        if self.unit != Unit.BYTES or any(not isinstance(n, int | float) for n in (self.measured, low, high)):
+            return False
+        return low * (1 - FEW_BYTES) <= self.measured <= high * (1 + FEW_BYTES)  # type: ignore[operator]
+
+    @property
     def unit_text(self) -> str:
         """The unit for display: ``ms on 8xH100``."""
         join = {Unit.MILLISECONDS: f"ms on {self.of}", Unit.PRODUCTS: f"{self.of} x {self.of} products"}
@@ -210,6 +227,11 @@ class Result:
         return [fact for fact in self.facts if fact.passed is False and fact.weight]
 
     @property
+    def shown(self) -> tuple[Fact, ...]:
+        """The facts for a learner: what is advice waits until everything else passes."""
+        return tuple(fact for fact in self.facts if fact.weight or fact.passed is not False or not self.missed)
+
+    @property
     def reason(self) -> str:
         """The reason why it earns nothing, or at most half, whatever else passes; empty if facts count by weight."""
         wrong = [_WRONG[kind] for kind in _WRONG if any(fact.kind == kind for fact in self.missed)]
@@ -223,6 +245,7 @@ class Result:
         """Facts that may have failed for the same reason, and which of them to examine first; empty if none."""
         wrong = [fact for fact in self.missed if fact.kind in (Kind.VALUES, Kind.GRADIENTS)]
         sent = [f for f in self.missed if f.kind is Kind.COMMUNICATION and f.case in {fact.case for fact in wrong}]
+        sent = [fact for fact in sent if not fact.nearly]
         sent = sent if {fact.amiss for fact in sent} in ({-1}, {1}) else []
         names = [f"“{fact.name}”" for fact in (*wrong, *sent)]
         if len(names) < 2:
@@ -234,7 +257,7 @@ class Result:
             question = "Does a loop run too often, or is something reduced that should not be?"
             return f"{may}: more is sent than should be. {question}"
         back = next((fact for fact in wrong if fact.kind is Kind.GRADIENTS), wrong[0])
-        first = back if LATER_LOSSES in wrong[0].message else wrong[0]
+        first = back if any(said in wrong[0].message for said in (LATER_LOSSES, FOLLOW)) else wrong[0]
         return f"{may}: begin with “{first.name}”."
 
     @property

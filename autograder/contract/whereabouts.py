@@ -224,7 +224,7 @@ def _sentence(device: str, phrases: Sequence[str], wrong: np.ndarray) -> str:
     if not every:
         return text
     if every == 1:
-        return f"{text} The other is {'wrong, too' if others else 'right'}."
+        return f"{text} The other device is {'wrong, too' if others else 'right'}."
     if others in (0, every):
-        return f"{text} All others are {'wrong, too' if others else 'right'}."
-    return f"{text} {others} of the {every} others {'is' if others == 1 else 'are'} wrong, too."
+        return f"{text} The other devices are {'wrong, too' if others else 'right'}."
+    return f"{text} Of the {every} other devices {others} {'is' if others == 1 else 'are'} wrong, too."

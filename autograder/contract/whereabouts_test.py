@@ -58,25 +58,25 @@ def changed(array, *parts):
             GATHERED,
             OWN[:, :1],
             "On device 2 place 1 has the chunk of device 3, where the chunk of device 1 belongs; place 3 has the chunk "
-            "of device 1. All others are right.",
+            "of device 1. The other devices are right.",
         ),
         (
             changed(GATHERED, ((0, slice(1, None)), 0), ((1, 2), 0)),
             GATHERED,
             OWN[:, :1],
-            "On device 0 places 1 to 3 have nothing but zeros. 1 of the 3 others is wrong, too.",
+            "On device 0 places 1 to 3 have nothing but zeros. Of the 3 other devices 1 is wrong, too.",
         ),
         (
             SUMMED[:, None] - OWN[range(N), range(N)][:, None],
             SUMMED[:, None],
             OWN,
-            "On device 0 is the sum of chunk 0 without that of device 0. All others are wrong, too.",
+            "On device 0 is the sum of chunk 0 without that of device 0. The other devices are wrong, too.",
         ),
         (
             changed(SUMMED[:, None], (3, SUMMED[3] + OWN[1, 3])),
             SUMMED[:, None],
             OWN,
-            "On device 3 is the sum of chunk 3, with that of device 1 more than once. All others are right.",
+            "On device 3 is the sum of chunk 3, with that of device 1 more than once. The other devices are right.",
         ),
         (
             changed(SUMMED[:, None], (0, OWN[range(N), range(N)].sum(0))),
@@ -103,9 +103,9 @@ def test_what_no_device_entered_with_is_found_elsewhere_in_the_result():
     expected = np.random.default_rng(4).standard_normal((2, N, ROWS, WIDTH)).astype(np.float32)
     measured = changed(expected, ((1, slice(1, 4)), expected[1, :3]), ((1, 0), 7))
     text = describe(measured, expected, OWN, mesh={"pipe": 2, "data": N}, split="pipe")
-    assert "On pipe=1 indices 3 to 11 of dim 1 have what belongs at indices 0 to 8. The other is right." in text
+    assert "On pipe=1 indices 3 to 11 of dim 1 have what belongs at indices 0 to 8. The other device is right." in text
     turned = describe(expected[::-1], expected, OWN, mesh={"pipe": 2, "data": N}, split="pipe")
-    assert "On pipe=0 is what belongs on pipe=1. The other is wrong, too." in turned
+    assert "On pipe=0 is what belongs on pipe=1. The other device is wrong, too." in turned
     whole = describe(changed(expected, (1, expected[0])), expected, OWN, split="")
     assert "Its index 1 of dim 0 has what belongs at index 0." in whole
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from autograder.checking.judging import FromNotebook, exported, locate_file, trace_function
 from autograder.checking.kernel import locate_live
 from autograder.contract.task import Case, Task, find_task, load
@@ -216,7 +218,7 @@ def look(
 
 
 def largest_case(task: Task) -> Case:
-    """The realistic size, if the contract has one; else the last of the cases with most devices.
+    """The realistic size, if the contract has one; else the case with most devices, most axes, and largest inputs.
 
     Raises:
         LookupError: The function returns plain data: there is no Program to analyse.
@@ -225,7 +227,13 @@ def largest_case(task: Task) -> Case:
         raise LookupError(f"{task.name} returns plain data and runs on no device: there is nothing to profile")
     if task.at_scale:
         return task.at_scale[0]
-    return max(enumerate(task.cases), key=lambda entry: (math.prod(entry[1].mesh.values()), entry[0]))[1]
+
+    def size(case: Case) -> tuple[int, int, int]:
+        inputs = jax.tree.leaves(task.wrap(print, case).inputs)
+        axes = sum(number > 1 for number in case.mesh.values())
+        return math.prod(case.mesh.values()), axes, sum(math.prod(leaf.shape) for leaf in inputs)
+
+    return max(task.cases, key=size)
 
 
 def machine_of(task: Task, given: str | Machine | None) -> Machine:

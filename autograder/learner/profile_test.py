@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autograder.checking.judging import locate_file
-from autograder.contract.task import load
+from autograder.contract.task import find_task, load
 from autograder.learner.baselines import versions
 from autograder.learner.compiled_test import raises_the_second_time
 from autograder.learner.profile import (
@@ -139,6 +139,8 @@ def test_the_largest_case_is_the_analysed_one_else_the_one_with_most_devices():
     assert largest_case(small).mesh in [case.mesh for case in small.cases]
     with pytest.raises(LookupError, match="plain data"):
         largest_case(replace(TASK, kind="value"))
+    assert largest_case(find_task("hybrid_shard_step")[1]).name == "replica=2 x data=4"
+    assert largest_case(find_task("scan_layers")[1]).name == "48 layers"
 
 
 def test_the_solution_can_be_predicted_alone_and_its_program_kept():

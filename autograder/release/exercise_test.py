@@ -72,6 +72,11 @@ def checks(notebook):
     return {c.metadata.nbgrader.grade_id.removeprefix("check-"): c.outputs[-1].data for c in code}
 
 
+def test_no_notebook_and_no_hint_names_a_function_that_notebooks_do_not_have():
+    texts = [*(ROOT / "solutions").glob("*.py"), *(ROOT / "autograder" / "chapters").glob("*/hints.md")]
+    assert [path.name for path in texts if re.search(r"(?<!meshcraft )\bprofile\(", path.read_text())] == []
+
+
 def test_the_primer_runs_from_start_to_end_and_shows_its_pictures_without_a_word_on_stderr(tmp_path):
     notebook = run(PRIMER.name, tmp_path, solved=False)
     assert outputs(notebook, is_error) == []

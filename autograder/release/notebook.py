@@ -130,7 +130,8 @@ def _introduced(cells: list[NotebookNode], entry: Chapter) -> list[NotebookNode]
             f"{entry.time_text} in all. These are estimates; nobody has measured them."
         )
         intro += ["\n".join(["Words:", "", *(f"- {word}" for word in words)])] if words else []
-        intro.append("Run the next cell first: it gives this notebook 8 emulated devices.")
+        gives = "sets up JAX" if entry.name == "single_device" else "gives this notebook 8 emulated devices"
+        intro.append(f"Run the next cell first: it {gives}.")
     cells[0].source = "\n\n".join([cells[0].source, *intro])
     return cells
 

@@ -41,6 +41,7 @@ def plan_card(found: Estimate, sizes: Sizes, machine: Machine, batch: int, train
         "schedule": training.schedule,
         "kernels": training.kernels,
         "zero1": training.zero1,
+        "zero2": training.zero2,
         "rings": training.rings,
         "dtypes": training.plan,
         "optimizer": training.optimizer,
@@ -66,7 +67,8 @@ def lines(data: dict[str, Any]) -> dict[str, str]:
     (name, row), (device,) = next(iter(data["rows"].items())), data["cards"]
     sizes = row["sizes"]
     options = [f"microbatches {row['num_microbatches']}", f"repeats {row['num_repeats']}", f"remat {row['remat']}"]
-    options += [label for what, label in (("fsdp", "FSDP"), ("zero1", "ZeRO-1"), ("rings", "rings")) if row[what]]
+    known = {"fsdp": "FSDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "rings": "rings"}
+    options += [label for what, label in known.items() if row.get(what)]
     options += [f"schedule {row['schedule']}", f"kernels {row['kernels']}"]
     model = ", ".join(f"{what} {sizes[what]:,}" for what in SIZES)
     return {

@@ -211,7 +211,8 @@ class _Step:
 
         The ends of the model, the first gather and the last sum overlap with nothing. Without a pipeline, weights are
         gathered and gradients summed for each microbatch, if they are split; sums of unsplit gradients overlap with the
-        last microbatch only. ZeRO-1 sums each device's part of the gradients, and gathers parameters.
+        last microbatch only. ZeRO-1 sums each device's part of the gradients, and gathers parameters;
+        ZeRO-2 sums them in every microbatch, overlapping with its backward pass.
         """
         choice, plan, weights = self.choice, self._bytes, group_elements(self.sizes, self.choice)
         ends, rest = self._end_elements, choice.repeats - 1
@@ -227,6 +228,11 @@ class _Step:
                 return seconds("all_reduce", plan.gradient, elements)
             return seconds("reduce_scatter", plan.gradient, elements) + seconds("all_gather", plan.activation, elements)
 
+        if not choice.fsdp and self.training.zero2:
+            part = [seconds("reduce_scatter", plan.gradient, elements) for elements in (weights, ends)]
+            whole = [seconds("all_gather", plan.activation, elements) for elements in (weights, ends)]
+            each = sum(part) + rest * max(0.0, part[0] - backward)
+            return choice.microbatches * each + sum(whole) + rest * max(0.0, whole[0] - forward)
         if not choice.fsdp:
             reduce = summed(weights)
             return reduce + rest * max(0.0, reduce - period * backward) + summed(ends)
@@ -240,7 +246,7 @@ class _Step:
         """Gradients are read; parameters, the optimizer's copy and its means are read and written."""
         choice, plan, (moments, extra) = self.choice, self._bytes, OPTIMIZERS[self.training.optimizer]
         counted = resident_elements if self.training.course else stage_elements
-        parts = choice.data if choice.fsdp or self.training.zero1 else 1
+        parts = choice.data if choice.fsdp or self.training.splits_optimizer else 1
         own = counted(self.sizes, parts, choice.pipe, choice.tensor)
         each = plan.gradient + extra + 2 * (plan.parameter + plan.master + moments * plan.moment)
         if plan.activation != plan.parameter:

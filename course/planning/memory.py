@@ -33,12 +33,12 @@ def memory_by_name(sizes: Sizes, batch: int, choice: Choice, training: Training)
     plan, (moments, extra) = PLANS[training.plan], OPTIMIZERS[training.optimizer]
     counted = resident_elements if training.course else stage_elements
     own = counted(sizes, choice.data if choice.fsdp else 1, choice.pipe, choice.tensor)
-    optimized = own // choice.data if training.zero1 and not choice.fsdp else own
+    part = own if choice.fsdp else own // choice.data
     work = _course_work if training.course else _work
     return {
         "parameters": plan.parameter * own,
-        "gradients": plan.gradient * own,
-        "optimizer": (plan.master + moments * plan.moment + extra) * optimized,
+        "gradients": plan.gradient * (part if training.zero2 else own),
+        "optimizer": (plan.master + moments * plan.moment + extra) * (part if training.splits_optimizer else own),
         **work(sizes, batch // choice.data // choice.microbatches, choice, training),
     }
 
@@ -123,11 +123,12 @@ def _weights_at_work(sizes: Sizes, choice: Choice, training: Training) -> int:
     """Weights that are whole while they are in use, in the dtype of computation, and their gradients.
 
     With FSDP and without a pipeline, these are a group of layers and the next one, gathered in advance. A pipeline has
-    its whole stage, because every microbatch needs it.
+    its whole stage, because every microbatch needs it. With ZeRO-2, a group's gradient is whole until it is scattered.
     """
     plan, group = PLANS[training.plan], group_elements(sizes, choice)
     if not choice.fsdp:
-        return round(layer_elements(sizes, choice.tensor) / sizes.layers * training.element) * (plan.master == 0)
+        cast = round(layer_elements(sizes, choice.tensor) / sizes.layers * training.element) * (plan.master == 0)
+        return cast + round(group * plan.gradient) * training.zero2
     if choice.pipe > 1:
         return round(group * choice.repeats * (training.element + plan.gradient))
     return round(group * (min(2, choice.repeats) * training.element + plan.gradient))

@@ -249,6 +249,19 @@ def test_zero1_splits_the_optimizer_alone_and_fsdp_everything():
     assert fsdp["parameters"] == pytest.approx(whole["parameters"] / 8, rel=1e-6)
 
 
+def test_zero2_holds_parts_of_gradients_and_pays_for_them_in_every_microbatch():
+    def planned(microbatches, **stage):
+        return estimate(SIZES, H100, 128, Choice(8, 1, 1, microbatches, 8, "none", False), Training(**stage))
+
+    for microbatches in (1, 16):
+        one, two = (planned(microbatches, **{stage: True}) for stage in ("zero1", "zero2"))
+        assert two.resident["optimizer"] == one.resident["optimizer"]
+        assert two.resident["gradients"] == one.resident["gradients"] // 8
+        assert two.bytes < one.bytes
+    few, many = (planned(microbatches, zero2=True).parts["data"] for microbatches in (1, 16))
+    assert many > 4 * few and planned(16, zero1=True).parts["data"] < many
+
+
 def test_a_llama_has_its_parameters_and_fewer_bytes_and_seconds_than_its_whole_heads():
     assert LLAMA.count == pytest.approx(8.03e9, rel=5e-3)
     assert replace(LLAMA, layers=80, width=8192, heads=64, hidden=28_672).count == pytest.approx(70.55e9, rel=5e-3)

@@ -37,6 +37,7 @@ class Training:
             schedule of the course's own step, which has all in flight on every mesh, recomputes the layers of a repeat
             together, needs layers divisible by stages and repeats, and has embedding and head on every stage.
         zero1: Whether ``data`` splits the optimizer's state if it does not split everything.
+        zero2: The same, and gradients as well: each microbatch then reduce-scatters its own.
         sequence_parallel: Whether ``tensor`` splits the sequence wherever it does not split the features.
         dropout: Whether its masks are kept, one byte per element.
 
@@ -55,6 +56,7 @@ class Training:
     kernels: str = "fused"
     schedule: str = "1f1b"
     zero1: bool = False
+    zero2: bool = False
     sequence_parallel: bool = True
     dropout: bool = False
 
@@ -77,6 +79,11 @@ class Training:
     def course(self) -> bool:
         """True for the schedule of the course's own step."""
         return self.schedule == "breadth_first"
+
+    @property
+    def splits_optimizer(self) -> bool:
+        """True if ``data`` splits the optimizer's state, with FSDP and without."""
+        return self.zero1 or self.zero2
 
     @property
     def remats_known(self) -> tuple[str, ...]:

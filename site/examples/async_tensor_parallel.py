@@ -144,6 +144,8 @@ def least_features() -> Table:
             where.links[0].bandwidth / 1e9,
             where.peak("bf16") / where.links[0].bandwidth,
         )
+    tpu = machine("8xTPUv5e")
+    say(both_ways_f=f"{tpu.peak('bf16') / tpu.links[0].bandwidth / 2:,.0f}")
     least = IDEAL.peak("bf16") / LINK.bandwidth
     assert HIDDEN / 16 < least < HIDDEN / 8 == 2304, "on 8 devices it is enough, and on 16 it is not"
     assert abs(2 * IDEAL.peak("f32") / LINK.bandwidth / least - 1) < 1e-3

@@ -215,7 +215,7 @@ def worked() -> dict[str, Table]:
 def networks() -> Table:
     """Tokens at which a gather takes as long as the products of its layer: b/2 (n-1)/n C/beta."""
     h100, table = machine("8xH100"), Table("network", "each way, GB/s .0f", "tokens per device ,.0f", markdown=True)
-    peak = round(h100.peak("bf16"), -12)
+    peak = h100.peak("bf16")
     say(flops_per_byte=f"{peak / h100.links[0].bandwidth:,.0f}")
     for name, bandwidth in (("NVLink", h100.links[0].bandwidth), ("400 Gbit/s Ethernet or InfiniBand", 50e9)):
         table.add(name, bandwidth / 1e9, 7 / 8 * peak / bandwidth)

@@ -81,7 +81,7 @@ def ways() -> Table:
     assert abs(whole.step / before.step - 1) < 0.02 and again.resident < after.resident
     found = [round(row.sent) for row in table.rows.values()]
     assert found == [7 / 8 * size for size in (2 * weights, 1.5 * weights, 0.75 * weights, 4 * rows, 5 * rows)]
-    say(share=f"{100 * after.exposed / after.step:.0f}")
+    say(share=f"{100 * after.exposed / after.step:.0f}", kernel=f"{weights / 2:.0f}", all_rows=f"{rows:.0f}")
     return table
 
 

@@ -14,6 +14,9 @@ READ = {
     "bytes each way": ("async_tensor_parallel", "Both ways round"),
     "exposed communication": ("async_tensor_parallel", "The backward pass"),
     "compiled exposed": ("profiling/async_tensor_parallel", "The third witness"),
+    "bidirectional_gather_matmul.values": ("async_tensor_parallel", "Both ways round"),
+    "bidirectional_matmul_scatter.values": ("async_tensor_parallel", "Both ways round"),
+    "async_tp_mlp.predicted time": ("async_tensor_parallel", "The backward pass"),
 }
 
 _SENT, _TIME = "permute bytes", "predicted time"
@@ -32,6 +35,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "There may be a batch in front": _NUMBERS,
         "Any size of the axis works, 1 included; the axis need not be called `tensor`": _NUMBERS,
         "The only collective is `lax.ppermute`.": ("other collectives",),
+        "No other is allowed": ("other collectives",),
         "An iteration of a loop ends when its computations and its transfers have ended": (_TIME,),
         "A loop's carry must keep its type": (),
         "Gradients of `x` and of `kernel` are checked": ("gradients",),

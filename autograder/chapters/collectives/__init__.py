@@ -12,6 +12,13 @@ READ = {
     "permute bytes": ("collectives", "What it costs"),
     "other collectives": ("collectives", "Made of permutes"),
     "live temporaries": ("collectives", "Holding no more than it must"),
+    "ring_all_gather.values": ("collectives", "Made of permutes"),
+    "ring_reduce_scatter.values": ("collectives", "Made of permutes"),
+    "ring_all_reduce.values": ("collectives", "Made of permutes"),
+    "ring_all_to_all.values": ("collectives", "Made of permutes"),
+    "puzzle_join.values": ("collectives", "Five collectives"),
+    "puzzle_add.values": ("collectives", "Five collectives"),
+    "puzzle_turn.values": ("collectives", "Five collectives"),
 }
 
 _PICTURE, _COLLECTIVE = "The ``PartitionSpec`` of the picture", "The collective between the pictures and its axis"
@@ -33,8 +40,8 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "the chunks of all devices in order of their index.": ("values",),
     },
     "ring_reduce_scatter": {
-        "A partial sum that has visited everybody is finished": ("values",),
-        "Chunks that are sent straight to their owner and added up there would all live at once": ("live temporaries",),
+        "A partial sum that has visited all devices is finished": ("values",),
+        "Send each chunk straight to its owner and add up there, and all of them live at once": ("live temporaries",),
         **_EVERY_RING,
         "on the device with index ``i``, chunk ``i`` of the sum.": ("values",),
     },

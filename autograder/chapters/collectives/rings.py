@@ -15,7 +15,7 @@ from autograder.contract.case_builders import axis_size
 from autograder.contract.draws import ODD, draw_leaves, unseen_case
 from autograder.contract.orders import orders, places
 from autograder.contract.task import Case, Evidence, Judged, Task
-from autograder.contract.verdict import Fact
+from autograder.contract.verdict import Fact, Kind
 from autograder.contract.wrapping import wrappings
 
 # Chunks that may be resident in addition to the result, on the 8 devices of the realistic size: a ring needs two, a
@@ -95,7 +95,8 @@ _WHERE = "Which chunk does each device hold after each step, and where does it b
 _BACK = "It is linear, so its gradient is its transpose: is every chunk's way differentiated? "
 _HELD = (
     "What arrives can be put in its place, added or passed on at once: which array is kept longer than that, or made "
-    "larger than it must be? Sums that follow one another are computed as one, and what they add up lives until then."
+    "larger than it must be? If you add up arrivals in a row (a + b + c …), the compiler makes one kernel of it, and "
+    "all of them are in memory until it runs."
 )
 
 
@@ -107,7 +108,7 @@ def _facts(name: str, judged: Judged) -> list[Fact]:
         facts.arrays_match("values", judged.cases, "values", _WHERE, weight=2),
         facts.arrays_match("gradients", judged.cases, "gradients", _BACK),
         facts.bytes_sent("permute bytes", judged.all, "collective_permute", form),
-        facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
+        facts.only_collectives("other collectives", judged.all, ("collective_permute",), kind=Kind.TOOLS),
         limits.temporaries_at_most(judged, lambda case: CHUNKS_ALIVE * chunk_bytes(case), _HELD),
     ]
 

@@ -18,7 +18,15 @@ READ = {
     "other collectives": ("data_parallel", "What an all-reduce costs"),
     "live temporaries": ("data_parallel", "Accumulate first, reduce once"),
     "exposed communication": ("data_parallel", "Reduce while the backward pass goes on"),
+    "predicted time": ("data_parallel", "Reduce while the backward pass goes on"),
     "compiled exposed": ("profiling/data_parallel", "What the compiler makes of it"),
+    "fold_key_over_axes.values": ("data_parallel", "Randomness"),
+    "sync_gradients.values": ("data_parallel", "Which axes a leaf needs"),
+    "sync_gradients.all-reduce bytes": ("data_parallel", "Which axes a leaf needs"),
+    "train_step_dp.values": ("data_parallel", "Weight decay"),
+    "train_step_dp.gradients": ("data_parallel", "Tokens that do not count"),
+    "train_step_dp.gradient norm": ("data_parallel", "Tokens that do not count"),
+    "overlapped_gradients.values": ("data_parallel", "Tokens that do not count"),
 }
 
 VALUES = ("values", "gradients", "gradient norm")
@@ -64,7 +72,7 @@ PROMISES = {
     "overlapped_gradients": {
         "Accumulate as before, but do not wait for the end": ("exposed communication",),
         "| exposed communication on 8 A5000 |": ("exposed communication",),
-        "| predicted time |": ("exposed communication",),
+        "| predicted time |": ("predicted time",),
         "| bytes sent per device |": ("all-reduce bytes",),
         "| any other collective |": ("other collectives",),
         "Each device returns its share of it": ("values",),

@@ -213,9 +213,20 @@ MUTANTS = (
         {VARYING: f"lax.all_gather({VARYING}, axis_name)[0]"},
         OTHERS,
     ),
-    mutant("overlapped_gradients", reduces_after_the_backward_pass, "exposed communication"),
-    mutant("overlapped_gradients", reduces_one_bucket_at_the_end, "exposed communication"),
+    mutant("overlapped_gradients", reduces_after_the_backward_pass, "exposed communication", "predicted time"),
+    mutant("overlapped_gradients", reduces_one_bucket_at_the_end, "exposed communication", "predicted time"),
     mutant("overlapped_gradients", reduces_in_the_layers_own_iteration, "exposed communication"),
+    patch(
+        overlapped_gradients,
+        "fills_the_wait_with_the_work_of_another_pass",
+        {
+            "gradient, dx = jax.vjp(model.layer, layer, x)[1](dx)": (
+                "gradient = jax.vjp(lambda p: model.layer(p, x), layer)[1](dx)[0]; "
+                "dx = jax.vjp(lambda x: model.layer(layer, x), lax.optimization_barrier(x))[1](dx)[0]"
+            )
+        },
+        "predicted time",
+    ),
     patch(
         overlapped_gradients,
         "weighs_the_last_microbatch_as_all_rows",

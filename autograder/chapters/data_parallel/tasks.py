@@ -273,7 +273,7 @@ def step_facts(judged: Judged) -> list[Fact]:
     updated = "Where gradients are right, look at the update: which leaves does decay pull, and by what multiple? "
     alone = f"{counted}The gradient is that of the loss alone, without decay. "
     return [
-        *facts.values_and_gradients(judged.cases, updated, alone),
+        *facts.values_and_gradients(judged.cases, updated, alone, step=True),
         sent,
         facts.times_sent("all-reduces", judged.cases, "all_reduce", count, once, fewer=True),
         facts.only_collectives("other collectives", judged.cases, ("all_reduce",)),
@@ -356,9 +356,10 @@ def overlap_facts(judged: Judged) -> list[Fact]:
         *facts.values_and_gradients(judged.cases, share, each),
         facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", lambda e: ring_bytes(e, 1), weight=2),
         facts.only_collectives("other collectives", judged.all, ("all_reduce",)),
+        limits.exposed_within(judged, EXPOSED, exposed, weight=4, than=limits.NAIVE),
         # The naive baseline's step takes only 1.07 times as long as the reference's: no limit on time alone separates
         # the two. The step must gain time, though, or work that fills the wait would pass.
-        limits.exposed_within(judged, EXPOSED, exposed, weight=5, than=limits.NAIVE, gains=True),
+        limits.time_gained(judged, (1 - EXPOSED) / 4, "What does it compute that the naive baseline does not?"),
     ]
 
 
@@ -372,7 +373,7 @@ def _unseen_overlap(rng: np.random.Generator) -> Case[Training]:
 OVERLAPPED_GRADIENTS = Task(
     wrapping=WRAPPINGS["overlapped_gradients"],
     points=4,
-    point=("exposed communication",),
+    point=("exposed communication", "predicted time"),
     cases=(
         Case("data=8", {"data": 8}, _DEEP, quick=True),
         Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _TRANSFORMER.but(**_AT_ONCE), quick=True),

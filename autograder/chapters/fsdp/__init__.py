@@ -18,6 +18,13 @@ READ = {
     "all-reduce bytes": ("fsdp", "The scale of a gradient"),
     "bytes between nodes": ("fsdp", "Hybrid sharding: inside a node"),
     "other collectives": ("fsdp", "Where the 1.5 comes from"),
+    "shard_params.values": ("fsdp", "Which leaves, and along which dim"),
+    "gather_params.values": ("fsdp", "Which leaves, and along which dim"),
+    "fsdp_loss.values": ("fsdp", "One layer at a time"),
+    "fsdp_train_step.values": ("fsdp", "The scale of a gradient"),
+    "hybrid_shard_step.values": ("fsdp", "Hybrid sharding: inside a node"),
+    "hybrid_shard_step.gradients": ("fsdp", "Hybrid sharding: inside a node"),
+    "hybrid_shard_step.gradient norm": ("fsdp", "Hybrid sharding: inside a node"),
 }
 
 VALUES = ("values", "gradients", "gradient norm")
@@ -59,7 +66,7 @@ PROMISES = {
         "Run the backward pass as a scan of your own": ("live temporaries", "predicted time"),
         "until you average them, once per leaf and step": ("gradients", "all-reduce bytes"),
         "the mean over all that count on all devices, the same on every device": VALUES,
-        "Divide what the reduce-scatter *gives*": ("predicted time",),
+        "Divide after the reduce-scatter, not before": ("predicted time",),
         "| predicted time of a step on 8 H100 |": ("predicted time",),
         "| temporaries that live at once |": ("live temporaries",),
         "| all-gather |": ("all-gather bytes",),

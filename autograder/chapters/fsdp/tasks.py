@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.chapters.closed_forms import split_spec
+from autograder.chapters.closed_forms import as_given, split_spec
 from autograder.chapters.fsdp.wrapping import (
     Axes,
     Leaves,
@@ -44,7 +44,6 @@ from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 from course.model import full_loss
 from course.program import Leaf
-from course.program.program import path_name
 
 WRAPPINGS = wrappings("fsdp")
 
@@ -60,11 +59,6 @@ def specs_of(case: Case[Training]) -> Any:
 
 def _rule(case: Case[Any], shape: tuple[int, ...], skip: int = 0) -> P:
     return split_spec(shape, axis_size(case), case.sizes.min_size, axis_of(case), skip)
-
-
-def as_given(specs: Any) -> dict[str, Any]:
-    """Specs as plain data, by the leaf's path."""
-    return {"specs": {path_name("", path): list(spec) for path, spec in jax.tree.leaves_with_path(specs)}}
 
 
 def _leaf_specs(case: Case[Leaves]) -> Any:
@@ -313,7 +307,7 @@ def fsdp_train_step_facts(judged: Judged) -> list[Fact]:
     weighted = "What does a device, whose rows may all be padding, add to the mean over all that count? "
     each = f"{weighted}Is this leaf split or whole, and who averages it? "
     return [
-        *facts.values_and_gradients(judged.cases, weighted, each),
+        *facts.values_and_gradients(judged.cases, weighted, each, step=True),
         # A step that carries each gradient, to overlap its reduce-scatter with the next layer, copies it and takes 1.10
         # times as long; gathering ahead in the forward pass only, 1.23. More rows narrow the gap.
         limits.time_within(judged, 1.18, slow, weight=4),
@@ -374,7 +368,7 @@ def hybrid_shard_step_facts(judged: Judged) -> list[Fact]:
         return hybrid_axes(case)[0]
 
     return [
-        *facts.values_and_gradients(judged.cases, gradients=whose),
+        *facts.values_and_gradients(judged.cases, gradients=whose, step=True),
         *_both_ways(judged.cases, (1, 2), ("all_reduce",), over=node),
         facts.bytes_sent(
             "all-reduce bytes",

@@ -88,7 +88,7 @@ def leaf_shapes(case: Case[Leaves]) -> dict[str, Any]:
 
 
 def specs_given(case: Case[Any], like: Any) -> Any:
-    """The specs of the leaves of ``like``, as given by the case (``tasks.as_given``)."""
+    """The specs of the leaves of ``like``, as given by the case (``closed_forms.as_given``)."""
 
     def spec(path, _):
         return P(*(tuple(entry) if isinstance(entry, list) else entry for entry in case.given["specs"][path]))
@@ -118,7 +118,7 @@ def wrap_shard_params(function: Any, case: Case[Leaves]) -> Wrapped:
         output_checks.same_tree("shards", shards, params)
         specs = output_checks.same_tree("specs", specs, params, is_leaf=lambda s: isinstance(s, P))
         for (path, shard), spec in zip(jax.tree.leaves_with_path(shards), jax.tree.leaves(specs), strict=True):
-            _check_spec(f"leaf {path_name('', path)} on mesh {case.mesh_text}", shard, spec, axis)
+            check_spec(f"leaf {path_name('', path)} on mesh {case.mesh_text}", shard, spec, axis)
         return shards, specs
 
     def program(params):
@@ -129,7 +129,7 @@ def wrap_shard_params(function: Any, case: Case[Leaves]) -> Wrapped:
     return Wrapped(program, {"params": shapes}, specs, lambda: {"values": found["specs"]}, {"params": "state"})
 
 
-def _check_spec(where: str, shard: Any, spec: Any, axis: str) -> None:
+def check_spec(where: str, shard: Any, spec: Any, axis: str) -> None:
     if not isinstance(spec, P):
         raise Mismatch(f"{where}: its spec is {output_checks.describe(spec)}, expected a PartitionSpec")
     shown = f"its spec {output_checks.show_spec(spec)}"

@@ -105,7 +105,7 @@ def step_facts(judged: Judged) -> list[Fact]:
     slow = "What is computed more often than it must be?"
     too_much = "What is kept of every tick until the backward pass comes to it? A tick's input would do."
     return [
-        *facts.values_and_gradients(judged.cases, values, gradients),
+        *facts.values_and_gradients(judged.cases, values, gradients, step=True),
         limits.exposed_over_within(judged, EXPOSED, "data", exposed, weight=4, than=limits.NAIVE),
         limits.flops_within(judged, FLOPS, slow),
         limits.temporaries_within(judged, TEMPORARIES, too_much, weight=2),

@@ -18,6 +18,15 @@ READ = {
     "all-reduce bytes": ("pipeline", "Whose gradient, and how large"),
     "live temporaries": ("pipeline", "What the backward pass keeps"),
     "other collectives": ("pipeline", "What is sent"),
+    "split_microbatches.values": ("pipeline", "Microbatches"),
+    "pipeline_tick.values": ("pipeline", "The bubble"),
+    "pipeline_tick.gradients": ("pipeline", "The bubble"),
+    "pipeline_tick.gradient norm": ("pipeline", "The bubble"),
+    "execute_pipeline.values": ("pipeline", "The bubble"),
+    "execute_pipeline.gradients": ("pipeline", "The bubble"),
+    "execute_pipeline.gradient norm": ("pipeline", "The bubble"),
+    "pipeline_loss.values": ("pipeline", "Whose gradient, and how large"),
+    "pipeline_train_step.values": ("pipeline", "Whose gradient, and how large"),
 }
 
 PROMISES = {
@@ -68,7 +77,7 @@ PROMISES = {
         "`key` is the same on every device": (),
         "Place `i` on `data_axis` uses": ("values", "gradients"),
         "| temporaries that live at once |": ("live temporaries",),
-        "| all-reduce | each leaf and two numbers once": ("all-reduce bytes",),
+        "| all-reduce | over `data_axis` once: each leaf": ("all-reduce bytes",),
         "recomputing a stage sends nothing": ("permute bytes",),
         "| any other collectives | as in": ("loss bytes",),
         "MiB of temporaries": ("live temporaries",),

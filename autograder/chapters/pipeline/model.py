@@ -256,7 +256,7 @@ def step_facts(judged: Judged) -> list[Fact]:
         return e.case.sizes.steps * shared_bytes(e, 0)
 
     return [
-        *facts.values_and_gradients(judged.cases, values, gradients),
+        *facts.values_and_gradients(judged.cases, values, gradients, step=True),
         limits.temporaries_at_most(judged, most_bytes, too_much, weight=4),
         facts.bytes_sent(
             "all-reduce bytes", judged.all, "all_reduce", lambda e: _reduced(e)[1], least=lambda e: _reduced(e)[0]

@@ -268,6 +268,11 @@ def attention_oracle(inputs: dict[str, Any], case: Case[Heads]) -> dict[str, Any
     return jax.tree.map(lambda a: a.astype(np.float32), {"values": values, "gradients": gradients})
 
 
+_LATER = (
+    "If the queries of the first chunk are right and later ones wrong: what happens to the sum and to the values so "
+    "far when a later chunk has a larger score?"
+)
+_MAXIMUM = "Which maximum is −∞ when it is subtracted, or 0 where all scores are far below 0?"
 _SQUARE = "Which array has an element for each pair of a query and a key, even if it is made in parts?"
 _ALIVE = "What of each chunk is still there when all chunks have been seen?"
 _TWICE_ATTENDED = "How often is the product of queries and keys taken, and how often that of weights and values?"
@@ -276,8 +281,8 @@ _TWICE_ATTENDED = "How often is the product of queries and keys taken, and how o
 def attention_facts(judged: Judged) -> list[Fact]:
     how: dict[str, Any] = {"least": LEAST_WORK}
     return [
-        facts.arrays_match("values", judged.cases, "values", tolerance=TOLERANCE),
-        facts.arrays_match("gradients", judged.cases, "gradients", tolerance=TOLERANCE, weight=2),
+        facts.arrays_match("values", judged.cases, "values", _LATER, tolerance=TOLERANCE, not_finite=_MAXIMUM),
+        facts.arrays_match("gradients", judged.cases, "gradients", tolerance=TOLERANCE, weight=2, not_finite=_MAXIMUM),
         limits.largest_within(judged, _quarter, _SQUARE, weight=2, **how),
         limits.temporaries_within(judged, 0.4, _ALIVE, than=limits.NAIVE, **how),
         limits.flops_within(judged, 1.35, _TWICE_ATTENDED, than=limits.NAIVE, **how),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -306,10 +307,26 @@ def _kept_in_float32(e: Evidence) -> Fact:
     return facts.at(e, "float32 parameters", Kind.VALUES, message, right, len(names), **how)
 
 
+_SCALE = "A skipped step halves it, but never below 1; the last of `growth_interval` good steps in a row doubles it."
+_GOOD = "It counts good steps in a row: from 0 again after a skipped step, and where the scale doubles."
+
+
+def _by_step(name: str, rule: str, e: Evidence) -> Fact:
+    """Compare a part of the state after every step, and report the first wrong one: later ones follow from it."""
+    leaf = name.replace(" ", "_")
+    fact = facts.arrays_match(name, [e], leaf, rule, tolerance=0)
+    if fact.passed or fact.unit != Unit.RELATIVE:
+        return fact
+    found, right = e.measured[leaf], e.expected[leaf]
+    step = int(np.argmax(found != right))
+    said = "" if e.secret else f": measured {found[step]:g}, expected {right[step]:g}"
+    message = f"in the case {e.case.name!r} it is first wrong at step {step}, counted from 0{said}. {rule}"
+    return replace(fact, message=message)
+
+
 # Where steps are stacked, the first index is the step.
 _VALUES = "The first index is the step, from 0. Is it to be skipped? If not: in which dtype is a gradient divided? "
 _LOSSES = "It is the loss before the update, without the scale. Were the parameters right that it was taken at? "
-_SCALE = "The index is the step, from 0. Which steps so far were good, and which of them ended an interval? "
 _HALVES = "What dtype do the parameters have that the loss function gets?"
 
 
@@ -320,8 +337,8 @@ def scaling_facts(judged: Judged) -> list[Fact]:
         facts.arrays_match("losses", cases, "losses", _LOSSES, tolerance=HALF_TOLERANCE),
         facts.worst([_skipped(e) for e in cases]),
         facts.worst([_kept_in_float32(e) for e in cases]),
-        facts.arrays_match("scale", cases, "scale", _SCALE, tolerance=0),
-        facts.arrays_match("good steps", cases, "good_steps", _SCALE, tolerance=0),
+        facts.worst([_by_step("scale", _SCALE, e) for e in cases]),
+        facts.worst([_by_step("good steps", _GOOD, e) for e in cases]),
         facts.products_of("product dtypes", cases, "f16", _HALVES),
     ]
 

@@ -24,6 +24,14 @@ READ = {
     "collectives forward": ("tensor_parallel", "Two layers, one pair of collectives"),
     "predicted time": ("tensor_parallel", "What it costs"),
     "all-reduce bytes": ("tensor_parallel", "The scale of a gradient"),
+    "init_dense.values": ("tensor_parallel", "The first numbers"),
+    "column_parallel_dense.values": ("tensor_parallel", "What travels"),
+    "row_parallel_dense.values": ("tensor_parallel", "What travels"),
+    "tp_mlp.values": ("tensor_parallel", "Two layers, one pair of collectives"),
+    "tp_mlp.gradients": ("tensor_parallel", "Two layers, one pair of collectives"),
+    "tp_attention.values": ("tensor_parallel", "Two layers, one pair of collectives"),
+    "tp_attention.gradients": ("tensor_parallel", "Two layers, one pair of collectives"),
+    "tp_train_step.values": ("tensor_parallel", "The scale of a gradient"),
 }
 
 _GATHERED, _SCATTERED, _OTHERS = "all-gather bytes", "reduce-scatter bytes", "other collectives"

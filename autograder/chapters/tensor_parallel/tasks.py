@@ -361,7 +361,7 @@ def step_facts(judged: Judged) -> list[Fact]:
     cases = judged.cases
     two, three = partial(_travels, times=2), partial(_travels, times=3)
     return [
-        *facts.values_and_gradients(cases, gradients=whose, weight=3),
+        *facts.values_and_gradients(cases, gradients=whose, weight=3, step=True),
         facts.bytes_sent("all-gather bytes", cases, "all_gather", three, least=two),
         facts.bytes_sent("reduce-scatter bytes", cases, "reduce_scatter", two),
         facts.bytes_sent("all-reduce bytes", cases, "all_reduce", _apart, least=_together),

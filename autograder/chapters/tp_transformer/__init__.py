@@ -23,6 +23,13 @@ READ = {
     "bytes in one piece": ("tp_transformer", "Rings in the layers"),
     "exposed communication": ("tp_transformer", "Rings in the layers"),
     "largest temporary": ("tp_transformer", "A vocabulary in parts"),
+    "tp_transformer_block.values": ("tp_transformer", "What a block is given"),
+    "parallel_transformer_block.values": ("tp_transformer", "One after the other, or side by side"),
+    "vocab_parallel_embed.values": ("tp_transformer", "A vocabulary in parts"),
+    "vocab_parallel_embed.gradients": ("tp_transformer", "A vocabulary in parts"),
+    "vocab_parallel_loss.values": ("tp_transformer", "A vocabulary in parts"),
+    "vocab_parallel_loss.gradients": ("tp_transformer", "A vocabulary in parts"),
+    "tp_transformer_step.values": ("tp_transformer", "Whose gradient, and how large"),
 }
 
 # Facts that enforce each sentence of a specification; none where it explains.
@@ -61,7 +68,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "vocab_parallel_embed": {
         "exactly one device has something to give": (),
-        "must not become an index outside of its table": ("values",),
+        "must not become an index outside of that part": ("values",),
         "`max_seq` may be larger than `seq`": ("values",),
         "| reduce-scatter |": SCATTERED,
         "| all-gather |": GATHERED,
@@ -71,7 +78,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "vocab_parallel_loss": {
         "Here the largest of *all* devices' is needed": ("values",),
         "one part of the vocabulary has logits 300 above another's": ("values", "gradients"),
-        "nobody ever needs more": (),
+        "no device ever needs more": (),
         "Use the `gather_matmul` that you are handed": ("bytes sent",),
         "`targets` are whole": (),
         "the same on every device of the axis, and typed so": NUMBERS,

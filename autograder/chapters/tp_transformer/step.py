@@ -131,7 +131,7 @@ def step_facts(judged: Judged) -> list[Fact]:
     sent = "What travels more often than twice in each direction for a layer?"
     rings = "The embedding scatters its rows, and gathers their gradient. Which block, or the loss, has no ring?"
     return [
-        *facts.values_and_gradients(judged.cases, gradients=gradients),
+        *facts.values_and_gradients(judged.cases, gradients=gradients, step=True),
         limits.exposed_within(judged, EXPOSED, exposed, than=limits.NAIVE, weight=4, gains=True),
         limits.largest_within(judged, half_of_logits, logits, weight=2),
         facts.bytes_at_most("activation bytes", judged.all, MOVES, lambda e: most_moved(e.case), sent),

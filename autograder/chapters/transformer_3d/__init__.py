@@ -27,6 +27,11 @@ READ = {
     "every choice can be placed": ("planning", "What can be chosen"),
     "memory fits": ("planning", "What is counted as memory"),
     "predicted MFU": ("planning", "What is counted as time"),
+    "init_3d.values": ("transformer_3d", "Who holds what"),
+    "whole_weights.values": ("transformer_3d", "Who holds what"),
+    "stage_3d.values": ("transformer_3d", "Once for a repeat"),
+    "layers_3d.values": ("transformer_3d", "Once for a repeat"),
+    "train_step_3d.values": ("transformer_3d", "Whose gradient, and how large"),
 }
 
 GATHERED, SCATTERED = "all-gather bytes over data", "reduce-scatter bytes over data"

@@ -204,7 +204,7 @@ def step_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
 
 def step_facts(judged: Judged) -> list[Fact]:
     gradients = "Is the gradient complete, and is it scaled by one number, the same on every device? "
-    return [*facts.values_and_gradients(judged.cases, gradients=gradients), *sent_facts(judged.cases)]
+    return [*facts.values_and_gradients(judged.cases, gradients=gradients, step=True), *sent_facts(judged.cases)]
 
 
 _TWENTY = _TWO_LAYERS.but(steps=20, rate_scale=0.6)

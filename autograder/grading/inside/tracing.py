@@ -3,6 +3,7 @@
 import ast
 import errno
 import inspect
+import math
 import os
 import re
 import signal
@@ -240,6 +241,10 @@ def _lines_in(text: str, locate: Locate) -> Iterator[str]:
 
 def _named_by_jax(original: str, inner: list[FrameType], axes: Sequence[str]) -> str:
     """Reword JAX errors that lack a message in its usual terms: a missing axis, a pair out of range."""
+    for frame in inner if "destinations must be unique" in original else ():  # JAX counts them modulo the size first
+        pairs, size = frame.f_locals.get("perm") or (), frame.f_locals.get("group_size") or math.inf
+        if beyond := [device for pair in pairs for device in pair if device >= size]:
+            return f"IndexError: no_such_device: {max(beyond)} of {size}"
     for frame in (
         inner if axes and original in ("AssertionError", "KeyError", "IndexError: list index out of range") else ()
     ):

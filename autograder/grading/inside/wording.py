@@ -58,6 +58,11 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         "in these pairs a device sends twice or receives twice: in one ppermute each may send once and receive once",
     ),
     (
+        r"no_such_device: (\d+) of (\d+)",
+        r"a pair of this ppermute names device \1, and the axis has \2 here, 0 the first. How many it has differs from "
+        "case to case: lax.axis_size(axis_name)",
+    ),
+    (
         r"no_such_device: (.*)",
         r"a pair of this ppermute names a device that is not there: \1. Counting round a ring ends with % size",
     ),
@@ -94,9 +99,21 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         "the loop's body gives None for its carry: is its `return` missing?",
     ),
     (
+        r"carry input and (?:carry )?output must have the same pytree[\s\S]*?PyTreeDef\(\*\)\s[\s\S]*?"
+        r"PyTreeDef\(None\)",
+        "an array comes into the loop's body as its carry and None goes out: is its `return` missing? The body of "
+        "lax.scan returns (carry, what is stacked), in this order",
+    ),
+    (
+        r"carry input and (?:carry )?output must have the same pytree[\s\S]*?PyTreeDef\((.*)\)\s[\s\S]*?"
+        r"PyTreeDef\((.*)\)\s",
+        r"a loop's body must return its carry in the form in which it was given: \1 comes in and \2 goes out (* is an "
+        "array)",
+    ),
+    (
         r"carry input and (?:carry )?output must have the same pytree",
-        "a loop's body must return its carry in the form in which it was given: a tuple of two comes in and something "
-        "of another form goes out",
+        "a loop's body must return its carry in the form in which it was given: as many parts, in the same tuples or "
+        "dicts",
     ),
     (
         r"Scan body function must return a pair|scan body function output must be a pair|scan.*must be a pair",

@@ -111,6 +111,20 @@ _COLLECTIVES = [
     ),
     Mistake(
         "ring_all_to_all",
+        "number of devices hard-coded",
+        r"names device 7, and the axis has 3 here.*lax\.axis_size\(axis_name\)",
+        {"size, index = lax.axis_size(axis_name)": "size, index = 8"},
+        line="arriving = lax.ppermute(leaving, axis_name, pairs)",
+        never="sends twice",
+    ),
+    Mistake(
+        "ring_all_gather",
+        "one step too many",
+        r"in 1 of its 8 runs forward and 1 of 8 backward: does the loop make one step too many",
+        {"lax.fori_loop(0, size - 1, pass_on": "lax.fori_loop(0, size, pass_on"},
+    ),
+    Mistake(
+        "ring_all_to_all",
         "index past the end of the pairs",
         r"IndexError: list index out of range",
         {
@@ -372,7 +386,7 @@ _COLLECTIVES = [
     Mistake(
         "ring_all_gather",
         "JAX's own collective",
-        r"all-gather.*allowed here: permute",
+        r"Collectives that are not allowed earn nothing.*all-gather.*allowed here: permute",
         {"    return place(whole, last, size - 1)": "    return lax.all_gather(x, axis_name, tiled=True)"},
         line="return lax.all_gather(x, axis_name, tiled=True)",
     ),
@@ -493,6 +507,15 @@ _PIPELINE = [
         r"pipeline_tick.* not written yet",
         inside="pipeline_tick",
         never="execute_pipeline is not written yet",
+    ),
+    Mistake(
+        "execute_pipeline",
+        "one tick too many",
+        r"in 1 of its 10 runs forward and 1 of 10 backward: does the loop make one step too many",
+        {
+            "num_microbatches + num_stages - 1)": "num_microbatches + num_stages)",
+            "num_stages - 1 :]": "num_stages - 1 : -1]",
+        },
     ),
     Mistake(
         "execute_pipeline",
@@ -645,8 +668,21 @@ _DATA_PARALLEL = [
     Mistake(
         "train_step_dp",
         "mean of the means",
-        r"values|loss",
+        r"begin with “gradients”.*only 21 bytes are missing",
         {'share = jnp.sum(microbatch["mask"]) / count': "share = 1 / (num_microbatches * lax.axis_size(axis_name))"},
+        never="does decay pull|less is sent than should be",
+    ),
+    Mistake(
+        "train_step_dp",
+        "parameters that are the same everywhere",
+        r"JAX put these all-reduces into the backward pass.*the same on all devices",
+        {
+            "microbatch))(varying)": "microbatch))(params)",
+            'to="varying"), varying))': 'to="varying"), params))',
+            "loss, gradients = lax.psum(total, axis_name)": "loss, gradients = lax.psum(total[0], axis_name), total[1]",
+        },
+        line="found = jax.value_and_grad(lambda p: share * full_loss(model, p, microbatch))(params)",
+        never="course's line|where does each of yours run",
     ),
     Mistake(
         "train_step_dp",
@@ -756,11 +792,30 @@ _OTHERS = [
         never="def gather_params",
     ),
     Mistake(
+        "fsdp_train_step",
+        "divided before the scatter",
+        r"more of it than in the reference nothing computes; [\d.]+ ms of the critical path are reduce-scatter",
+        {
+            "psum_scatter(gradient,": "psum_scatter(gradient / lax.axis_size(axis_name),",
+            "return total / lax.axis_size(axis_name)": "return total",
+        },
+        line='x = layers(shards["layers"], x)',
+        never="dot-general|advice",
+    ),
+    Mistake(
         "scan_layers",
         "result of the scan returned whole",
         r"a tuple",
         {"x, _ = lax.scan": "x = lax.scan"},
         line="return x",
+    ),
+    Mistake(
+        "scan_layers",
+        "what is stacked before the carry",
+        r"comes into the loop's body as its carry and None goes out.*\(carry, what is stacked\), in this order",
+        {"(layer(params, x), None)": "(None, layer(params, x))"},
+        line="x, _ = lax.scan(lambda x, params: (None, layer(params, x)), x, stacked_params)",
+        never="tuple of two",
     ),
     Mistake(
         "scan_layers",
@@ -787,6 +842,31 @@ _OTHERS = [
         CANNOT_BRANCH,
         {"jnp.where(finite, p - learning_rate * g, p)": "p - learning_rate * g if finite else p"},
         line="params = jax.tree.map(lambda p, g: p - learning_rate * g if finite else p, params, gradients)",
+    ),
+    Mistake(
+        "scaled_step",
+        "no floor under the scale",
+        r"scale in the case .* it is first wrong at step 0, counted from 0: measured 0.5, expected 1\..*never below 1",
+        {'jnp.maximum(state["scale"] / 2, 1)': 'state["scale"] / 2'},
+    ),
+    Mistake(
+        "scaled_step",
+        "counter that goes on after a skipped step",
+        r"good steps in the case .* it is first wrong at step \d.*from 0 again after a skipped step",
+        {'jnp.where(finite, state["good_steps"] + 1, 0)': 'state["good_steps"] + 1'},
+        never="which part is never written",
+    ),
+    Mistake(
+        "chunked_attention",
+        "sum that is not rescaled",
+        r"what happens to the sum and to the values so far when a later chunk has a larger score",
+        {"total = total * shrink": "total = total"},
+    ),
+    Mistake(
+        "chunked_attention",
+        "maximum that begins at 0",
+        r"NaN.*Which maximum is −∞ when it is subtracted, or 0 where all scores are far below 0",
+        {"nothing - jnp.inf": "nothing"},
     ),
     Mistake(
         "chunked_attention",

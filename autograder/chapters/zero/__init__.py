@@ -1,0 +1,86 @@
+"""The contract of ``zero``: every device updates its part of the model."""
+
+from autograder.chapters.zero.tasks import GLOBAL_NORM, SHARD_OPTIMIZER_STATE, SHARDED_ADAMW, ZERO1_STEP, ZERO2_STEP
+from autograder.contract.task import Contract
+
+READ = {
+    "values": ("zero", "Mistakes that cost people days"),
+    "gradients": ("zero", "What Adam hides"),
+    "gradient norm": ("zero", "What Adam hides"),
+    "split dims": ("fsdp", "Which leaves, and along which dim"),
+    "state bytes per device": ("zero", "Three stages"),
+    "communication": ("zero", "Three stages"),
+    "all-reduces": ("zero", "One norm for all devices"),
+    "all-gather bytes": ("zero", "The update between the halves"),
+    "reduce-scatter bytes": ("zero", "Microbatches: when stage 2 is a bad trade"),
+    "all-reduce bytes": ("zero", "The update between the halves"),
+    "other collectives": ("zero", "The update between the halves"),
+    "live temporaries": ("zero", "A layer's gradient at a time"),
+}
+
+VALUES = ("values", "gradients", "gradient norm")
+SENT = {
+    "| all-gather |": ("all-gather bytes",),
+    "| all-reduce |": ("all-reduce bytes",),
+    "| any other collective |": ("other collectives",),
+}
+STEP = {
+    **SENT,
+    "| reduce-scatter |": ("reduce-scatter bytes",),
+    "| temporaries that live at once |": ("live temporaries",),
+    "``(params, state, loss, norm)``: updated parameters and state": VALUES,
+}
+# Pieces of the notebook's text, and the facts that hold them.
+PROMISES = {
+    "shard_optimizer_state": {
+        "Split leaves by the rule of `shard_params`": ("split dims", "state bytes per device"),
+        "Return the state and the specs of the parts.": ("values", "split dims"),
+        "| bytes of state on each device |": ("state bytes per device",),
+        "| communication |": ("communication",),
+        "``(state, specs)``. The state is": ("values", "split dims"),
+    },
+    "global_norm": {
+        "Take two devices.": (),
+        "Count each element exactly once, on any mesh.": ("values",),
+        "is whole, and the same on every device": ("values",),
+        "| all-reduce |": ("all-reduces",),
+        "| bytes sent per device |": ("all-reduce bytes",),
+        "| any other collective |": ("other collectives",),
+        "A scalar, the same on every device.": ("values",),
+    },
+    "sharded_adamw": {
+        **SENT,
+        "Write the part of a step that follows the backward pass.": (),
+        "leaves that stay whole are already averaged": (),
+        "Take the global norm.": ("values",),
+        "Otherwise leave it as it is.": ("values",),
+        "Update the moments with the clipped gradient": ("values",),
+        "Update *this device's part* of each parameter:": ("values",),
+        "Put the parameters together again": ("values", "all-gather bytes"),
+        "Return the norm before clipping": ("values",),
+        "``(params, state, norm)``: the updated parameters, whole": ("values",),
+    },
+    "zero1_step": {
+        **STEP,
+        "Write the step: loss and gradient": (),
+        "The gradient of a leaf that stays whole is averaged, once.": ("gradients", "all-reduce bytes"),
+        "after one step and after three must equal one device's": VALUES,
+    },
+    "zero2_step": {
+        **STEP,
+        "ZeRO-2 never has it.": ("live temporaries",),
+        "Write the step.": (),
+        "Take this device's rows in `num_microbatches` equal parts": ("values",),
+        "JAX's own derivative of a scan over layers is not enough": ("live temporaries",),
+        "So write the backward pass as a scan of your own": ("live temporaries",),
+        "added up as they are, and averaged over devices once a step": ("all-reduce bytes",),
+        "A scan's carry must have the same type": (),
+    },
+}
+
+CONTRACT = Contract(
+    "zero",
+    (SHARD_OPTIMIZER_STATE, GLOBAL_NORM, SHARDED_ADAMW, ZERO1_STEP, ZERO2_STEP),
+    question_points=2,
+    read=READ,
+)

@@ -1,0 +1,390 @@
+"""How the functions of ``zero`` are judged: which parts a device holds, what one device makes of it, what is sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from autograder.chapters.closed_forms import as_given, ring, split_spec
+from autograder.chapters.zero.wrapping import (
+    MOMENTS,
+    Leaves,
+    NormLeaves,
+    Training,
+    axes_of,
+    axis_given,
+    config_of,
+    devices_of,
+    leaf_shapes,
+    of_leaves,
+)
+from autograder.contract import facts, limits
+from autograder.contract.case import ModelSizes
+from autograder.contract.case_builders import axis_of, axis_size, build_model, params_of
+from autograder.contract.draws import ODD, draw_batches, draw_leaves, meshes, unseen_case, unseen_model
+from autograder.contract.facts import resident_bytes
+from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
+from course.model import full_loss
+
+WRAPPINGS = wrappings("zero")
+
+# shard_optimizer_state: zeros, and how they are split.
+
+
+def _split_rule(case: Case[Leaves], shape: tuple[int, ...]) -> P:
+    return split_spec(shape, axis_size(case), case.sizes.min_size, axis_of(case))
+
+
+def shard_optimizer_state_oracle(inputs: dict[str, Any], case: Case[Leaves]) -> dict[str, Any]:
+    moments = {name: jax.tree.map(np.zeros_like, inputs["params"]) for name in MOMENTS}
+    return {"values": {**moments, "count": np.zeros((), np.int32)}}
+
+
+def shard_optimizer_state_facts(judged: Judged) -> list[Fact]:
+    def rules(e: Evidence) -> list[P]:
+        return [P(), *2 * [_split_rule(e.case, leaf.shape) for leaf in e.inputs]]
+
+    def resident(e: Evidence, split: bool = True) -> int:
+        shapes = [(), *2 * [leaf.shape for leaf in e.inputs]]
+        specs = rules(e) if split else [P()] * len(shapes)
+        return sum(resident_bytes(s, spec, e.case.mesh) for s, spec in zip(shapes, specs, strict=True))
+
+    def given(case: Case[Any]) -> str:
+        return f"axis_name {axis_of(case)!r}, min_size {case.sizes.min_size}"
+
+    cases = judged.cases
+    return [
+        facts.arrays_match("values", cases, "values", "What does the optimizer know before the first update? "),
+        facts.specs_match(cases, rules, given),
+        facts.state_bytes(cases, resident, lambda e: resident(e, split=False)),
+        facts.only_collectives("communication", cases, ()),
+    ]
+
+
+def _unseen_leaves(rng: np.random.Generator) -> Case[Leaves]:
+    unit, low = int(rng.choice([12, 24, 40])), int(rng.choice([32, 96, 128]))
+    return unseen_case(rng, Leaves(unit=unit, min_size=low, turn=int(rng.integers(1, 8))), *ODD)
+
+
+SHARD_OPTIMIZER_STATE = Task(
+    wrapping=WRAPPINGS["shard_optimizer_state"],
+    points=1,
+    point=("state bytes per device",),
+    cases=meshes(Leaves(), three=Leaves(unit=12, min_size=40)),
+    unseen=_unseen_leaves,
+    draw=lambda rng, case: {"params": draw_leaves(rng, leaf_shapes(case))},
+    oracle=shard_optimizer_state_oracle,
+    facts=shard_optimizer_state_facts,
+    naive_memory="keeps_whole_moments",
+)
+
+# global_norm: leaves that are whole, and split over one axis, another, or both.
+
+
+def _groups(case: Case[NormLeaves]) -> list[int]:
+    """For each set of axes that leaves are split over, how many devices it has; sets of one device left out."""
+    specs = jax.tree.leaves(of_leaves(case, lambda _, spec: frozenset(jax.tree.leaves(tuple(spec)))))
+    sizes = [math.prod(case.mesh[axis] for axis in axes) for axes in set(specs)]
+    return [size for size in sizes if size > 1]
+
+
+def global_norm_oracle(inputs: dict[str, Any], case: Case[NormLeaves]) -> dict[str, Any]:
+    return {"values": np.repeat(norm_of(inputs["tree"]), math.prod(case.mesh.values()))}
+
+
+def norm_of(tree: Any) -> np.float32:
+    """The Euclidean norm of all leaves together."""
+    return np.float32(np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(tree))))
+
+
+def global_norm_facts(judged: Judged) -> list[Fact]:
+    cases, once = judged.cases, "One for each set of axes that leaves are split over."
+    return [
+        facts.arrays_match("values", cases, "values", "How often does each element of each leaf count? ", weight=2),
+        facts.times_sent("all-reduces", cases, "all_reduce", lambda e: len(_groups(e.case)), once, fewer=True),
+        facts.bytes_sent(
+            "all-reduce bytes", cases, "all_reduce", lambda e: sum(ring(n, 4) for n in _groups(e.case)), times=(0, 1)
+        ),
+        facts.only_collectives("other collectives", cases, ("all_reduce",)),
+    ]
+
+
+def _norm_case(mesh: dict[str, int], unit: int = 16, quick: bool = False) -> Case[NormLeaves]:
+    return Case(" x ".join(f"{axis}={size}" for axis, size in mesh.items()), mesh, NormLeaves(unit=unit), quick)
+
+
+GLOBAL_NORM = Task(
+    wrapping=WRAPPINGS["global_norm"],
+    points=2,
+    point=("all-reduce bytes", "other collectives"),
+    cases=(
+        _norm_case({"data": 4, "tensor": 2}, quick=True),
+        _norm_case({"pipe": 3, "tensor": 2}, 12, quick=True),
+        _norm_case({"data": 8}),
+        _norm_case({"data": 2, "tensor": 1}),
+        _norm_case({"data": 1}),
+    ),
+    unseen=lambda rng: unseen_case(
+        rng, NormLeaves(unit=int(rng.choice([8, 24])), turn=int(rng.integers(1, 8))), (2, 4), (2, 2), (3, 2), (5,)
+    ),
+    draw=lambda rng, case: draw_leaves(rng, GLOBAL_NORM.wrap(print, case).inputs),
+    oracle=global_norm_oracle,
+    facts=global_norm_facts,
+    naive_memory="gathers_every_leaf",
+)
+
+# sharded_adamw and the steps: AdamW behind clipping, on one device.
+
+
+def specs_of(case: Case[Training]) -> Any:
+    """Specs of the optimizer's parts; the dim that stacks layers is never split."""
+
+    def split(part: str, leaf: Any) -> P:
+        return split_spec(leaf.shape, devices_of(case), case.sizes.min_size, axis_given(case), int(part == "layers"))
+
+    return {part: jax.tree.map(partial(split, part), tree) for part, tree in params_of(case).items()}
+
+
+def on_each(tree: Any, case: Case[Training]) -> Any:
+    """Every device's copy, stacked."""
+    return jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], devices_of(case), 0), tree)
+
+
+def of_parts(tree: Any, case: Case[Training]) -> Any:
+    """Leaves that are split, put together; of the others every device's copy."""
+    return jax.tree.map(
+        lambda leaf, spec, copies: leaf if any(spec) else copies, tree, specs_of(case), on_each(tree, case)
+    )
+
+
+def adamw(params: Any, state: Any, gradients: Any, case: Case[Training]) -> tuple[Any, Any, np.float32]:
+    """An update of AdamW behind clipping by the global norm, in float64: parameters, state and norm."""
+    config, norm, count = config_of(case), norm_of(gradients), state["count"] + 1
+
+    def update(part: str, p: Any, m: Any, v: Any, g: Any) -> Any:
+        g = np.float64(g) * min(1, config.clip / norm)
+        m = config.beta1 * m + (1 - config.beta1) * g
+        v = config.beta2 * v + (1 - config.beta2) * g**2
+        mean, square = m / (1 - config.beta1**count), v / (1 - config.beta2**count)
+        decay = config.weight_decay if p.ndim - (part == "layers") > 1 else 0
+        after = p - config.learning_rate * (mean / (np.sqrt(square) + config.eps) + decay * p)
+        return tuple(np.float32(x) for x in (after, m, v))
+
+    trees = params, state["m"], state["v"], gradients
+    found = {part: jax.tree.map(partial(update, part), *(tree[part] for tree in trees)) for part in params}
+    params, m, v = jax.tree.transpose(jax.tree.structure(params), jax.tree.structure((0, 0, 0)), found)
+    return params, {"m": m, "v": v, "count": np.int32(count)}, norm
+
+
+def draw_state(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
+    """Parameters, and moments as of several updates: no root of a square is so small that it is a rounding error."""
+    shapes = params_of(case)
+    params = draw_leaves(rng, shapes, rng.uniform(0.2, 0.4))
+    v = jax.tree.map(lambda s: rng.uniform(0.5, 2, s.shape).astype(np.float32) * np.float32(1e-3), shapes)
+    state = {"m": draw_leaves(rng, shapes, 0.02), "v": v, "count": np.int32(case.sizes.count)}
+    return {"params": params, "state": state}
+
+
+def draw_adamw(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
+    return {**draw_state(rng, case), "gradients": draw_leaves(rng, params_of(case), rng.uniform(0.05, 0.1))}
+
+
+def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
+    rows = case.sizes.rows * devices_of(case)
+    return {**draw_state(rng, case), "batch": draw_batches(rng, case.sizes, rows, case.sizes.steps)}
+
+
+def adamw_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
+    params, state, norm = adamw(inputs["params"], inputs["state"], inputs["gradients"], case)
+    return {"values": results(params, state, norm, case)}
+
+
+def results(params: Any, state: Any, norm: Any, case: Case[Training]) -> dict[str, Any]:
+    """As the wrapper returns them."""
+    moments = {name: of_parts(state[name], case) for name in MOMENTS}
+    state = {**moments, "count": on_each(state["count"], case)}
+    return {"params": on_each(params, case), "state": state, "norm": on_each(norm, case)}
+
+
+def step_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
+    """Steps on one device, on all rows at once; gradients of all steps added up."""
+    params, state, losses, norms, every = inputs["params"], inputs["state"], [], [], []
+    for number in range(case.sizes.steps):
+        batch = jax.tree.map(lambda rows, i=number: rows[i], inputs["batch"])
+        loss, gradients = jax.tree.map(np.asarray, _loss_and_gradients(case.sizes.model)(params, batch))
+        params, state, norm = adamw(params, state, gradients, case)
+        losses, norms, every = [*losses, loss], [*norms, norm], [*every, gradients]
+    values = results(params, state, np.stack(norms), case) | {"loss": on_each(np.stack(losses), case)}
+    return {"values": values, "gradients": of_parts(jax.tree.map(lambda *g: np.sum(g, 0), *every), case)}
+
+
+@lru_cache(maxsize=32)
+def _loss_and_gradients(sizes: ModelSizes) -> Any:
+    return jax.jit(jax.value_and_grad(partial(full_loss, build_model(sizes))))
+
+
+def split_and_whole(e: Evidence) -> tuple[int, int]:
+    """Bytes of the parameters that are split, and of those that stay whole."""
+    moments = [leaf for leaf in e.inputs if leaf.name.startswith("state/m/")]
+    split = sum(4 * math.prod(leaf.shape) for leaf in moments if any(leaf.spec))
+    return split, sum(4 * math.prod(leaf.shape) for leaf in moments) - split
+
+
+def one_way(e: Evidence) -> float:
+    """(n-1)/n of the split leaves: what a device sends in an all-gather or a reduce-scatter of them, in all steps."""
+    n = devices_of(e.case)
+    return e.case.sizes.steps * (n - 1) / n * split_and_whole(e)[0]
+
+
+def sent_facts(evidence: list[Evidence], scatters: Callable[[Evidence], int], numbers: int, whole: bool) -> list[Fact]:
+    """What goes where: ``scatters`` reduce-scatters a step, one all-gather, and all-reduces of ``numbers`` scalars.
+
+    With ``whole``, the gradients of leaves that stay whole are all-reduced as well.
+    """
+
+    def reduced(e: Evidence) -> float:
+        size = 4 * numbers + (split_and_whole(e)[1] if whole else 0)
+        return e.case.sizes.steps * ring(devices_of(e.case), size)
+
+    kinds = ("all_gather", "all_reduce", *(["reduce_scatter"] if whole else []))
+    found = [
+        facts.bytes_sent("all-gather bytes", evidence, "all_gather", one_way, axes=lambda case: axes_of(case)),
+        facts.bytes_sent("all-reduce bytes", evidence, "all_reduce", reduced),
+        facts.only_collectives("other collectives", evidence, kinds),
+    ]
+    if whole:
+        scattered = facts.bytes_sent(
+            "reduce-scatter bytes",
+            evidence,
+            "reduce_scatter",
+            lambda e: scatters(e) * one_way(e),
+            hint="How often does each element of a gradient travel?",
+        )
+        found.insert(0, scattered)
+    return found
+
+
+UPDATE = "Where the gradients are right, look at the update: the clipping, the two corrections, the decay. "
+NORM = "Is it the mean over the rows of all devices, of each leaf? "
+
+
+def sharded_adamw_facts(judged: Judged) -> list[Fact]:
+    update = "Which factor clips, how many updates have been made by now, and which leaves decay? "
+    return [
+        facts.arrays_match("values", judged.cases, "values", update, weight=2),
+        *sent_facts(judged.cases, lambda _: 0, 1, whole=False),
+    ]
+
+
+# The next best version of the second stage holds another stack of parts.
+TEMPORARIES_1, TEMPORARIES_2 = 2, 1.2
+
+
+def zero1_step_facts(judged: Judged) -> list[Fact]:
+    too_much = "Which of the arrays that are whole at that moment could be parts?"
+    return [
+        *facts.values_and_gradients(judged.cases, UPDATE, NORM),
+        limits.temporaries_within(judged, TEMPORARIES_1, too_much, weight=2),
+        *sent_facts(judged.all, lambda _: 1, 2, whole=True),
+    ]
+
+
+def zero2_step_facts(judged: Judged) -> list[Fact]:
+    too_much = "Whose gradient is whole at that moment, and how soon could it be a part?"
+    return [
+        *facts.values_and_gradients(judged.cases, UPDATE, NORM),
+        limits.temporaries_within(judged, TEMPORARIES_2, too_much, weight=4),
+        *sent_facts(judged.all, lambda e: e.case.sizes.num_microbatches, 2, whole=True),
+    ]
+
+
+# As many layers as the realistic size has: a program that is written layer by layer must be the same at both sizes.
+_MLP = Training(width=16, hidden=32, num_layers=12, features=8, rows=8, num_microbatches=4)
+_TRANSFORMER = Training(width=16, hidden=32, num_layers=2, vocab=32, seq=8, rows=6, num_microbatches=3, clip=100.0)
+# Three devices divide one dim of most kernels, and not always the largest.
+_THIRDS = Training(width=12, hidden=20, num_layers=3, features=10, rows=4, num_microbatches=2, count=0)
+
+
+_LARGE = {"width": 4096, "hidden": 16384, "features": 2048, "min_size": 16384}
+# The same leaves are split, along the same dims, as at both sizes.
+_STRETCHED = {"features": 64, "width": 128, "hidden": 1024, "min_size": 1024}
+
+
+def _cases(three: Training, two: Training) -> tuple[Case[Training], ...]:
+    return (
+        Case("data=8", {"data": 8}, _MLP, quick=True),
+        Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, three, quick=True),
+        Case("node=4 x data=2, over both", {"node": 4, "data": 2}, two.but(every_axis=True)),
+        Case("data=1", {"data": 1}, _MLP.but(num_microbatches=1, rows=4)),
+    )
+
+
+def _unseen(rng: np.random.Generator) -> Case[Training]:
+    sizes = unseen_model(rng)
+    return unseen_case(
+        rng,
+        Training(
+            **sizes,
+            num_microbatches=int(rng.choice([2, 6])),
+            count=int(rng.integers(4)),
+            every_axis=bool(rng.integers(2)),
+            learning_rate=float(rng.choice([0.03, 0.07])),
+            weight_decay=float(rng.choice([0.3, 0.6])),
+            clip=float(rng.choice([0.2, 100])),
+        ),
+        (3,),
+        (6,),
+        (3, 2),
+        (2, 2),
+    )
+
+
+def _task(name: str, **how: Any) -> Task:
+    return Task(wrapping=WRAPPINGS[name], unseen=_unseen, given=lambda case: as_given(specs_of(case)), **how)
+
+
+SHARDED_ADAMW = _task(
+    "sharded_adamw",
+    points=3,
+    point=("all-gather bytes",),
+    cases=_cases(_THIRDS, _TRANSFORMER),
+    draw=draw_adamw,
+    oracle=adamw_oracle,
+    facts=sharded_adamw_facts,
+    naive_memory="gathers_moments_and_gradients",
+)
+
+ZERO1_STEP = _task(
+    "zero1_step",
+    points=2,
+    point=("all-gather bytes", "all-reduce bytes", "live temporaries"),
+    cases=_cases(_THIRDS.but(steps=3), _TRANSFORMER),
+    draw=draw_step,
+    oracle=step_oracle,
+    facts=zero1_step_facts,
+    # So few rows that what lives is the gradient.
+    at_scale=(Case("data=8, width 4096", {"data": 8}, _MLP.but(**_LARGE, rows=64)), "data=8"),
+    stretches=({"rows": 64}, _STRETCHED),
+    naive_memory="updates_whole_leaves",
+)
+
+ZERO2_STEP = _task(
+    "zero2_step",
+    points=4,
+    point=("live temporaries", "reduce-scatter bytes"),
+    cases=_cases(_THIRDS.but(steps=3), _TRANSFORMER),
+    draw=draw_step,
+    oracle=step_oracle,
+    facts=zero2_step_facts,
+    at_scale=(Case("data=8, width 4096", {"data": 8}, _MLP.but(**_LARGE, rows=1024)), "data=8"),
+    stretches=({"rows": 1024}, _STRETCHED),
+    naive_memory="keeps_whole_gradients_between_microbatches",
+)

@@ -1,0 +1,239 @@
+"""What the functions of ``zero`` are given, and the form of what they return.
+
+How leaves are split is the answer of ``shard_params``: all but the first two are given it with the case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from autograder.chapters.data_parallel.wrapping import Leaves as NormLeaves
+from autograder.chapters.data_parallel.wrapping import of_leaves
+from autograder.chapters.fsdp.wrapping import Leaves, check_spec, leaf_shapes, specs_given
+from autograder.contract import output_checks
+from autograder.contract.case import Case, ModelSizes
+from autograder.contract.case_builders import axis_of, batch_shapes, model_of, params_of, varying
+from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
+from course.mesh import abstract_mesh, shard_map_with_specs
+from course.train import AdamW
+
+MOMENTS = ("m", "v")
+COUNT = jax.ShapeDtypeStruct((), np.int32)
+__all__ = ["MOMENTS", "Leaves", "NormLeaves", "Training", "leaf_shapes", "of_leaves"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(ModelSizes):
+    """A model in training, with ``rows`` for each device and step.
+
+    Attributes:
+        rows: Of a device's batch.
+        num_microbatches: How many parts ``zero2_step`` takes them in.
+        min_size: The least size of a leaf that is split.
+        steps: How many are taken, one after the other.
+        every_axis: Whether all axes of the mesh split batch and state, or one.
+        count: Updates made before the first step.
+        learning_rate, beta1, beta2, eps, weight_decay, clip: As in ``course.train.AdamW``.
+    """
+
+    rows: int
+    num_microbatches: int = 1
+    min_size: int = 64
+    steps: int = 1
+    every_axis: bool = False
+    count: int = 2
+    learning_rate: float = 0.05
+    beta1: float = 0.8
+    beta2: float = 0.9
+    eps: float = 0.01
+    weight_decay: float = 0.4
+    clip: float = 0.3
+
+
+def axes_of(case: Case[Training]) -> tuple[str, ...]:
+    """The axes that batch and state are split over."""
+    return tuple(case.mesh) if case.sizes.every_axis else (axis_of(case),)
+
+
+def axis_given(case: Case[Training]) -> str | tuple[str, ...]:
+    """The same as a function is given them: a name, or a tuple of several."""
+    return axes_of(case) if case.sizes.every_axis and len(case.mesh) > 1 else axis_of(case)
+
+
+def devices_of(case: Case[Training]) -> int:
+    """How many devices hold different parts and rows."""
+    return math.prod(case.mesh[axis] for axis in axes_of(case))
+
+
+def config_of(case: Case[Training]) -> AdamW:
+    """The settings that a function is given."""
+    return AdamW(**{name: getattr(case.sizes, name) for name in AdamW._fields})
+
+
+def _state(what: str, state: Any, like: Any, case: Case[Any]) -> None:
+    """Raise unless it is a dict of two trees like the parameters, and of a count."""
+    expected = {**dict.fromkeys(MOMENTS, like), "count": COUNT}
+    if not isinstance(state, dict) or set(state) != set(expected):
+        shown = f"a dict of {', '.join(map(repr, state))}" if isinstance(state, dict) else output_checks.describe(state)
+        raise Mismatch(f"{what}: its state is {shown}, expected a dict of 'm', 'v' and 'count'")
+    for name, tree in expected.items():
+        output_checks.same_tree(f"{what}, {name!r}", state[name], tree)
+
+
+def _tuple(name: str, found: Any, *parts: str) -> Any:
+    """``found``, if it is a tuple of so many."""
+    if not isinstance(found, tuple) or len(found) != len(parts):
+        raise Mismatch(f"{name} returned {output_checks.describe(found)}, expected a tuple ({', '.join(parts)})")
+    return found
+
+
+def wrap_state(function: Any, case: Case[Leaves]) -> Wrapped:
+    axis, shapes, name = axis_of(case), leaf_shapes(case), "shard_optimizer_state"
+    found: dict[str, Any] = {}
+
+    def local(params):
+        state, specs = _tuple(name, function(params, axis, case.sizes.min_size), "state", "specs")
+        _state(name, state, params, case)
+        specs = output_checks.same_tree("specs", specs, params, is_leaf=lambda s: isinstance(s, P))
+        for (path, part), spec in zip(jax.tree.leaves_with_path(state["m"]), jax.tree.leaves(specs), strict=True):
+            where = f"leaf {jax.tree_util.keystr(path, simple=True, separator='/')} on mesh {case.mesh_text}"
+            check_spec(where, part, spec, axis)
+        return state, {**dict.fromkeys(MOMENTS, specs), "count": P()}
+
+    def program(params):
+        arrays, found["specs"] = shard_map_with_specs(local, abstract_mesh(case.mesh), in_specs=(P(),))(params)
+        return {"values": arrays}
+
+    return Wrapped(
+        program, {"params": shapes}, {"params": P()}, lambda: {"values": found["specs"]}, {"params": "state"}
+    )
+
+
+def wrap_norm(function: Any, case: Case[NormLeaves]) -> Wrapped:
+    specs, everywhere = of_leaves(case, lambda _, spec: spec), P(tuple(case.mesh))
+
+    def whole(shape: tuple[int, ...], spec: P) -> jax.ShapeDtypeStruct:
+        parts = [math.prod(case.mesh[a] for a in jax.tree.leaves(entry)) for entry in spec]
+        parts += [1] * (len(shape) - len(parts))
+        return jax.ShapeDtypeStruct(tuple(map(math.prod, zip(shape, parts, strict=True))), np.float32)
+
+    def local(tree):
+        norm = function(tree, specs)
+        output_checks.scalar("global_norm", norm, "the norm of all leaves")
+        return {"values": varying(norm, case.mesh)[None]}
+
+    return on_mesh(local, case, {"tree": (of_leaves(case, whole), specs)}, {"values": everywhere}, {"tree": "state"})
+
+
+def _stacked(specs: Any, axes: tuple[str, ...]) -> Any:
+    """Specs of leaves as ``_copies`` gives them."""
+    return jax.tree.map(lambda spec: spec if any(spec) else P(axes), specs)
+
+
+def _copies(tree: Any, specs: Any) -> Any:
+    """Of leaves that are whole each device's own copy, stacked: so copies that drift apart are seen."""
+    return jax.tree.map(lambda leaf, spec: leaf if any(spec) else leaf[None], tree, specs)
+
+
+def _signature(case: Case[Training]) -> tuple[Any, dict[str, tuple[Any, Any]], dict[str, Any]]:
+    """Specs of the parts, the inputs ``params`` and ``state``, and the specs of results."""
+    shapes, axes = params_of(case), axes_of(case)
+    specs = specs_given(case, shapes)
+    state = {**dict.fromkeys(MOMENTS, shapes), "count": COUNT}
+    inputs = {"params": (shapes, P()), "state": (state, {**dict.fromkeys(MOMENTS, specs), "count": P()})}
+    kept = {**dict.fromkeys(MOMENTS, _stacked(specs, axes)), "count": P(axes)}
+    return specs, inputs, {"params": P(axes), "state": kept, "norm": P(axes)}
+
+
+def _checked(name: str, params: Any, state: Any, norm: Any, given: tuple[Any, Any], case: Case[Any]) -> None:
+    """Raise unless parameters, state and norm have the form of what was given."""
+    output_checks.same_shapes(name, output_checks.same_tree("params", params, given[0]), given[0], case)
+    _state(name, state, given[0], case)
+    for part, like in given[1].items():
+        output_checks.same_shapes(f"{name}, {part!r}", state[part], like, case)
+    output_checks.scalar(name, norm, "the global norm")
+
+
+def _results(params: Any, state: Any, norm: Any, specs: Any, axes: tuple[str, ...]) -> dict[str, Any]:
+    params, state, norm = varying((params, state, norm), axes)
+    kept = {moment: _copies(state[moment], specs) for moment in MOMENTS}
+    return {
+        "params": jax.tree.map(lambda leaf: leaf[None], params),
+        "state": {**kept, "count": state["count"][None]},
+        "norm": norm[None],
+    }
+
+
+def wrap_adamw(function: Any, case: Case[Training]) -> Wrapped:
+    specs, inputs, results = _signature(case)
+    axes, config = axes_of(case), config_of(case)
+
+    def local(params, state, gradients):
+        given = varying(params, axes), state
+        found = function(given[0], gradients, state, specs, axis_given(case), config)
+        params, state, norm = _tuple("sharded_adamw", found, "params", "state", "norm")
+        _checked("sharded_adamw", params, state, norm, given, case)
+        return {"values": _results(params, state, norm, specs, axes)}
+
+    inputs["gradients"] = (inputs["params"][0], specs)
+    return on_mesh(local, case, inputs, {"values": results}, {"params": "state", "state": "state"})
+
+
+def wrap_step(name: str, microbatches: bool) -> Callable[[Any, Case[Training]], Wrapped]:
+    """Wrap a step, which is taken ``steps`` times.
+
+    The gradient that it used is read off its first moments, which are linear in it, and its clipping undone with the
+    norm that it returns: a wrong scale shows, whatever Adam makes of it.
+    """
+
+    def wrap(function: Any, case: Case[Training]) -> Wrapped:
+        specs, inputs, results = _signature(case)
+        axes, config, model = axes_of(case), config_of(case), model_of(case)
+        several: Any = (case.sizes.num_microbatches,) if microbatches else ()
+
+        def one(carry, rows):
+            found = function(*carry, specs, rows, model, axis_given(case), *several, config)
+            params, state, loss, norm = _tuple(name, found, "params", "state", "loss", "norm")
+            _checked(name, params, state, norm, carry, case)
+            output_checks.scalar(name, loss, "the mean loss")
+            after = varying((params, state, loss, norm), axes)
+            clipped = jnp.maximum(1, norm / config.clip) / (1 - config.beta1)
+            used = jax.tree.map(lambda new, old: (new - config.beta1 * old) * clipped, state["m"], carry[1]["m"])
+            return after[:2], (*after[2:], varying(used, axes))
+
+        def local(params, state, batches):
+            carry = varying((params, state), axes)
+            if case.sizes.steps == 1:
+                carry, found = one(carry, jax.tree.map(lambda rows: rows[0], batches))
+                found = jax.tree.map(lambda leaf: leaf[None], found)
+            else:
+                carry, found = lax.scan(one, carry, batches)
+            (after, state), (losses, norms, used) = carry, found
+            values = _results(after, state, norms, specs, axes) | {"loss": losses[None]}
+            return {"values": values, "gradients": _copies(jax.tree.map(lambda g: g.sum(0), used), specs)}
+
+        rows = case.sizes.rows * devices_of(case)
+        inputs["batch"] = (batch_shapes(case.sizes, rows, case.sizes.steps), P(None, axes))
+        outputs = {"values": {**results, "loss": P(axes)}, "gradients": results["state"]["m"]}
+        return on_mesh(local, case, inputs, outputs, {"params": "state", "state": "state"})
+
+    return wrap
+
+
+_STEP = "(params, state, specs, batch, model, axis_name, {}config)"
+WRAPPINGS = (
+    Wrapping("shard_optimizer_state", "(params, axis_name, min_size)", wrap_state, Leaves),
+    Wrapping("global_norm", "(tree, specs)", wrap_norm, NormLeaves),
+    Wrapping("sharded_adamw", "(params, gradients, state, specs, axis_name, config)", wrap_adamw, Training),
+    Wrapping("zero1_step", _STEP.format(""), wrap_step("zero1_step", microbatches=False), Training),
+    Wrapping("zero2_step", _STEP.format("num_microbatches, "), wrap_step("zero2_step", microbatches=True), Training),
+)
