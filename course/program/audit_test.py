@@ -192,7 +192,7 @@ def test_anything_unforeseen_in_an_artefact_is_refused_and_no_fault_of_ours(prog
         # Types of values.
         (["%h = stablehlo.iota dim = 0 : tensor<1048576x1048576x1048576x4xi64>"], "more than 2\\^60 bytes"),
         ([f"%h = stablehlo.iota dim = 0 : tensor<{'1x' * 40}i32>"], "has 40 dims and at most 32"),
-        (["%h = stablehlo.constant dense_resource<big> : tensor<4xf32>"], "a constant does not say its numbers"),
+        (["%h = stablehlo.constant dense_resource<big> : tensor<4xf32>"], "a constant has no numbers"),
         # Calls between functions.
         (
             [(MAIN, f"func.func private @again() {{ {AGAIN} return }}\n{MAIN}"), AGAIN],
