@@ -126,7 +126,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_losses(train, tmp_path, wh
     assert f"stopped after step 5 of {STEPS}, which is saved. To continue from the newest checkpoint" in found.err
     assert not json.loads(found.out)["finished"]
     taken = train(*TINY)
-    assert taken.status == 2 and "there is a run in run already: --resume goes on" in taken.err
+    assert taken.status == 2 and "there is a run in run already: --resume continues" in taken.err
     other = train("--resume", "--width", "32")
     assert other.status == 2 and "width is 16 there and 32 here, hidden is 64 there and 128 here" in other.err
     found = train("--resume", *PLAIN)
@@ -196,7 +196,7 @@ def test_a_function_of_a_notebook_that_fails_is_named_with_its_line(train, tmp_p
         ("--distributed", "give --real, too"),
         ("--processes 2 --real", "--processes emulates several machines"),
         ("--strategy ddp", "no strategy 'ddp'"),
-        ("--strategy fsdp --mesh data=2,tensor=2", "splits over data alone"),
+        ("--strategy fsdp --mesh data=2,tensor=2", "splits only over data"),
         ("--strategy fsdp --notebook nothing.ipynb", "nothing.ipynb cannot be read"),
         ("--machine 8xABC", "8xABC"),
         ("--dtype float8", "one of: float32, bfloat16"),
