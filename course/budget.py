@@ -253,8 +253,8 @@ def _checked(
     for what, number in [*asdict(sizes).items(), *counts.items(), *mesh.items()]:
         least = 0 if what in MAY_BE_ZERO or isinstance(number, bool) else 1
         if number < least:
-            stands = "" if least else f", which stands for {MAY_BE_ZERO[what]}"
-            raise ValueError(f"{what} is {number}, and it must be at least {least}{stands}")
+            meaning = "" if least else f", which means {MAY_BE_ZERO[what]}"
+            raise ValueError(f"{what} is {number}, and it must be at least {least}{meaning}")
     axes = {axis: mesh.get(axis, 1) for axis in AXES}
     for what, number, parts, by in (
         ("width", sizes.width, 1 if sizes.head_width else sizes.heads, "heads"),
@@ -293,7 +293,7 @@ def _state_rows(
         other, name = (12, "adam") if extra else (16, "adam16")
         note = f"{other} x with {name}: {other * own / 1e6:,.0f} MB"
     rows = [
-        BudgetRow("parameters", plan.parameter * own, f"{plan.parameter} x {own:,}", "bytes x parameters held"),
+        BudgetRow("parameters", plan.parameter * own, f"{plan.parameter} x {own:,}", "bytes x resident parameters"),
         BudgetRow("gradients", plan.gradient * own, f"{plan.gradient} x {own:,}"),
         BudgetRow("optimizer", each * own, f"{each} x {own:,}", note),
     ]

@@ -97,7 +97,7 @@ def _machine(name: str, table: dict[str, Any], notes: dict[str, str]) -> Machine
 
 def _require_known(table: dict[str, Any], known: tuple[str, ...], what: str) -> None:
     if unknown := [figure for figure in table if figure not in known]:
-        raise BadMachineFile(f"{unknown[0]} is no figure of {what}; there are: {', '.join(known)}")
+        raise BadMachineFile(f"{unknown[0]} is not a figure of {what}; there are: {', '.join(known)}")
 
 
 def _converted(data: Any, kind: Any) -> Any:
@@ -138,7 +138,7 @@ def _check(machine: Machine, rates: Mapping[str, Table]) -> None:
         if not ascending or (not table and name in rates) or not all(0 < x < math.inf for row in table for x in row):
             raise BadMachineFile(f"rates of {name} must be positive, by ascending size")
     if "bf16" not in machine.matmul_flops:
-        raise BadMachineFile("matmul_flops has no bf16, which stands for dtypes that it does not name")
+        raise BadMachineFile("matmul_flops has no bf16, the fallback for unlisted dtypes")
     groups = [link.group for link in machine.links]
     if not groups or groups[-1] != machine.num_devices:
         last = groups[-1] if groups else "no"
@@ -207,13 +207,11 @@ def scaled(machine: Machine, devices: int, nodes: int = 1) -> Machine:
         if not links or group > links[-1].group:
             links.append(replace(link, group=group, torus=grid(group, len(link.torus)) if link.torus else ()))
     if any(b % a for a, b in pairwise(link.group for link in links)):
-        raise ValueError(
-            f"{each} devices are no whole number of the groups of {links[0].group} that {links[0].name} joins"
-        )
+        raise ValueError(f"{each} devices are not a multiple of the group size {links[0].group} of {links[0].name}")
     if nodes > 1:
         if machine.network is None:
             raise ValueError(
-                f"no figure says what joins nodes of {machine.name}: use one node, or a machine file with its `network`"
+                f"no network is given between nodes of {machine.name}: use one node, or a machine file with `network`"
             )
         links = [link for link in links if link.group > 1] + [replace(machine.network, group=devices)]
     size = f"{nodes}x{each}x" if nodes > 1 else f"{each}x"

@@ -94,7 +94,7 @@ def test_what_has_no_price_as_written_is_read_off_the_compilers_schedule(monkeyp
     def solve(x):
         return jnp.linalg.cholesky(x) @ x
 
-    with pytest.raises(ProgramError, match=r"predict_test\.py:\d+: the lenses cannot price .*potrf"):
+    with pytest.raises(ProgramError, match=r"predict_test\.py:\d+: the analyses cannot price .*potrf"):
         predict(solve, MACHINE, args=(struct(64, 64),))
     schedule, mesh = parse_schedule(SOLVER), {"device": 1}
     replayed = replay(schedule, mesh, MACHINE)

@@ -15,7 +15,7 @@ from course.render.quantities import Figure, bytes_text, count_text, dtype_text,
 if TYPE_CHECKING:
     from course.program.compiled import GpuReport
 
-NOT_ASKED = "not asked for"
+NOT_ASKED = "not requested"
 REPLAYED = "GPU compiler's schedule, replayed"
 TWO_STEPS = (
     "the step is your program as written, the replayed one what XLA's compiler for GPUs made of it; why they differ: "
@@ -75,7 +75,7 @@ class Prediction:
         if self.refused:
             found["the program as written"] = (
                 f"{self.refused}. So all figures are those of the GPU compiler's schedule: no critical path, no "
-                "temporaries by line, and FLOPs of what it names as matrix products alone"
+                "temporaries by line, and FLOPs only of ops it marks as matrix products"
             )
         elif self.compiled is not None:
             found["two step times"] = TWO_STEPS
@@ -148,7 +148,7 @@ class Prediction:
         rows = {REPLAYED: Figure(seconds_text(found.replay.seconds))}
         rows["GPU compiler: temporaries"] = Figure(bytes_text(found.memory.temporaries))
         if found.coverage is not None:
-            rows["GPU compiler: sent beside matmuls"] = Figure(share_text(found.coverage, 1.0))
+            rows["GPU compiler: overlapped with matmuls"] = Figure(share_text(found.coverage, 1.0))
         return rows
 
     def to_json(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {
     "crossed": (Panel((16, 8), lambda first, second: P(second, first)),),
     "slices": (Panel((8, 16), lambda first, second: P(None, (second, first))),),
     "join": (
-        Panel((16, 8), lambda first, second: P(first, second), "before: each device holds a block of its own"),
+        Panel((16, 8), lambda first, second: P(first, second), "before: each device has a different block"),
         Panel((16, 8), lambda first, second: P(first), "after: two devices hold the same"),
     ),
     "add": (

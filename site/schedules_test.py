@@ -212,7 +212,7 @@ def test_the_explorer_is_used_with_the_keyboard_alone_and_says_what_changed(open
 def test_a_link_brings_back_what_was_chosen_and_what_is_not_defined_is_explained(opened):
     page = opened("#schedule=interleaved&S=4&M=6&R=2&f=1&b=1&w=1&c=0")
     alert = page.get_by_role("alert")
-    expect(alert).to_contain_text("groups of 4, one for each stage, and 6 is no multiple of it")
+    expect(alert).to_contain_text("groups of 4, one for each stage, and 6 is not a multiple of it")
     expect(page.locator(".explorer-picture")).to_be_hidden()
     page.get_by_role("button", name="Set microbatches to 8").press("Enter")
     expect(alert).to_be_hidden()

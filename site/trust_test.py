@@ -129,9 +129,9 @@ def mutations() -> str:
     for end in ends:
         counts = [found["stages"][layer].get(end, 0) for layer in layers]
         rows.append(f"| {ENDS[end]} | {' | '.join(f'{count:,}' for count in counts)} | {sum(counts):,} |")
-    summary = f"Crashes of the grader, and points that nobody earned: {len(found['failures'])}."
+    summary = f"Crashes of the grader, and unearned points: {len(found['failures'])}."
     titles, line = " | ".join(layers), "---:|" * (len(layers) + 1)
-    return "\n".join([head, "", f"| what became of it | {titles} | all |", f"|---|{line}", *rows, "", summary])
+    return "\n".join([head, "", f"| outcome | {titles} | all |", f"|---|{line}", *rows, "", summary])
 
 
 BLOCKS = {"runs": runs, "control": control, "attacks": attacks, "mutations": mutations, "faults": faults}

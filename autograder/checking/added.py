@@ -28,7 +28,7 @@ def with_fault(chapter: str, result: Result, used: Mapping[str, str], judged: Ca
         if found.reason or not found.facts:
             wrong = found.reason.partition(" earn")[0].lower() or "an error"
             first = f"{other.name}, which {result.name} calls, has {wrong} by itself: mend that first."
-            return replace(result, message=f"{first} check({other.name}) says more.")
+            return replace(result, message=f"{first} check({other.name}) shows more.")
     return result
 
 

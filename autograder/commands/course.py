@@ -33,7 +33,7 @@ NAMED = re.compile(r"([A-Za-z_][\w]*)=(.*)", re.DOTALL)
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The course folder: a new one, or one to change.")],
     chapter: Annotated[
-        list[str] | None, typer.Option(metavar="CHAPTER", help="Give it again for more; all, if none.")
+        list[str] | None, typer.Option(metavar="CHAPTER", help="Repeat it for more; all, if left out.")
     ] = None,
     due: Annotated[
         list[str] | None,
@@ -89,7 +89,7 @@ def _percent(text: str | None) -> float | None:
     try:
         return float(text.strip().removesuffix("%"))
     except ValueError:
-        raise UsageError(f"{text!r} is no percentage; write 10 or 10%") from None
+        raise UsageError(f"{text!r} is not a percentage; write 10 or 10%") from None
 
 
 def _dates(given: list[str], folder: Path, chosen: list[str]) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_j
         cells = (row["chapter"], row["student"], row["state"], points, late, row["why"])
         shown.add_row(*(Text(plain(text)) for text in cells))
     message = ", ".join(f"{state}: {count}" for state, count in counts(rows).items())
-    show(shown, Text(f"\n{len(rows)} in all; {message}" if rows else "nobody is in this course yet", style="dim"))
+    show(shown, Text(f"\n{len(rows)} in all; {message}" if rows else "this course has no students yet", style="dim"))
 
 
 def feedback(assignment: Assignment = None, course: CourseFolder = Path("."), as_json: AsJson = False) -> None:

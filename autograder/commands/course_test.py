@@ -26,15 +26,15 @@ def test_a_course_is_made_and_changed_by_the_same_command(meshcraft, tmp_path):
     assert (read_settings(course).name, read_settings(course).late_per_day) == ("sharding", 10.0)
 
     shown = json.loads(meshcraft("status", "--course", "sharding", "--json").out)
-    assert shown["counts"] == {"nothing handed in": 2}
-    assert "2 in all; nothing handed in: 2" in meshcraft("status", "--course", "sharding").out
-    assert "ada,nothing handed in,,," in meshcraft("export", "--course", "sharding").out
+    assert shown["counts"] == {"nothing submitted": 2}
+    assert "2 in all; nothing submitted: 2" in meshcraft("status", "--course", "sharding").out
+    assert "ada,nothing submitted,,," in meshcraft("export", "--course", "sharding").out
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["init", "new", "--late-per-day", "much"], "'much' is no percentage; write 10 or 10%"),
+        (["init", "new", "--late-per-day", "much"], "'much' is not a percentage; write 10 or 10%"),
         (["init", "new", "--late-per-day", "110%"], "late_per_day is 110; it is a percentage, from 0 to 100"),
         (["init", "new", "--name", "my course"], "use letters, digits and any of _ . -"),
         (["init", "new", "--due", "soon"], "write 2026-12-01T18:00"),

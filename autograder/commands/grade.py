@@ -26,10 +26,10 @@ def grade(
         str, typer.Option(metavar="ADDRESS", help="Grade on the workers of this Dask scheduler, not on this machine.")
     ] = "",
     only: Annotated[
-        list[str] | None, typer.Option(metavar="STUDENT", help="This student alone; give it again for more.")
+        list[str] | None, typer.Option(metavar="STUDENT", help="Only this student; repeat it for more.")
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Grade what has a verdict once more, and say whether it is the same.")
+        bool, typer.Option("--again", help="Grade again what has a verdict, and report whether the result is the same.")
     ] = False,
     unsafe_local: Annotated[bool, typer.Option("--unsafe-local", help="Grade even without any sandbox.")] = False,
     as_json: AsJson = False,
@@ -71,7 +71,7 @@ def _level(scheduler: str, unsafe_local: bool) -> str:
 
     if scheduler:
         if unsafe_local:
-            raise UsageError("--unsafe-local is for this machine alone; a cluster's workers grade in their sandbox")
+            raise UsageError("--unsafe-local is only for this machine; a cluster's workers grade in their sandbox")
         return ""
     with spinner("looking for a sandbox"):
         level = best_level(allow_unsafe=unsafe_local)

@@ -24,7 +24,9 @@ from autograder.commands.terminal import (
 )
 from course.curriculum import CHAPTERS, NOTEBOOKS, PRIMER
 
-Assignment = Annotated[str | None, typer.Argument(metavar="[ASSIGNMENT]", help="A chapter; all handed in, if none.")]
+Assignment = Annotated[
+    str | None, typer.Argument(metavar="[ASSIGNMENT]", help="A chapter; all submitted ones, if left out.")
+]
 CourseFolder = Annotated[Path, typer.Option("--course", help="The course folder, in nbgrader's layout.")]
 
 
@@ -73,7 +75,7 @@ def doctor(as_json: AsJson = False) -> None:
         console.print(f"{name:<20}{version or 'not installed'}", markup=False)
     console.print(f"{'GPU compiler':<20}{compiler['version'] or compiler['reason']}", markup=False, soft_wrap=True)
     console.print(f"{'scratch space':<20}{room['free'] / 2**30:.1f} GiB free in {room['scratch']}", markup=False)
-    most = "as many as the machine takes" if room["processes"] is None else f"{room['processes']:,} at once"
+    most = "as many as the machine allows" if room["processes"] is None else f"{room['processes']:,} at once"
     console.print(f"{'processes':<20}{most}", markup=False)
     for backend in backends:
         message = (
@@ -123,7 +125,7 @@ def assignments(course: Path, given: str | None) -> list[str]:
         if (course / "source" / entry.name).is_dir() or any((course / "submitted").glob(f"*/{entry.name}"))
     ]
     if not found:
-        raise UsageError(f"nothing is handed in: {course.resolve()}/submitted/STUDENT/CHAPTER/ holds no chapter")
+        raise UsageError(f"nothing has been submitted: {course.resolve()}/submitted/STUDENT/CHAPTER/ holds no chapter")
     return found
 
 

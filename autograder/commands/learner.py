@@ -58,7 +58,7 @@ class Mesh(str, Enum):  # noqa: UP042  typer shows the values
 # A function's states, with the mark and colour of each.
 STATES = {
     "passes": ("✓", "green"),
-    "falls short": ("✗", "red"),
+    "fails": ("✗", "red"),
     "not judged": ("○", "yellow"),
     "changed since": ("○", "yellow"),
     "not started": ("·", "dim"),
@@ -67,7 +67,7 @@ STATES = {
 
 def chapters(
     chapter: Annotated[str | None, typer.Argument(metavar="[CHAPTER]", help="Its functions, one by one.")] = None,
-    best: Annotated[bool, typer.Option("--best", help="Your best times and bytes, beside the reference's.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="Your best times and bytes, next to the reference's.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the curriculum and your progress, by chapter and function; or your personal bests."""
@@ -102,7 +102,7 @@ def show_functions(row: dict[str, Any]) -> None:
         shown.add_row(f"[{colour}]{mark}[/]", one["function"], state, estimate, f"[dim]{hints}[/]")
     out().print(shown)
     if row["functions"]:
-        out().print("\n[dim]times are estimates, for somebody who has read the page; nobody has measured them[/]")
+        out().print("\n[dim]times are estimates for learners who have read the page; they have not been measured[/]")
 
 
 def _show_bests(rows: list[dict[str, Any]]) -> None:
@@ -116,7 +116,7 @@ def _show_bests(rows: list[dict[str, Any]]) -> None:
                 colour = "green" if best["yours"] < 0.995 * best["reference"] else ""
                 yours, reference = (quantity(best[whose], best["unit"]) for whose in ("yours", "reference"))
                 shown.add_row(f"  {fact}", f"[{colour}]{yours}[/]" if colour else yours, reference, best["unit"])
-    nothing = "nothing yet: a function that passes leaves its times and bytes here"
+    nothing = "nothing yet: times and bytes appear here once a function passes"
     out().print(shown if shown.row_count else nothing)
 
 
@@ -128,7 +128,7 @@ def start(
     require_chapter(chapter, or_primer=True)
     target = find_notebook(chapter) or _usual_place(chapter)
     if target.exists():
-        out().print(f"{target} is there already; it stays as it is", markup=False)
+        out().print(f"{target} already exists and was not changed", markup=False)
     else:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(exercise_text(chapter), encoding="utf-8")
@@ -215,7 +215,7 @@ def watch(
     chapter: ChapterName,
     notebook: NotebookFile = None,
     script: Annotated[
-        bool, typer.Option("--script", help="Write the notebook as a script beside it, too: edit either.")
+        bool, typer.Option("--script", help="Also write the notebook as a script next to it: edit either.")
     ] = False,
 ) -> None:
     """Judge each change when you save, until you press q; keys show hints, the profile and more."""
@@ -252,7 +252,7 @@ def show_hint(path: Path, chapter: str, function: str | None, number: int | None
         )
         return
     if name not in hints:
-        raise UsageError(f"there are no hints for {name!r} in {chapter}; there are for: {', '.join(hints)}")
+        raise UsageError(f"{chapter} has no hints for {name!r}, only for: {', '.join(hints)}")
     tiers, before = hints[name], known.hints.get(name, 0)
     if every and not before:
         raise UsageError(f"no hint for {name} was shown yet; `meshcraft hint {chapter} {name}` shows the first")
@@ -288,12 +288,12 @@ def reset(
     fresh = _with_stub(path, chapter, function) if function else exercise_text(chapter)
     what = f"{function} in {path}" if function else str(path)
     if not yes:
-        typer.confirm(f"Put {what} back as it was at the start?", abort=True)
+        typer.confirm(f"Reset {what} to the original?", abort=True)
     backup = back_up(path)
     path.write_text(fresh, encoding="utf-8")
     if chapter in {entry.name for entry in CHAPTERS}:
         forget(path, chapter, [function] if function else find_chapter(chapter).names)
-    out().print(f"put back; what you had is in {backup}", markup=False)
+    out().print(f"reset; your version is in {backup}", markup=False)
 
 
 def back_up(path: Path) -> Path:
@@ -359,10 +359,12 @@ def _with_stub(path: Path, chapter: str, function: str) -> str:
     try:
         notebook = nbformat.read(path, as_version=4)
     except Exception as error:
-        raise UsageError(f"{path} is not a notebook ({error}); put all of it back: meshcraft reset {chapter}") from None
+        raise UsageError(
+            f"{path} is not a notebook ({error}); reset the whole notebook: meshcraft reset {chapter}"
+        ) from None
     cell = cell_of(notebook)
     if cell is None:
-        raise UsageError(f"{path} has lost the cell of {function}; put all of it back: meshcraft reset {chapter}")
+        raise UsageError(f"{path} has lost the cell of {function}; reset the whole notebook: meshcraft reset {chapter}")
     cell.source = stub.source
     return notebook_text(notebook)
 
@@ -405,7 +407,7 @@ def function_states(chapter: str, notebook: Path | None) -> dict[str, str]:
             return "not judged" if name in written else "not started"
         if known.changed(name, written):
             return "changed since"
-        return "passes" if known.passed[name] else "falls short"
+        return "passes" if known.passed[name] else "fails"
 
     return {name: state(name) for name in names}
 

@@ -12,8 +12,8 @@ from autograder.commands.terminal import SHORT, AsJson, UsageError, print_json, 
 MachineName = Annotated[
     str | None, typer.Option(help="A machine, as `meshcraft machines` names it, or a machine file that ends in .toml.")
 ]
-Devices = Annotated[int | None, typer.Option("--devices", min=1, help="So many of the machine's devices, in all.")]
-Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="On so many nodes; as few as can have them.")]
+Devices = Annotated[int | None, typer.Option("--devices", min=1, help="Total number of devices.")]
+Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Number of nodes; as few as possible, if left out.")]
 MeshSizes = Annotated[str, typer.Option(help="Axis sizes, for example data=4,tensor=2.")]
 
 
@@ -37,7 +37,7 @@ def machines(
     if name is None:
         message = (
             "\nmemory: of one device, 1 GiB is 2^30 bytes and 1 GB 10^9\n"
-            "links: devices that one joins, and what each of them sends, one way\n"
+            "links: devices that each one connects, and what each device sends, one way\n"
             "reached: shares of the peaks of matrix products, memory and links\n"
             "`meshcraft machines NAME` says where each figure is from"
         )
@@ -79,13 +79,13 @@ def memory(
     if not 0 <= margin < float("inf"):
         raise UsageError(f"--margin {margin:g}: it is a share of the sum, 0 or more; 0.2 adds a fifth")
     if min_size and not fsdp:
-        raise UsageError("--min-size says which leaves --fsdp leaves whole; give --fsdp too, or leave --min-size out")
+        raise UsageError("--min-size sets which leaves --fsdp leaves whole; give --fsdp too, or leave --min-size out")
     if fsdp and "data" not in parse_mesh(mesh):
         raise UsageError("--fsdp splits state over the axis data, and --mesh has none; write it as --mesh data=8")
     sizes = Sizes(layers, width, heads, vocab, seq, hidden, parameters)
     axes = parse_mesh(mesh)
     if machine is None and (devices or nodes):
-        raise UsageError("--devices and --nodes are of a machine; say which, as in --machine 8xH100")
+        raise UsageError("--devices and --nodes need a machine: name one, as in --machine 8xH100")
     found = None if machine is None else find_machine(machine, devices, nodes)
     try:
         step = {"batch": batch, "microbatches": microbatches, "plan": plan, "optimizer": optimizer, "remat": remat}

@@ -74,7 +74,7 @@ def test_memory_as_json_says_what_it_counted(meshcraft):
         (["memory", "--fsdp"], "--mesh has none; write it as --mesh data=8"),
         (["memory", "--min-size", "5"], "give --fsdp too"),
         (["memory", "--fsdp", "--mesh", "data=1", "--min-size=-4"], "min_size is -4, and it must be at least 0"),
-        (["memory", "--hidden=-1"], "hidden is -1, and it must be at least 0, which stands for four times the width"),
+        (["memory", "--hidden=-1"], "hidden is -1, and it must be at least 0, which means four times the width"),
         (["memory", "--plan", "float8"], "there are: float32, cast, mixed, mixed32, bfloat16"),
         (["memory", "--batch", "16", "--mesh", "data=16", "--machine", "8xH100"], "needs 16 devices and 8xH100 has 8"),
     ],

@@ -41,7 +41,7 @@ def new_chapter(
     if name in {entry.name for entry in NOTEBOOKS} or (ROOT / "solutions" / f"{name}.py").exists():
         raise UsageError(f"there is a {name} already")
     if not (ROOT / "site").is_dir():
-        raise UsageError(f"{ROOT} is no clone of the repository; a chapter is written in one")
+        raise UsageError(f"{ROOT} is not a clone of the repository, which a new chapter needs")
     words = {"name": name, "function": f"{name}_mean", "summary": summary}
     words["title"] = title or name.replace("_", " ").capitalize()
     curriculum = _with_chapter(ROOT, words)

@@ -56,7 +56,7 @@ def plan(
         str | None, typer.Option(help="fused (if left out: attention keeps no scores), materialised or plain.")
     ] = None,
     rings: Annotated[
-        bool | None, typer.Option("--rings/--no-rings", help="Send beside products over `tensor`.")
+        bool | None, typer.Option("--rings/--no-rings", help="Overlap communication with matmuls over `tensor`.")
     ] = None,
     pairs: Annotated[
         bool | None, typer.Option("--pairs/--no-pairs", help="Weights of two repeats side by side.")
@@ -65,9 +65,10 @@ def plan(
     zero1: Annotated[bool, typer.Option("--zero1", help="`data` splits the optimizer's state, without FSDP.")] = False,
     zero2: Annotated[bool, typer.Option("--zero2", help="The same, and gradients, in every microbatch.")] = False,
     margin: Annotated[float, typer.Option(help="Of memory, for what is not counted, as a share of it.")] = 0.2,
-    every: Annotated[bool, typer.Option("--all", help="Every way that was looked at, each with its reason.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every configuration considered, each with its reason.")] = False,
     card: Annotated[
-        Path | None, typer.Option("--card", metavar="FILE", help="Print the best way's run card, and keep it.")
+        Path | None,
+        typer.Option("--card", metavar="FILE", help="Print the best configuration's run card, and keep it."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -104,7 +105,7 @@ def plan(
             "efficiency": where.efficiency.matmul,
             "training": vars(training),
         }
-        print_json({**about, "looked_at": found.count, "best": best, "rejected": rejected})
+        print_json({**about, "considered": found.count, "best": best, "rejected": rejected})
     else:
         _print(found, where, sizes, batch, every, _reached(where, known))
     if card is not None and found.best is not None:
@@ -144,8 +145,8 @@ def _sizes(batch: int, *numbers: int) -> Sizes:
     sizes = Sizes(**dict(zip(names, numbers, strict=True)))
     for what, number in {**dict(zip(names, numbers, strict=True)), "batch": batch}.items():
         if number < (0 if what in MAY_BE_ZERO else 1):
-            stands = f"0, which stands for {MAY_BE_ZERO[what]}" if what in MAY_BE_ZERO else "1"
-            raise UsageError(f"--{what.replace('_', '-')} {number}: it must be at least {stands}")
+            least = f"0 (0 means {MAY_BE_ZERO[what]})" if what in MAY_BE_ZERO else "1"
+            raise UsageError(f"--{what.replace('_', '-')} {number}: it must be at least {least}")
     for what, number, by, parts in (
         ("width", sizes.width, "heads", 1 if sizes.head_width else sizes.heads),
         ("heads", sizes.heads, "kv-heads", sizes.kv_heads or 1),
@@ -173,19 +174,19 @@ def _print(found: Plans, where: Machine, sizes: Sizes, batch: int, every: bool, 
     from course.render.quantities import capacity_text
 
     tokens = batch * sizes.seq
-    show(Text(f"{sizes.count:,} parameters, {tokens:,} tokens a step, {where.name}: {found.count:,} ways"))
+    show(Text(f"{sizes.count:,} parameters, {tokens:,} tokens a step, {where.name}: {found.count:,} configurations"))
     show(Text(f"{reached}\n", style="dim"))
     best = [found.best] if found.best is not None else []
     if every:
-        show(_configurations([*best, *found.rejected], lambda one: one.said))
+        show(_configurations([*best, *found.rejected], lambda one: one.reason))
         return
     show(_configurations(found.by_mesh().values(), lambda one: one.summary))
     if found.best is None:
         show(Text(f"\nnothing fits in {capacity_text(where.memory_bytes)} with the margin", style="red"))
     show(Text("\nrejected", style="bold"), _groups_table(found))
     footer = (
-        "\nM: microbatches, R: repeats. GB: counted, without the margin. `--all` has every way with its reason, "
-        "`--json` also where its time and memory go. All of it is predicted; the page `planning` says how well."
+        "\nM: microbatches, R: repeats. GB: counted, without the margin. `--all` has every configuration with its "
+        "reason, `--json` also where its time and memory go. All of it is predicted; the page `planning` says how well."
     )
     show(Text(footer, style="dim"))
 
@@ -220,7 +221,7 @@ def _configurations(every: Iterable[Estimate | Rejected], reason: Callable[[Reje
 
 def _groups_table(found: Plans) -> Table:
     """Reasons by number of configurations, most first, each with its nearest configuration."""
-    table = _table("ways", "why", "the nearest of them", numbers=("ways",))
+    table = _table("configurations", "why", "the nearest of them", numbers=("configurations",))
     for (kind, cause), group in sorted(found.grouped().items(), key=lambda item: -len(item[1])):
         near = group[0]
         name = " x ".join(map(str, near.mesh))

@@ -19,7 +19,7 @@ def test_plan_shows_the_best_of_each_mesh_and_why_the_others_are_not_it(meshcraf
     ended = meshcraft(*SMALL, columns=80)
     found = search(Sizes(4, 512, 4, 1024, 256), REACHED, 8)
     assert ended.status == 0 and found.best
-    assert f"{found.count:,} ways" in ended.out and ended.out.count("the best") == 1
+    assert f"{found.count:,} configurations" in ended.out and ended.out.count("the best") == 1
     mesh = " x ".join(map(str, found.best.choice[:3]))
     best = next(line for line in ended.out.splitlines() if line.startswith(mesh))
     assert f"{1e3 * found.best.seconds:,.1f}" in best and f"{found.best.mfu:.1%}" in best
@@ -30,10 +30,10 @@ def test_plan_shows_the_best_of_each_mesh_and_why_the_others_are_not_it(meshcraf
 def test_every_configuration_is_shown_with_its_reason_if_asked(meshcraft):
     shown, found = meshcraft(*SMALL, "--all").out, json.loads(meshcraft(*SMALL, "--json").out)
     assert shown.count("% slower") >= 0.9 * sum(one["kind"] == "slower" for one in found["rejected"])
-    assert found["looked_at"] == 1 + len(found["rejected"])
+    assert found["considered"] == 1 + len(found["rejected"])
     assert set(found["best"]) == {"choice", "seconds", "mfu", "bytes", "fits", "parts", "held"}
     assert {one["kind"] for one in found["rejected"]} == {"slower", "cannot be split"}
-    assert all(one["said"] for one in found["rejected"])
+    assert all(one["reason"] for one in found["rejected"])
 
 
 def test_the_best_way_leaves_a_card_with_everything_that_it_rests_on(meshcraft, tmp_path):
@@ -84,7 +84,7 @@ def test_plan_exits_1_where_nothing_fits(meshcraft):
     [
         (["--machine", "dgx"], "no machine is called 'dgx'; there are: 8xA5000"),
         (["--layers", "0"], "--layers 0: it must be at least 1"),
-        (["--hidden=-1"], "--hidden -1: it must be at least 0, which stands for four times the width"),
+        (["--hidden=-1"], "--hidden -1: it must be at least 0 (0 means four times the width)"),
         (["--width", "100", "--heads", "3"], "--width 100 is not divisible by --heads 3"),
         (["--dtypes", "float8"], "no plan is called 'float8'; there are: float32, cast, mixed, mixed32, bfloat16"),
         (["--optimizer", "lion"], "no optimizer is called 'lion'"),

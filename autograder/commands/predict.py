@@ -29,7 +29,7 @@ MachineName = Annotated[
     str | None,
     typer.Option(
         "--machine",
-        help="A machine, as `meshcraft machines` names it, or a file (.toml); 8xH100, if nothing says otherwise.",
+        help="A machine, as `meshcraft machines` names it, or a file (.toml); 8xH100 by default.",
     ),
 ]
 Aot = Annotated[bool, typer.Option("--aot", help="Ask the GPU compiler too (needs the extra `aot`; no GPU).")]
@@ -41,7 +41,7 @@ Picture = Annotated[
 ]
 ModelFlops = Annotated[
     float | None,
-    typer.Option("--model-flops", help="FLOPs that the model needs for the step on all devices; gives the MFU."),
+    typer.Option("--model-flops", help="FLOPs that the model needs for the step on all devices; used for the MFU."),
 ]
 Save = Annotated[
     Path | None,
@@ -219,7 +219,7 @@ def _of_file(
         programs["cuda"] = _read(beside)
     elif aot:
         raise UsageError(
-            f"--aot needs the Program for GPUs in {beside.name} beside {path.name}; `--save {path.name} --aot` writes "
+            f"--aot needs the Program for GPUs in {beside.name} next to {path.name}; `--save {path.name} --aot` writes "
             'both, and course.program.export(..., platform="cuda") makes one'
         )
     from course.predict import predict as look
@@ -272,7 +272,7 @@ def _check(
     seen: dict[str, Path] = {}
     for option, path in targets.items():
         if any(_same(path, source) for source in inputs):
-            raise UsageError(f"{option} {path} would write over what is read; choose another file")
+            raise UsageError(f"{option} {path} would overwrite an input; choose another file")
         other = next((name for name, earlier in seen.items() if _same(path, earlier)), None)
         if other:
             raise UsageError(f"{other} and {option} would both write {path}; choose two files")

@@ -127,9 +127,9 @@ def test_nothing_that_is_read_is_written_over(meshcraft, saved, tmp_path):
     for arguments, message in (
         ((*own, "--save", "mine.ipynb"), "source code"),
         ((*own, "--trace", "other.py"), "source code"),
-        (("predict", "step.program", "--trace", "./step.program"), "would write over what is read"),
-        (("predict", "step.program", "--trace", "link"), "would write over what is read"),
-        (("predict", "step.program", "--save", "step.program.gpu"), "would write over what is read"),
+        (("predict", "step.program", "--trace", "./step.program"), "would overwrite an input"),
+        (("predict", "step.program", "--trace", "link"), "would overwrite an input"),
+        (("predict", "step.program", "--save", "step.program.gpu"), "would overwrite an input"),
         (("predict", "step.program", "--trace", "a", "--save", "a"), "--trace and --save would both write a"),
         (("predict", "fsdp", "fsdp_loss", "--aot", "--trace", "a.gpu", "--save", "a"), "would both write a.gpu"),
     ):

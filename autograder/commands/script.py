@@ -36,7 +36,7 @@ def function_of(what: str) -> tuple[Callable[..., Any], ModuleType]:
             raise UsageError(f"{path.name} has no {name!r}; it has: {', '.join(names)}")
         found = getattr(found, part)
     if not callable(found):
-        raise UsageError(f"{name} of {path.name} is no function: it is of type {type(found).__name__}")
+        raise UsageError(f"{name} of {path.name} is not a function: it is of type {type(found).__name__}")
     return found, module
 
 
@@ -75,7 +75,7 @@ def arguments_of(text: str, module: ModuleType, axes: dict[str, int]) -> tuple[t
         raise
     except Exception as error:
         raise UsageError(
-            f"--args {text!r}: {_text(error)}. Write what stands between a call's brackets: names of the script, jax, "
+            f"--args {text!r}: {_text(error)}. Write the arguments of a call: names of the script, jax, "
             "jnp, P, and shapes such as f32[64@data, 128]"
         ) from None
 
@@ -93,7 +93,9 @@ def _mesh(module: ModuleType, axes: dict[str, int]) -> Any:
     found = [value for value in vars(module).values() if isinstance(value, Mesh | AbstractMesh)]
     found = found or ([set_one] if not set_one.empty else [])
     if len({tuple(mesh.shape.items()) for mesh in found}) != 1:
-        raise UsageError(f"the script has {len(found) or 'no'} meshes at its top level: say one, --mesh data=4,model=2")
+        raise UsageError(
+            f"the script has {len(found) or 'no'} meshes at its top level: choose one, --mesh data=4,model=2"
+        )
     return found[0]
 
 
@@ -108,7 +110,7 @@ def _imported(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.parent.resolve()))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{path} is no Python file; its name ends in .py")
+        raise UsageError(f"{path} is not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     try:

@@ -27,13 +27,13 @@ SHOWN = 20
 
 
 def similar(
-    chapter: Annotated[str, typer.Argument(metavar="CHAPTER", help="What was handed in for it is compared.")],
+    chapter: Annotated[str, typer.Argument(metavar="CHAPTER", help="The chapter whose submissions are compared.")],
     course: CourseFolder = Path("."),
     earlier: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="An earlier year's course folder; give it again for more.")
+        list[Path] | None, typer.Option(metavar="DIR", help="An earlier year's course folder; repeat it for more.")
     ] = None,
     function: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="This function alone; give it again for more.")
+        list[str] | None, typer.Option(metavar="NAME", help="Only this function; repeat it for more.")
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with both sources of each.")] = None,
     as_json: AsJson = False,

@@ -71,7 +71,7 @@ def tracked(root: Path) -> list[Path]:
     try:
         listed = subprocess.run(command, cwd=root, capture_output=True, check=True, text=True).stdout
     except (OSError, subprocess.CalledProcessError):
-        raise UsageError(f"{root} is no clone of the repository, and --sizes counts what git tracks") from None
+        raise UsageError(f"{root} is not a clone of the repository, and --sizes counts what git tracks") from None
     return [Path(name) for name in sorted(filter(None, listed.split("\0"))) if (root / name).is_file()]
 
 

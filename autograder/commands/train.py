@@ -45,7 +45,7 @@ def train(
         ),
     ] = None,
     notebook: Annotated[Path | None, _strategy("Take the chapter's functions from this notebook.")] = None,
-    processes: Annotated[int, _strategy("Start so many on this machine.", min=1)] = 1,
+    processes: Annotated[int, _strategy("Number of processes to start on this machine.", min=1)] = 1,
     distributed: Annotated[bool, _strategy("A cluster's launcher starts them.", "--distributed")] = False,
     real: Annotated[bool, _strategy("This machine's GPUs, not emulated devices.", "--real")] = False,
     microbatches: Annotated[int, _strategy("Parts of each device's rows.")] = 1,
@@ -54,12 +54,12 @@ def train(
     rings: Annotated[bool, _strategy("Send activations while others are multiplied.", "--rings")] = False,
     dtype: Annotated[str, _strategy("float32 or bfloat16.")] = "float32",
     run: Annotated[Path, _run("Its folder: checkpoints, log, card, sample.")] = Path("run"),
-    resume: Annotated[bool, _run("Go on from its newest checkpoint.", "--resume")] = False,
+    resume: Annotated[bool, _run("Continue from its newest checkpoint.", "--resume")] = False,
     save_every: Annotated[int, _run("Steps between checkpoints.", min=1)] = 250,
     evaluate_every: Annotated[int | None, _run("Steps between.")] = None,
     evaluation_batches: Annotated[int | None, _run("At most; all of the text, if left out.", min=1)] = None,
     machine: Annotated[str, _run("Predict the step for this one.")] = "8xH100",
-    prompt: Annotated[str, _run("What the sample begins with.")] = "\n",
+    prompt: Annotated[str, _run("Start of the sample.")] = "\n",
     sample: Annotated[int, _run("Bytes of the sample at the end.", min=0)] = 400,
     seed: Annotated[int | None, _run("Of parameters and batches.")] = None,
     as_json: Annotated[bool, _run("One JSON object: the card.", "--json")] = False,
@@ -123,14 +123,14 @@ def _check(
     if prod(axes.values()) % processes:
         raise UsageError(f"--mesh has {prod(axes.values())} devices, which {processes} processes cannot share equally")
     if not prompt:
-        raise UsageError("--prompt is empty, and the model needs a byte to go on from; leave it out for a newline")
+        raise UsageError("--prompt is empty, and the model needs a byte to continue; leave it out for a newline")
     there = any(path.name.isdecimal() for path in (run / "checkpoints").glob("*"))
     if run.exists() and not run.is_dir():
         raise UsageError(f"--run {run} is a file; name a folder")
     if there and not (resume or launched()):
-        raise UsageError(f"there is a run in {run} already: --resume goes on with it, --run DIR starts another one")
+        raise UsageError(f"there is a run in {run} already: --resume continues it, --run DIR starts a new one")
     if resume and not there:
-        raise UsageError(f"there is no checkpoint in {run} to go on from: leave --resume out to start there")
+        raise UsageError(f"there is no checkpoint in {run} to continue from: leave --resume out to start there")
 
 
 def _set_up_processes(processes: int, distributed: bool, real: bool, run: Path) -> None:
@@ -189,7 +189,11 @@ def _trained(request: RunRequest, devices: int, *, several: bool) -> RunResult:
         if not several or jax.process_count() == 1:
             raise
         first_line = str(error).strip().split("\n")[0][:200]
-        _end(f"the run broke off: another process may be gone ({first_line}). {_go_on(request.folder)}", FAULT, several)
+        _end(
+            f"the run was interrupted: another process may have died ({first_line}). {_go_on(request.folder)}",
+            FAULT,
+            several,
+        )
     except Exception as error:
         if request.notebook is None or os.environ.get("MESHCRAFT_DEBUG"):
             raise
@@ -221,7 +225,7 @@ def _reason(error: Exception, request: RunRequest) -> str:
 
 
 def _go_on(run: Path) -> str:
-    return f"To go on from the newest checkpoint: meshcraft train --resume --run {run}"
+    return f"To continue from the newest checkpoint: meshcraft train --resume --run {run}"
 
 
 @contextmanager

@@ -123,10 +123,10 @@ def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_losses(train, tmp_path, wh
         ctrl_c_after(5)
         found = train(*TINY, *PLAIN, "--json")
     assert found.status == 130 and "saving a checkpoint, then stopping" in found.err
-    assert f"stopped after step 5 of {STEPS}, which is saved. To go on from the newest checkpoint" in found.err
+    assert f"stopped after step 5 of {STEPS}, which is saved. To continue from the newest checkpoint" in found.err
     assert not json.loads(found.out)["finished"]
     taken = train(*TINY)
-    assert taken.status == 2 and "there is a run in run already: --resume goes on" in taken.err
+    assert taken.status == 2 and "there is a run in run already: --resume continues" in taken.err
     other = train("--resume", "--width", "32")
     assert other.status == 2 and "width is 16 there and 32 here, hidden is 64 there and 128 here" in other.err
     found = train("--resume", *PLAIN)
@@ -175,7 +175,10 @@ def test_a_function_of_a_notebook_that_fails_is_named_with_its_line(train, tmp_p
     [
         ("--mesh data=x", "does not read as axis sizes"),
         ("--mesh data=8 --batch 12", "batch 12 is not divisible by data=8 x 1 microbatches = 8"),
-        ("--mesh data=2,pipe=2 --strategy compiler", "the mesh has pipe=2: XLA's partitioner knows no pipeline"),
+        (
+            "--mesh data=2,pipe=2 --strategy compiler",
+            "the mesh has pipe=2: XLA's partitioner does not support pipelines",
+        ),
         ("--mesh pipe=8", "num_layers 4 is not divisible by pipe=8"),
         ("--mesh pipe=4 --repeats 2", "num_layers 4 is not divisible by pipe=4 x 2 repeats = 8"),
         ("--mesh tensor=8 --strategy transformer_3d", "num_heads 4 is not divisible by tensor=8"),
@@ -184,7 +187,7 @@ def test_a_function_of_a_notebook_that_fails_is_named_with_its_line(train, tmp_p
             "--mesh data=2,pipe=2 --batch 12 --microbatches 4",
             "batch 12 is not divisible by data=2 x 4 microbatches = 8",
         ),
-        ("--mesh data=2,pipe=2,expert=2", "splits over data and pipe and tensor alone, and the mesh has expert=2"),
+        ("--mesh data=2,pipe=2,expert=2", "splits only over data and pipe and tensor, but the mesh has expert=2"),
         ("--rings", "the strategy compiler has no rings"),
         ("--repeats 0", "num_repeats is 0"),
         ("--mesh tensor=8", "num_heads 4 is not divisible by tensor=8"),
@@ -193,7 +196,7 @@ def test_a_function_of_a_notebook_that_fails_is_named_with_its_line(train, tmp_p
         ("--distributed", "give --real, too"),
         ("--processes 2 --real", "--processes emulates several machines"),
         ("--strategy ddp", "no strategy 'ddp'"),
-        ("--strategy fsdp --mesh data=2,tensor=2", "splits over data alone"),
+        ("--strategy fsdp --mesh data=2,tensor=2", "splits only over data"),
         ("--strategy fsdp --notebook nothing.ipynb", "nothing.ipynb cannot be read"),
         ("--machine 8xABC", "8xABC"),
         ("--dtype float8", "one of: float32, bfloat16"),
@@ -201,7 +204,7 @@ def test_a_function_of_a_notebook_that_fails_is_named_with_its_line(train, tmp_p
         ("--steps 10 --warmup 10", "less than the 10 steps"),
         ("--seq 200000", "seq"),
         ("--prompt=", "--prompt is empty"),
-        ("--resume", "no checkpoint in run to go on from"),
+        ("--resume", "no checkpoint in run to continue from"),
     ],
 )
 def test_what_does_not_go_together_is_said_before_anything_is_computed(train, arguments, message):

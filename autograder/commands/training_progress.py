@@ -23,7 +23,7 @@ class Speed:
         self.loss: float | None = None
         self.validation: float | None = None
 
-    def hear(self, event: Event) -> None:
+    def update(self, event: Event) -> None:
         """Process an event of the training loop."""
         if event["event"] == "start":
             self.start = event
@@ -70,7 +70,7 @@ class Bar:
         self.progress.stop()
 
     def __call__(self, event: Event) -> None:
-        self.speed.hear(event)
+        self.speed.update(event)
         if event["event"] == "start":
             self.progress.update(self.task, total=event["steps"], completed=event["step"], description="first step")
             self.progress.console.print(opening(event), style="dim", markup=False)
@@ -89,7 +89,7 @@ class Lines:
         self.console, self.speed = console, Speed()
 
     def __call__(self, event: Event) -> None:
-        self.speed.hear(event)
+        self.speed.update(event)
         steps, text = self.speed.start["steps"], ""
         if event["event"] == "start":
             text = opening(event)

@@ -21,7 +21,7 @@ def heard(show, *events):
 
 def test_measured_stands_beside_predicted():
     speed = Speed()
-    heard(speed.hear, START, *STEPS, EVALUATION)
+    heard(speed.update, START, *STEPS, EVALUATION)
     assert speed.text() == (
         "loss 1.000, validation 1.250, 20,000 tokens/s, MFU 20 %, 50 ms a step, 8xH100: 40 ms predicted"
     )
@@ -29,9 +29,9 @@ def test_measured_stands_beside_predicted():
 
 def test_what_is_not_known_is_left_out_and_the_first_steps_count_for_no_speed():
     speed = Speed()
-    heard(speed.hear, {**START, "peak_flops": None, "predicted": {"not applicable": "why"}}, *STEPS[:2])
+    heard(speed.update, {**START, "peak_flops": None, "predicted": {"not applicable": "why"}}, *STEPS[:2])
     assert speed.text() == "loss 2.000"
-    speed.hear(STEPS[2])
+    speed.update(STEPS[2])
     assert speed.text() == "loss 1.000, 20,000 tokens/s, 50 ms a step"
 
 

@@ -180,7 +180,7 @@ class Watch:
             if result.name == self.current or (result.name in own and len(own) <= 2):
                 out().print(facts_table(result))
                 continue
-            mark, colour = STATES["passes" if result.verdict == PASS else "falls short"]
+            mark, colour = STATES["passes" if result.verdict == PASS else "fails"]
             missed = ", ".join(fact.name for fact in result.missed)
             outcome = f"{WORDS[result.verdict]}{': ' if missed else ''}{missed}"
             out().print(Text.assemble((mark, colour), f" {result.name}  ", (outcome, "dim")))

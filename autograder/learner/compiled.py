@@ -88,8 +88,8 @@ def _overlap(report: GpuReport, reference: GpuReport, case: str) -> Fact:
     if fact.passed or alone is None:
         return fact
     message = (
-        f"the compiler runs {alone.kind.replace('_', '-')} {alone.count} times with no matrix product beside it: what "
-        "could be computed before its result is there?"
+        f"the compiler runs {alone.kind.replace('_', '-')} {alone.count} times without overlapping a matrix product: "
+        "what could be computed before its result is there?"
     )
     return replace(fact, line=alone.line, message=message)
 
@@ -105,14 +105,14 @@ def _exposed(report: GpuReport, reference: GpuReport, chapter: str, task: Task, 
     fact = Fact(EXPOSED, Kind.TIME, ours <= limit, ours, limit, **how, case=case, weight=0)
     if fact.passed:
         return fact
-    message = f"in the compiler's schedule devices compute nothing for {ours:.4g} ms while a transfer goes on"
+    message = f"in the compiler's schedule {ours:.4g} ms of communication are exposed"
     alone = [c for c in report.collectives if not c.spans_matmul]
     if not alone:
         return replace(fact, message=message)
     most = max(alone, key=lambda c: c.count * c.operand_bytes)
     message += (
-        f"; {most.kind.replace('_', '-')} of {most.operand_bytes / 1e6:,.4g} MB runs {most.count} times with no "
-        "matrix product beside it. What must be computed before it can start, and in which iteration?"
+        f"; {most.kind.replace('_', '-')} of {most.operand_bytes / 1e6:,.4g} MB runs {most.count} times without "
+        "overlapping a matrix product. What must be computed before it can start, and in which iteration?"
     )
     return replace(fact, line=most.line, message=message)
 

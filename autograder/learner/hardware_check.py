@@ -87,7 +87,7 @@ class MeasuredFacts:
             return []
         self.progress(f"measuring {task.name}")
         wrong = any(fact.name == "values" and fact.passed is False for fact in result.facts)
-        reason = "its values are wrong; how fast they come says nothing" if wrong else ""
+        reason = "its values are wrong, so its speed is not measured" if wrong else ""
         return measured_facts(self.chapter, task, function, locate, self.bench, reason)
 
 

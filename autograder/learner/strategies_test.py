@@ -116,7 +116,7 @@ def test_the_lenses_look_at_what_chapters_compute_and_at_what_the_compiler_parti
 @pytest.mark.parametrize(
     "axes, options, message",
     [
-        ({"data": 2, "tensor": 2}, {}, "fsdp splits over data alone, and the mesh has tensor=2"),
+        ({"data": 2, "tensor": 2}, {}, "fsdp splits only over data, but the mesh has tensor=2"),
         ({"data": 2}, {"num_microbatches": 2}, "takes no microbatches"),
         ({"data": 2}, {"dtype": "bfloat16"}, "float32"),
     ],

@@ -31,7 +31,7 @@ SHORT = ["--width", "32", "--layers", "4", "--heads", "4", "--seq", "32", "--bat
 
 @dataclass(frozen=True)
 class Trial:
-    """One comparison: its name, the largest difference or the elapsed seconds, the limit, and whether it held."""
+    """One comparison: its name, the largest difference or the elapsed seconds, the limit, and whether it passed."""
 
     name: str
     measured: float
@@ -171,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
         for trial in trials(runs):
             done.append(trial)
             figures = f"{trial.measured:9.2e} {trial.unit:4} (limit {trial.limit:g})"
-            print(f"{'holds' if trial.passed else 'FAILS'}  {figures}  {trial.name}", file=sys.stderr)
+            print(f"{'passes' if trial.passed else 'FAILS'}  {figures}  {trial.name}", file=sys.stderr)
     if options.json:
         print(json.dumps({"steps": STEPS, "trials": [{**asdict(trial), "passed": trial.passed} for trial in done]}))
     return 0 if all(trial.passed for trial in done) else 1

@@ -253,9 +253,7 @@ def _bare(cell: Cell) -> str:
         return cell.source
     guard = guards[0]
     if len(body) != 1 or guard.orelse:
-        raise BuildError(
-            f'{cell.where}: a lab cell is one `if __name__ == "__main__":` and nothing beside it; split it'
-        )
+        raise BuildError(f'{cell.where}: a lab cell is one `if __name__ == "__main__":` and nothing else; split it')
     first, *rest = cell.source[cell.source.index("if __name__") :].split("\n")
     source = textwrap.dedent("\n".join(rest)).strip("\n")
     try:

@@ -25,7 +25,7 @@ def page(found: Similar) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"line": one_line, "figures": said_of}
+    environment.filters |= {"line": one_line, "figures": match_summary}
     return environment.get_template("page.html.j2").render(
         chapter=found.chapter,
         evidence=EVIDENCE,
@@ -36,7 +36,7 @@ def page(found: Similar) -> str:
     )
 
 
-def said_of(match: Match) -> str:
+def match_summary(match: Match) -> str:
     """The figures of a match in words."""
     program = {None: "not known", False: "different"}.get(
         match.program, f"the same, as {match.program_others} others' are"

@@ -23,7 +23,7 @@ def parser(program: str, description: str) -> argparse.ArgumentParser:
     """The options that all measuring commands share."""
     made = argparse.ArgumentParser(prog=program, description=description.split("\n")[0])
     made.add_argument("--limit", type=float, default=3600, metavar="SECONDS", help="stop cleanly after this long")
-    made.add_argument("--again", action="store_true", help="measure also what is recorded already")
+    made.add_argument("--again", action="store_true", help="also measure recorded rows again")
     made.add_argument("--folder", type=Path, help="where the file goes; course/measurements if left out")
     return made
 
@@ -43,7 +43,7 @@ def measure(
     try:
         card = fresh.ask({"do": "card"}, seconds=min(options.limit, 120), platform=platform)
     except fresh.MeasurementFailed as error:
-        return _nothing(f"the devices cannot be asked what they are: {error}. Nothing was measured.", as_json)
+        return _nothing(f"the devices cannot be identified: {error}. Nothing was measured.", as_json)
     if card["platform"] != "gpu" and platform != "cpu":
         return _nothing(NO_GPU.format(**card), as_json)
     path = (options.folder or FOLDER) / file_name(card["kind"])
@@ -62,7 +62,7 @@ def measure(
     except ValueError as error:
         return _nothing(f"{error}. Nothing was measured.", as_json)
     where = path if options.folder else path.name
-    say(f"written: {where}; {len(missing)} rows are not measured" + (": run it again to go on" if missing else ""))
+    say(f"written: {where}; {len(missing)} rows are not measured" + (": run it again to continue" if missing else ""))
     return 1 if missing else 0
 
 

@@ -63,7 +63,7 @@ def ask(
             raise MeasurementFailed(f"it took longer than {seconds:.0f} s and was ended", "time") from None
         answer = Path(folder) / "answer.json"
         if not answer.exists():
-            last = (run.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+            last = (run.stderr.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
             raise MeasurementFailed(f"the process ended with status {run.returncode}: {last[:300]}")
         found = json.loads(answer.read_text())
     if "error" in found:

@@ -141,7 +141,7 @@ def test_the_best_is_the_fastest_that_fits_and_every_other_one_has_a_reason():
     assert plans.count == len(every)
     kinds = [rejected.kind for rejected in plans.rejected]
     assert kinds.count(Kind.SLOWER) == len(fitting) - 1 and kinds.count(Kind.TOO_LARGE) == len(every) - len(fitting)
-    assert all(rejected.said and rejected.cause for rejected in plans.rejected)
+    assert all(rejected.reason and rejected.cause for rejected in plans.rejected)
     assert sum(map(len, plans.grouped().values())) == len(plans.rejected)
 
 

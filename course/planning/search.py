@@ -83,25 +83,25 @@ class Rejected:
         return self.why.cause if isinstance(self.why, Indivisible) else self.why or "nothing"
 
     @property
-    def said(self) -> str:
+    def reason(self) -> str:
         """The full reason."""
         if self.kind is Kind.SLOWER and self.why:
             return f"{self.slower:.1%} slower, most of it {self.why}: {1e3 * self.amount:,.1f} ms more"
         if self.kind is Kind.TOO_LARGE and self.found:
             needed = f"{self.found.needed / 1e9:,.1f} of {self.found.memory / 1e9:,.1f} GB"
             return f"{needed}, most of it {self.why}: {self.amount / 1e9:,.1f} GB"
-        return str(self.why) or "as fast, and holds no less"
+        return str(self.why) or "equally fast, with no less memory"
 
     @property
     def summary(self) -> str:
-        """``said`` for a narrow table."""
-        return f"{self.slower:.1%} slower: {self.why}" if self.kind is Kind.SLOWER and self.why else self.said
+        """``reason`` for a narrow table."""
+        return f"{self.slower:.1%} slower: {self.why}" if self.kind is Kind.SLOWER and self.why else self.reason
 
     def to_json(self) -> dict[str, Any]:
         """The rejection as plain data."""
         mesh = dict(zip(("data", "pipe", "tensor"), self.mesh, strict=True))
         found = self.found.to_json() if self.found else None
-        return {"mesh": mesh, "kind": self.kind, "why": self.cause, "said": self.said, "estimate": found}
+        return {"mesh": mesh, "kind": self.kind, "why": self.cause, "reason": self.reason, "estimate": found}
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def readable() -> Iterator[None]:
         raise
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"[:300]
-        raise ProgramError(f"this Program's artefact is of a form that nothing here can read ({problem})") from None
+        raise ProgramError(f"this Program's artefact has an unreadable format ({problem})") from None
 
 
 def _check_wrapping(exported: jax_export.Exported, program: Program) -> None:
@@ -116,7 +116,7 @@ def _check_signature(what: str, avals: Any, leaves: tuple[Leaf, ...]) -> None:
             raise ProgramError(f"{what} {leaf.name}: the artefact has a {found} and the signature one of {declared}")
         memory = getattr(aval, "memory_space", None)
         if memory is not None and memory.name != "Device":
-            raise ProgramError(f"{what} {leaf.name} lies in memory {memory.name!r}, expected the device's own")
+            raise ProgramError(f"{what} {leaf.name} is in memory {memory.name!r}, expected device memory")
 
 
 def _check_shardings(what: str, of: Any, leaves: tuple[Leaf, ...], mesh: dict[str, int], *, may_miss: bool) -> None:
@@ -132,10 +132,10 @@ def _check_shardings(what: str, of: Any, leaves: tuple[Leaf, ...], mesh: dict[st
             continue  # then the module declares it
         expected = without_size_one(leaf.spec, mesh)
         if not isinstance(found, NamedSharding) or found.memory_kind not in (None, "device"):
-            raise ProgramError(f"{what} {leaf.name} is sharded as {found} and the header says {leaf.partition_spec}")
+            raise ProgramError(f"{what} {leaf.name} is sharded as {found} and the header has {leaf.partition_spec}")
         plain = not (getattr(found.spec, "unreduced", None) or getattr(found.spec, "reduced", None))
         fits = plain and len(found.spec) <= len(leaf.shape)
         if not fits or without_size_one(spec_of(found.spec, len(leaf.shape)), mesh) != expected:
             raise ProgramError(
-                f"{what} {leaf.name} is sharded as {found.spec} and the header says {leaf.partition_spec}"
+                f"{what} {leaf.name} is sharded as {found.spec} and the header has {leaf.partition_spec}"
             )

@@ -89,7 +89,7 @@ def test_honest_program_passes_and_is_what_it_was(program):
         (lambda h: h["inputs"][0].update(shape=[True, 8]), "Expected `int`, got `bool`"),
         (lambda h: h["inputs"][0].update(shape=[-16, 8]), "Expected `int` >= 0"),
         (lambda h: h["inputs"][0].update(shape=[16.0, 8]), "Expected `int`, got `float`"),
-        (lambda h: h["inputs"][0].update(role="result"), "the role 'result' is for outputs alone"),
+        (lambda h: h["inputs"][0].update(role="result"), "outputs, and only outputs, have the role 'result'"),
         (lambda h: h["inputs"][1].update(name="w"), "two inputs have one name: w"),
         (lambda h: h["mesh"].append(["data", 8]), "header has other entries than .* or one of them twice"),
         (lambda h: h.update(mesh=[["da ta", 8]]), "mesh axis 'da ta' is empty, too long or has odd characters"),
@@ -143,7 +143,7 @@ def test_artefact_with_other_shardings_is_refused(program):
     assert first and second
     for spec in (P(), P(None, "data")):
         lie = with_field(program, _in_named_shardings=(first.update(spec=spec), second))
-        with pytest.raises(ProgramError, match=r"input w is sharded as .* and the header says P\('data',"):
+        with pytest.raises(ProgramError, match=r"input w is sharded as .* and the header has P\('data',"):
             audit(lie)
     with pytest.raises(ProgramError, match="input w is sharded as None"):
         audit(with_field(program, _in_named_shardings=(None, second)))
@@ -158,7 +158,7 @@ def test_anything_unforeseen_in_an_artefact_is_refused_and_no_fault_of_ours(prog
         raise KeyError("nobody thought of this")
 
     monkeypatch.setattr("course.program.audit.check_module", surprised)
-    with pytest.raises(ProgramError, match=r"of a form that nothing here can read .*nobody thought of this"):
+    with pytest.raises(ProgramError, match=r"has an unreadable format .*nobody thought of this"):
         audit(edited(program, before_dot("%h = stablehlo.constant dense<77> : tensor<i32>")))
 
 
@@ -178,21 +178,21 @@ def test_anything_unforeseen_in_an_artefact_is_refused_and_no_fault_of_ours(prog
             [('["data"=8]', '["data"=4, "more"=2]'), ('"data"}', '"data", "more"}')],
             "the artefact is for mesh .*more.* and the Program says",
         ),
-        ([("jax.buffer_donor = true, ", "")], "the module donates inputs \\[\\] and the header says \\[1\\]"),
+        ([("jax.buffer_donor = true, ", "")], "the module donates inputs \\[\\] and the header has \\[1\\]"),
         ([("jax.buffer_donor = true", 'mhlo.memory_kind = "pinned_host"')], "'mhlo.memory_kind', which is not allowed"),
         ([(MAIN, "func.func private @idle() attributes {no_inline} { return }\n" + MAIN)], "has attribute 'no_inline'"),
         ([(MAIN, "func.func private @idle()\n" + MAIN)], "function idle has 0 blocks, expected one"),
         ([("@main(", "@other(")], "the module has no function main"),
         # Operations.
         (["%h = stablehlo.custom_call @xla_python_cpu_callback() : () -> tensor<f32>"], "calls 'xla_python_"),
-        (["%h = stablehlo.create_token : !stablehlo.token"], "create_token is not allowed, because no lens"),
+        (["%h = stablehlo.create_token : !stablehlo.token"], "create_token is not allowed, because its cost"),
         ([f"%s = stablehlo.iota dim = 0 : {FOUR}\n%h = stablehlo.cholesky %s : {FOUR}"], "cholesky is not allowed"),
         ([(CONTRACTED, CONTRACTED[:-1] + '{mhlo.frontend_attributes = {a = "b"}} :')], "'mhlo.frontend_attributes'"),
         ([(CONTRACTED, CONTRACTED[:-1] + '{xla_shape = "f32[9]"} :')], "dot_general has attribute 'xla_shape'"),
         # Types of values.
         (["%h = stablehlo.iota dim = 0 : tensor<1048576x1048576x1048576x4xi64>"], "more than 2\\^60 bytes"),
         ([f"%h = stablehlo.iota dim = 0 : tensor<{'1x' * 40}i32>"], "has 40 dims and at most 32"),
-        (["%h = stablehlo.constant dense_resource<big> : tensor<4xf32>"], "a constant does not say its numbers"),
+        (["%h = stablehlo.constant dense_resource<big> : tensor<4xf32>"], "a constant has no numbers"),
         # Calls between functions.
         (
             [(MAIN, f"func.func private @again() {{ {AGAIN} return }}\n{MAIN}"), AGAIN],
@@ -202,7 +202,7 @@ def test_anything_unforeseen_in_an_artefact_is_refused_and_no_fault_of_ours(prog
         ([(CHANNEL, CHANNEL.replace("type = 0", "type = 2"))], "is of channel type 2, expected one between devices"),
         (
             [sent("broadcast", "replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>")],
-            r"the groups of stablehlo.collective_broadcast hold devices \[0, 1\], expected each from 0 to 7 once",
+            r"the groups of stablehlo.collective_broadcast contain devices \[0, 1\], expected each from 0 to 7 once",
         ),
         (
             [sent("permute", "source_target_pairs = dense<[[0, 1], [2, 99]]> : tensor<2x2xi64>")],
@@ -228,7 +228,7 @@ stablehlo.return %s : tensor<f32> }}) : (tensor<16x8xf32>, tensor<f32>) -> tenso
     [
         (f"%c = stablehlo.iota dim = 0 : tensor<4096xi32>\n{SUM}", "applies stablehlo.iota, expected arithmetic on"),
         (f"%c = stablehlo.constant dense<0.0> : tensor<9xf32>\n{SUM}", "applies stablehlo.constant to an array"),
-        ("%s = stablehlo.add %a, %q : tensor<f32>", "applies something to a value from outside"),
+        ("%s = stablehlo.add %a, %q : tensor<f32>", "captures an outside value"),
         (
             f"%c:1 = stablehlo.while(%i = %a) : tensor<f32> cond {{ %t = stablehlo.constant dense<false> : tensor<i1> "
             f"stablehlo.return %t : tensor<i1> }} do {{ stablehlo.return %i : tensor<f32> }}\n{SUM}",
@@ -279,7 +279,7 @@ def test_deep_nesting_is_refused(program):
 def test_large_constant_of_an_artefact_is_refused(program):
     numbers = ", ".join(str(i) for i in range(300_000))
     constant = f"%h = stablehlo.constant dense<[{numbers}]> : tensor<300000xi32>"
-    refused(program, "holds a constant of 1,200,000 bytes, and at most 1,048,576", constant)
+    refused(program, "contains a constant of 1,200,000 bytes, and at most 1,048,576", constant)
 
 
 # Requirements of the analyses alone

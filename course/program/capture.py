@@ -96,8 +96,8 @@ def _exported(
     jitted: Any = function if hasattr(function, "trace") else jax.jit(function)
     if any(isinstance(leaf, jax.Ref) for leaf in jax.tree.leaves((args, kwargs))):
         raise ProgramError(
-            f"{_defined(function, locate)}the function takes mutable references (jax.new_ref), and a Program holds "
-            "arrays alone; take arrays, and return the new ones"
+            f"{_defined(function, locate)}the function takes mutable references (jax.new_ref), and a Program takes "
+            "only arrays; take arrays, and return the new ones"
         )
     try:
         _check_host(jitted.trace(*args, **kwargs).jaxpr.jaxpr, locate)
@@ -133,7 +133,7 @@ def _flat(exported: jax_export.Exported, mesh: AbstractMesh) -> jax_export.Expor
     def auto(shardings: Sequence[Any]) -> tuple[Any, ...]:  # explicit axes too
         for kind in {found.memory_kind for found in shardings if found} - {None, "device"}:
             raise ProgramError(
-                f"an argument or result lies in memory {kind!r}, and the lenses know the device's own alone; leave "
+                f"an argument or result is in memory {kind!r}; the analyses support only device memory; leave "
                 "memory_kind out"
             )
         return tuple(found and NamedSharding(mesh, found.spec) for found in shardings)
@@ -229,7 +229,7 @@ def _check_host(jaxpr: Any, locate: Locate) -> None:
             if calls:
                 raise ProgramError(
                     f"{where}the program calls back into Python (jax.debug.print, pure_callback, io_callback), and a "
-                    "Program holds only what devices compute. Take it out; a plain print(x) shows shapes while the "
+                    "Program contains only device computation. Take it out; a plain print(x) shows shapes while the "
                     "function is traced"
                 )
             raise ProgramError(

@@ -84,7 +84,7 @@ def check_axes(op: Op, mesh: dict[str, int]) -> None:
     size, devices = (math.prod(mesh[axis] for axis in axes) for axes in (found.axes, mesh))
     whole = not found.groups or sum(map(len, found.groups)) == devices
     if op.kind != "collective_permute" and not (whole and all(len(group) == size for group in found.groups)):
-        raise unsupported(op, op.line, f"its groups {sorted(map(sorted, found.groups))} are no axes of mesh {mesh}")
+        raise unsupported(op, op.line, f"its groups {sorted(map(sorted, found.groups))} are not axes of mesh {mesh}")
 
 
 def _rows(axes: tuple[str, ...], mesh: dict[str, int], places: np.ndarray) -> tuple[tuple[int, ...], ...]:

@@ -32,8 +32,8 @@ def check_composite(op: Any, function: Any) -> None:
     dialect, _, name = op.attributes["name"].value.partition(".")
     if dialect != "chlo" or name not in _ARITHMETIC | {"top_k"}:
         raise ProgramError(
-            f"function {op.attributes['name'].value[:80]} is not allowed, because no lens knows what it costs; write "
-            "it with other operations"
+            f"function {op.attributes['name'].value[:80]} is not allowed, because its cost is unknown; write it "
+            "with other operations"
         )
     inner = [found.operation for found in function.regions[0].blocks[0].operations]
     kinds = [found.name for found in inner]
@@ -44,4 +44,4 @@ def check_composite(op: Any, function: Any) -> None:
         arithmetic = {f"stablehlo.{kind}" for kind in ELEMENTWISE} | {"stablehlo.constant", "func.return"}
         formed = set(kinds) <= arithmetic and len(shapes) == 1
     if not formed:
-        raise ProgramError(f"function {name} is made of other operations than those that JAX makes it of")
+        raise ProgramError(f"function {name} consists of other operations than those that JAX uses for it")

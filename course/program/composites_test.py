@@ -69,10 +69,10 @@ def test_function_costs_what_it_is_made_of(name, dtype):
         (lambda x: jnp.linalg.inv(x[:, :8]), "getrf"),
         (lambda x: lax.igamma(x, x + 1), "how often this loop runs"),
         (lax.composite(lambda x: x * 2, "my.double"), "function my.double is not allowed"),
-        (lax.composite(lambda x: x @ x, "chlo.erf"), "function erf is made of other operations"),
-        (lax.composite(lambda x: lax.psum(x, "data"), "chlo.erf"), "function erf is made of other operations"),
-        (lax.composite(lambda x: jnp.sum(x) + x, "chlo.erf"), "function erf is made of other operations"),
-        (lax.composite(lambda x: x[:, :2], "chlo.top_k"), "function top_k is made of other operations"),
+        (lax.composite(lambda x: x @ x, "chlo.erf"), "function erf consists of other operations"),
+        (lax.composite(lambda x: lax.psum(x, "data"), "chlo.erf"), "function erf consists of other operations"),
+        (lax.composite(lambda x: jnp.sum(x) + x, "chlo.erf"), "function erf consists of other operations"),
+        (lax.composite(lambda x: x[:, :2], "chlo.top_k"), "function top_k consists of other operations"),
     ],
 )
 def test_function_that_is_not_read_is_named_with_its_line(function, named):

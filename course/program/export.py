@@ -95,8 +95,8 @@ def export(
         if not re.search("AbstractMesh cannot be used|callback", str(error)):
             raise
         raise ProgramError(
-            "the program calls back into Python (jax.debug.print, pure_callback, io_callback), and a Program holds "
-            "only what devices compute. Take it out; a plain print(x) shows shapes while the function is traced"
+            "the program calls back into Python (jax.debug.print, pure_callback, io_callback), and a Program "
+            "contains only device computation. Take it out; a plain print(x) shows shapes while the function is traced"
         ) from None
     ordered = dict(sorted(results[0].items()))  # jax flattens a dict by sorted keys
     outputs = _leaves(ordered, out_specs() if callable(out_specs) else out_specs, lambda _: "result")

@@ -36,7 +36,7 @@ def as_product(
     image, kernel = operands
     found = re.search(r"\[(.*?)\]x\[(.*?)\]->\[(.*?)\]", attributes["dimension_numbers"])
     if not found:
-        raise ProgramError(f"a convolution's dims are written in an unknown way: {attributes['dimension_numbers']}")
+        raise ProgramError(f"a convolution's dims have an unknown format: {attributes['dimension_numbers']}")
     of_image, of_kernel, of_result = (text.replace(" ", "").split(",") for text in found.groups())
     contracted = [place for place, dim in enumerate(of_kernel) if dim != "o"]
     spatial = [dim for dim in of_kernel if dim.isdigit()]

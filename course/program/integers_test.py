@@ -10,7 +10,7 @@ import pytest
 from course.program import parse
 from course.program.integers import RULES, evaluate
 from course.program.ir import Op, Value
-from course.program.texts import NAMES, as_the_executor, dense, edges, program_of, run, tensor
+from course.program.mlir_programs import NAMES, as_the_executor, dense, edges, program_of, run, tensor
 
 COMPARISONS = ("EQ", "NE", "LT", "LE", "GT", "GE")
 ARITHMETIC = ("add", "multiply", "maximum", "minimum", "and", "or", "xor")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course.program.texts import NAMES, as_the_executor, dense, edges, evaluated, program_of, run, tensor
+from course.program.mlir_programs import NAMES, as_the_executor, dense, edges, evaluated, program_of, run, tensor
 from course.program.witness_test import SETTINGS
 
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))

@@ -161,7 +161,7 @@ class Program:
             if len(set(names)) != len(names):
                 raise ProgramError(f"two {what} have one name: {max(names, key=names.count)}")
         if any(leaf.role == "result" for leaf in self.inputs) or any(leaf.role != "result" for leaf in self.outputs):
-            raise ProgramError("the role 'result' is for outputs alone, and outputs have no other")
+            raise ProgramError("outputs, and only outputs, have the role 'result'")
         for index in self.donated:
             if not 0 <= index < len(self.inputs):
                 raise ProgramError(f"donated input {index!r} does not exist: there are {len(self.inputs)}")
@@ -207,7 +207,7 @@ def _check_leaf(leaf: Leaf, mesh: dict[str, int]) -> None:
     if leaf.dtype not in DTYPES:
         raise ProgramError(f"leaf {leaf.name} has dtype {leaf.dtype[:80]!r}, which is none of {', '.join(DTYPES)}")
     if math.prod(leaf.shape) * jax.numpy.dtype(leaf.dtype).itemsize > MAX_VALUE_BYTES:
-        raise ProgramError(f"leaf {leaf.name} has more than 2^60 bytes; no machine holds it")
+        raise ProgramError(f"leaf {leaf.name} has more than 2^60 bytes; no machine has that much memory")
     if len(leaf.spec) != len(leaf.shape):
         raise ProgramError(f"leaf {leaf.name} has {len(leaf.shape)} dims and a spec of {len(leaf.spec)}")
     axes = [axis for entry in leaf.spec for axis in entry]

@@ -108,7 +108,7 @@ def test_large_constant_is_refused_at_its_line():
     def looks_up(x):
         return x @ jnp.asarray(table)[:8]
 
-    with pytest.raises(ProgramError, match=r"here:\d+: in \w+: the program holds a constant of 2,097,152 bytes"):
+    with pytest.raises(ProgramError, match=r"here:\d+: in \w+: the program contains a constant of 2,097,152 bytes"):
         program_of(looks_up, {"x": struct(8, 8)}, {"x": P("data")}, P("data"), locate={__file__: "here"}.get)
 
 

@@ -92,7 +92,9 @@ def check_module(module: Any, program: Program) -> None:
         if top.name == "sdy.mesh":
             check_mesh(top, program.mesh)
         elif top.name != "func.func":
-            raise ProgramError(f"{top.name} stands beside the program's functions; expected functions and meshes alone")
+            raise ProgramError(
+                f"{top.name} is next to the program's functions; only functions and meshes are allowed there"
+            )
         else:
             functions[_text(top.attributes["sym_name"])] = top
         _check_declared(top, _DECLARED[top.name], top.name)
@@ -171,7 +173,7 @@ def _check_functions(functions: dict[str, Any], program: Program) -> None:
     given = main.attributes.get("arg_attrs", [])
     donated = {i for i, some in enumerate(given) if _DONATED & set(_names(some))}
     if donated != set(program.donated):
-        raise ProgramError(f"the module donates inputs {sorted(donated)} and the header says {sorted(program.donated)}")
+        raise ProgramError(f"the module donates inputs {sorted(donated)} and the header has {sorted(program.donated)}")
 
 
 def _names(attributes: Any) -> list[str]:
@@ -229,7 +231,7 @@ def _check_operation(op: Any, function: str, program: Program) -> None:
         if target not in CUSTOM_CALLS:
             raise ProgramError(f"the program calls {target[:80]!r}, which is not allowed: it would run outside of XLA")
     elif op.name not in OPERATIONS and op.name != COMPOSITE:
-        raise ProgramError(f"operation {op.name} is not allowed, because no lens knows what it costs")
+        raise ProgramError(f"operation {op.name} is not allowed, because its cost is unknown")
     elif strange := [name for name in op.attributes if name not in (NAMED if op.name == COMPOSITE else ATTRIBUTES)]:
         named = repr(strange[0][:80])
         raise ProgramError(
@@ -244,7 +246,7 @@ def _check_operation(op: Any, function: str, program: Program) -> None:
     elif kind in COLLECTIVES:
         _check_devices(op, program.num_devices)
     elif kind == "manual_computation" and (function != "main" or op.parent.name != "func.func"):
-        raise ProgramError("a shard_map lies inside another operation; write it at the outermost level")
+        raise ProgramError("a shard_map is inside another operation; write it at the outermost level")
 
 
 def _check_devices(op: Any, count: int) -> None:
@@ -263,7 +265,7 @@ def _check_devices(op: Any, count: int) -> None:
     elif isinstance(op.attributes["replica_groups"], ir.DenseElementsAttr):
         devices = np.array(op.attributes["replica_groups"]).flatten().tolist()
         if sorted(devices) != list(range(count)):
-            wrong = f"the groups of {op.name} hold devices {devices[:20]}"
+            wrong = f"the groups of {op.name} contain devices {devices[:20]}"
             raise ProgramError(f"{wrong}, expected each from 0 to {count - 1} once")
 
 
@@ -288,7 +290,7 @@ def _check_arithmetic(op: Any, block: Any, functions: dict[str, Any], most: int)
         if not all(_is_number(result) for result in inner.results):
             raise ProgramError(f"{op.name} applies {inner.name} to an array, expected arithmetic on single numbers")
         if any(hash(operand) not in known and not _is_constant_number(operand) for operand in inner.operands):
-            raise ProgramError(f"{op.name} applies something to a value from outside, expected its arguments alone")
+            raise ProgramError(f"{op.name} captures an outside value; it may only use its arguments")
         known |= {hash(result) for result in inner.results}
         if count > most:
             break
@@ -316,7 +318,7 @@ def check_type(text: str) -> None:
     digits = re.search(r"\d+", found[2])
     bits = int(digits[0]) * (2 if "complex" in text else 1) if digits else 8
     if math.prod(shape) * max(bits, 8) // 8 > MAX_VALUE_BYTES:
-        raise ProgramError(f"a value of type {text[:80]} has more than 2^60 bytes; no machine holds it")
+        raise ProgramError(f"a value of type {text[:80]} has more than 2^60 bytes; no machine has that much memory")
 
 
 def check_constant(op: Any) -> None:
@@ -330,10 +332,10 @@ def check_constant(op: Any) -> None:
         plain = isinstance(value, ir.DenseElementsAttr)
         repeated = plain and value.is_splat
     if not plain:
-        raise ProgramError("a constant does not say its numbers: expected them, and not a name for them")
+        raise ProgramError("a constant has no numbers: expected them, not a name for them")
     if size > MAX_CONSTANT_BYTES and not repeated:
         raise ProgramError(
-            f"the program holds a constant of {size:,} bytes, and at most {MAX_CONSTANT_BYTES:,} are allowed. "
+            f"the program contains a constant of {size:,} bytes, and at most {MAX_CONSTANT_BYTES:,} are allowed. "
             "Compute it in the function or pass it as an argument."
         )
 

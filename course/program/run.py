@@ -54,9 +54,7 @@ class Executable:
     def _collect(self, leaf: Leaf, result: jax.Array) -> np.ndarray:
         expected = NamedSharding(self.mesh, leaf.partition_spec)
         if not result.sharding.is_equivalent_to(expected, result.ndim):
-            raise ProgramError(
-                f"result {leaf.name} is sharded as {result.sharding} and the header says {expected.spec}"
-            )
+            raise ProgramError(f"result {leaf.name} is sharded as {result.sharding} and the header has {expected.spec}")
         first: dict[str, bytes] = {}
         for shard in result.addressable_shards:
             data = np.asarray(shard.data).tobytes()

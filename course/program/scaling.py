@@ -120,7 +120,7 @@ def _pad(ours: Op, theirs: Op) -> str:
     edges = [list(zip(ours.attributes[name], theirs.attributes[name], strict=True)) for name in names]
     for (before, now), low, high in zip(given, *edges, strict=True):
         if any(np.sign(edge[0]) != np.sign(edge[1]) for edge in (low, high)):
-            return "pads what it leaves alone at the other size, or cuts where it pads"
+            return "pads at only one size, or crops at one size and pads at the other"
         kept.append(tuple(dim + min(0, a) + min(0, b) for dim, a, b in zip((before, now), low, high, strict=True)))
     return "" if _keeps_share(kept, given) and _keeps_share(kept, made) else _SMALLER
 

@@ -136,8 +136,8 @@ class _Reader:
                 raise unsupported(
                     None,
                     source_line(op),
-                    f"{op.operation.name} lies outside shard_map, where the lenses cannot tell who computes what; "
-                    "move it inside",
+                    f"{op.operation.name} is outside shard_map, where the analyses cannot tell which device "
+                    "computes it; move it inside",
                 )
         if len(bodies) != 1:
             raise ProgramError(f"a Program is one shard_map and this one has {len(bodies)}; merge them")
@@ -298,7 +298,7 @@ def _kind(op: Any, line: str, lenient: bool) -> str:
         target = f" {op.attributes['call_target_name']}" if kind == "custom_call" else ""
         name = f"{op.name}{target} (of {function_name(op)})" if function_name(op) and lenient else f"{op.name}{target}"
         ways = ", or ask the GPU compiler (aot=True, --aot)" if lenient else ""
-        raise unsupported(None, line, f"the lenses cannot price {name}; write it with other operations{ways}")
+        raise unsupported(None, line, f"the analyses cannot price {name}; write it with other operations{ways}")
     return kind
 
 
@@ -311,7 +311,7 @@ def _check_groups(op: Any, kind: str, line: str) -> None:
     )
     counted = "use_global_device_ids" in op.attributes or kind not in ("all_gather", "all_reduce", "reduce_scatter")
     if handle is None or int(handle[1]) < 1 or not counted:
-        raise unsupported(None, line, f"{kind} does not say its groups in global device numbers")
+        raise unsupported(None, line, f"{kind} does not give its groups as global device numbers")
 
 
 def _attributes(op: Any, meshes: dict[str, Any]) -> dict[str, Any]:

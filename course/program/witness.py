@@ -92,7 +92,9 @@ def _check_counted(module: Module, counted: dict[Op, int]) -> None:
 
 def _otherwise(op: Op, where: str) -> ProgramError:
     what = "the loop runs another number of times" if op.kind == "while" else "another branch runs"
-    message = f"{what} {where} than the costs were counted for; decide by plain arithmetic on small numbers"
+    message = (
+        f"{what} {where} than the cost analysis assumed; compute conditions with plain arithmetic on small numbers"
+    )
     return unsupported(op, op.line, message)
 
 

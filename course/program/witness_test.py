@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from course.mesh import abstract_mesh, make_mesh
 from course.program import ProgramError, compile_program, evaluate, export, integers, parse
-from course.program.texts import program_of
+from course.program.mlir_programs import program_of
 
 MESH = {"data": 4}
 X = np.arange(8, dtype=np.float32)
@@ -140,7 +140,7 @@ def test_a_broken_evaluator_is_contradicted(name, monkeypatch):
     made = program(local)
     watched(made)
     plant(monkeypatch)
-    with pytest.raises(ProgramError, match=r"^test:\d+: (case|while)( in \S+)?: .* than the costs were counted for"):
+    with pytest.raises(ProgramError, match=r"^test:\d+: (case|while)( in \S+)?: .* than the cost analysis assumed"):
         watched(made)
 
 

@@ -16,7 +16,7 @@ HIDDEN = 0.01  # fraction of the step below which waiting is not mentioned
 # Terms of pictures and tables, in the order in which a reader meets them.
 HOW_TO_READ = (
     ("compute", "a bar for each operation that a device computes, in the order of the program"),
-    ("over data", "what the device sends over the mesh axis data meanwhile; each set of axes has a row of its own"),
+    ("over data", "concurrent transfers over mesh axis data; each set of axes has its own row"),
     (
         "exposed: data",
         "hatched in the colour of the transfer: nothing is computed while it is sent, so the step is "
@@ -28,10 +28,11 @@ HOW_TO_READ = (
         "in a pipeline this is the bubble",
     ),
     ("busy", "the time in which the busiest device computes"),
-    ("a bar", "pointed at, it says the operation, its shape, how long it takes and your line"),
+    ("a bar", "point at it to see the operation, its shape, its duration and your line"),
     (
         "your line",
-        "fsdp_loss:22 is line 22 of the cell, or of the file, fsdp_loss; inserted by JAX: no line of yours asks for it",
+        "fsdp_loss:22 is line 22 of the cell, or of the file, fsdp_loss; "
+        "inserted by JAX: none of your lines requests it",
     ),
     ("device 0 (and 7 more alike)", "devices that behave alike are drawn once"),
     (

@@ -64,11 +64,11 @@ class Wire:
 
 @dataclass(frozen=True)
 class Row:
-    """A stage, with ``said`` as its description for readers who do not see the picture."""
+    """A stage, with a ``description`` for readers who do not see the picture."""
 
     cells: tuple[Cell, ...]
     wires: tuple[Wire, ...]
-    said: str
+    description: str
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def draw_lanes(picture: Picture, *, file: bool = False) -> str:
         y += step
     legend, below = _legend(picture, name, y + 22, LEFT + width + RIGHT)
     inside = _patterns(name) + _axis(picture, scale, top, y - GAP) + "".join(parts) + legend
-    described = " ".join(f"Stage {stage} {row.said}." for stage, row in enumerate(picture.rows))
+    described = " ".join(f"Stage {stage} {row.description}." for stage, row in enumerate(picture.rows))
     whole, title = LEFT + width + RIGHT, f"{picture.title}: {picture.heading}"
     least = 1.0 if width > LEAST_WIDTH else 0.9
     return svg(whole, below, title, described, inside, name, file=file, least=least)
@@ -200,7 +200,7 @@ def _legend(picture: Picture, name: str, y: float, width: float) -> tuple[str, f
     entries += [([f"url(#{name}-w)"], IDLE)] if any(_gaps(row, picture) for row in picture.rows) else []
     entries += [([f"url(#{name}-crossed)"], MASKED)] if "masked" in kinds else []
     note = "the number is the microbatch" + (", the letter the repeat" if picture.letters else "")
-    note += "; thin lines: what is sent" if any(row.wires for row in picture.rows) else ""
+    note += "; thin lines: messages" if any(row.wires for row in picture.rows) else ""
     parts, x = [], LEFT
     for fills, word in entries:
         needed = 18 + len(word) * 6.3 + 14

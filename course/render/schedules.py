@@ -11,7 +11,7 @@ from course.render.lanes import LEAST, MASKED, WORDS, Cell, Picture, Row, Wire, 
 from course.render.quantities import digits, seconds_text, share_text
 from course.schedules import Action, Schedule, Timed, measure, run
 from course.schedules.orders import LETTERS
-from course.schedules.ticks import Tick, Work, laid_beside, program_ticks, stage_bars
+from course.schedules.ticks import Tick, Work, match_ticks, program_ticks, stage_bars
 
 
 def schedule_svg(
@@ -32,7 +32,9 @@ def schedule_svg(
     """
     if isinstance(drawn, Timeline):
         if not isinstance(schedule, Schedule):
-            raise TypeError("a timeline does not know its microbatches: schedule_svg(timeline, schedule) says them")
+            raise TypeError(
+                "a timeline does not know its microbatches: pass the schedule, schedule_svg(timeline, schedule)"
+            )
         picture = _of_program(drawn, schedule, axis)
     elif isinstance(drawn, Schedule | Timed):
         picture = _of_schedule(run(drawn) if isinstance(drawn, Schedule) else drawn)
@@ -88,7 +90,7 @@ def _cell(start: float, end: float, action: Action, stage: int, repeats: int, wh
 
 def _of_program(timeline: Timeline, schedule: Schedule, axis: str) -> Picture:
     found = program_ticks(timeline, axis)
-    beside = laid_beside(found, schedule)
+    beside = match_ticks(found, schedule)
     bars = stage_bars(timeline, axis)
     if len(bars) != schedule.num_stages:
         raise ValueError(f"the Program has {len(bars)} stages over {axis!r} and the schedule {schedule.num_stages}")
@@ -98,8 +100,10 @@ def _of_program(timeline: Timeline, schedule: Schedule, axis: str) -> Picture:
         cells += _others(own, [tick.work[stage] for tick in found], LEAST * timeline.seconds)
         rows.append(Row(tuple(cells), _sent(own, axis), f"useful in {useful} of {len(found)} ticks"))
     meant = f"{schedule.name}, of {schedule.num_microbatches} microbatches"
-    known = f"{len(found)} ticks, " + (f"numbered by {meant}" if beside else f"not those of {meant}: not numbered")
-    title = f"A Program's ticks on {timeline.machine}, beside {schedule.name}"
+    known = f"{len(found)} ticks" + (
+        f", numbered by {meant}" if beside else f" that do not match {meant}, so they are not numbered"
+    )
+    title = f"A Program's ticks on {timeline.machine}, compared with {schedule.name}"
     heading = f"{seconds_text(timeline.seconds)}, {known}"
     return Picture(title, heading, tuple(rows), timeline.seconds, True, schedule.num_repeats > 1 and bool(beside))
 

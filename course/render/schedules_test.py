@@ -126,7 +126,7 @@ def test_where_a_program_does_nothing_though_the_schedule_works_it_is_marked():
 
 def test_a_program_with_other_ticks_is_drawn_without_numbers():
     found = schedule_svg(program(4, 3), forwards(gpipe(4, 5)))
-    assert "6 ticks, not those of GPipe, forward pass, of 5 microbatches: not numbered" in found
+    assert "6 ticks that do not match GPipe, forward pass, of 5 microbatches, so they are not numbered" in found
     assert "microbatch 0" not in found and "tick 5" in texts(found)
 
 

@@ -70,8 +70,8 @@ def who_holds(array: Any, *, title: str = "", labels: Sequence[str] = (), show_s
     if spec is None or mesh is None or not getattr(mesh, "shape", None):
         what = type(array).__name__ if sharding is None else f"an array with a {type(sharding).__name__}"
         raise ValueError(
-            f"only an array with a NamedSharding says which mesh it lies on, and this is {what}: put it there first, "
-            "with jax.device_put(array, NamedSharding(mesh, spec))"
+            f"only an array with a NamedSharding has a mesh, and this is {what}: place it first, with "
+            "jax.device_put(array, NamedSharding(mesh, spec))"
         )
     return Holdings(tuple(array.shape), spec, mesh, title, tuple(labels), show_spec)
 
@@ -148,7 +148,7 @@ def holdings_svg(
     held = " ".join(f"Block [{', '.join(found.ranges(i))}]: {_listed(ids)}." for i, ids in found.holders.items())
     name = "s" + hashlib.sha256(repr((parts, file)).encode()).hexdigest()[:10]
     about = f"{note or _said(found)} {held}"
-    height, said = y + 15 * len(foot) - 6, f"Who holds what: {' '.join(head)}"
+    height, said = y + 15 * len(foot) - 6, f"Blocks by device: {' '.join(head)}"
     return svg(width, height, said, about, "".join(parts), name, file=file, least=LEAST)
 
 

@@ -124,12 +124,12 @@ def from_summary(data: Any) -> Timeline:
     """
     try:
         if len(json.dumps(data, allow_nan=False)) > MOST_BYTES:
-            raise ValueError(f"a timeline in brief has at most {MOST_BYTES:,} bytes")
+            raise ValueError(f"a timeline summary has at most {MOST_BYTES:,} bytes")
         brief = msgspec.convert(data, _Brief)
         devices = tuple(DeviceTime(**msgspec.structs.asdict(device)) for device in brief.devices)
         bars = tuple(_bar(devices[0].device, brief.texts, *row) for row in brief.bars)
     except (TypeError, IndexError, RecursionError) as error:
-        raise ValueError(f"this is no timeline in brief: {error}") from None
+        raise ValueError(f"this is not a timeline summary: {error}") from None
     return Timeline(brief.machine, dict(brief.mesh), brief.seconds, devices, (), bars)
 
 

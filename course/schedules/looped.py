@@ -28,7 +28,7 @@ def interleaved(num_stages: int, num_microbatches: int, num_repeats: int = 2) ->
     if num_microbatches % num_stages:
         raise ValueError(
             f"interleaved 1F1B sends microbatches round in groups of {num_stages}, one for each stage, and "
-            f"{num_microbatches} is no multiple of it"
+            f"{num_microbatches} is not a multiple of it"
         )
     orders = tuple(
         tuple(_interleaved_order(stage, num_stages, num_microbatches, num_repeats)) for stage in range(num_stages)

@@ -112,7 +112,7 @@ class Schedule:
                     )
         if counts:
             extra = text_of(next(iter(counts)), len(LETTERS))
-            raise ValueError(f"{self.name}: stage {stage} has {extra}, which is no work of this pipeline")
+            raise ValueError(f"{self.name}: stage {stage} has {extra}, which is not part of this pipeline")
 
 
 def require_sizes(num_stages: int, num_microbatches: int, num_repeats: int) -> None:
@@ -170,6 +170,6 @@ def _action(word: str) -> Action:
     parts = re.fullmatch(r"([FBIW])(\d{1,6})([a-z]?)", word)
     if parts is None:
         raise ValueError(
-            f"{word!r} is no action; write F3, B3, I3 or W3, and F3b for the second repeat of microbatch 3"
+            f"{word!r} is not an action; write F3, B3, I3 or W3, and F3b for the second repeat of microbatch 3"
         )
     return Action(parts[1], int(parts[2]), LETTERS.index(parts[3]) if parts[3] else 0)

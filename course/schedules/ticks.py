@@ -63,7 +63,7 @@ def program_ticks(timeline: Timeline, axis: str = "pipe") -> tuple[Tick, ...]:
     sent = sorted({bar.end for stage in bars for bar in stage if _passes_on(bar, axis)})
     if not sent:
         raise ValueError(
-            f"nothing is permuted over {axis!r} (size {timeline.mesh[axis]}), so there are no ticks to tell apart; "
+            f"nothing is permuted over {axis!r} (size {timeline.mesh[axis]}), so ticks cannot be identified; "
             "timeline_svg draws this step"
         )
     found: dict[int, dict[int, list[Bar]]] = defaultdict(lambda: defaultdict(list))
@@ -82,7 +82,7 @@ def stage_bars(timeline: Timeline, axis: str) -> list[list[Bar]]:
         ValueError: The mesh has no such axis.
     """
     if axis not in timeline.mesh:
-        raise ValueError(f"the mesh {timeline.mesh} has no axis {axis!r}; say which one the stages are on")
+        raise ValueError(f"the mesh {timeline.mesh} has no axis {axis!r}; name the one that has the stages")
     sizes = list(timeline.mesh.values())
     places = np.moveaxis(np.arange(math.prod(sizes)).reshape(sizes), list(timeline.mesh).index(axis), 0)
     standing = {member: alike.device for alike in timeline.devices for member in alike.members}
@@ -120,7 +120,7 @@ def schedule_ticks(schedule: Schedule) -> tuple[dict[int, Action], ...]:
     return tuple(ticks)
 
 
-def laid_beside(ticks: tuple[Tick, ...], schedule: Schedule) -> list[dict[int, Action] | None]:
+def match_ticks(ticks: tuple[Tick, ...], schedule: Schedule) -> list[dict[int, Action] | None]:
     """The schedule's actions in each of a Program's ticks.
 
     Returns:

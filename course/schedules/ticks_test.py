@@ -5,7 +5,7 @@ import pytest
 from course.machines import FREE_NETWORK
 from course.program import parse, timeline
 from course.schedules import Costs, breadth_first, forwards, gpipe, measure, num_ticks, one_f_one_b, run, zero_bubble
-from course.schedules.ticks import laid_beside, program_ticks, schedule_ticks
+from course.schedules.ticks import match_ticks, program_ticks, schedule_ticks
 from course.validation.pipelines import pipeline
 
 SIZES = [(2, 2, 1), (4, 3, 1), (4, 6, 2), (4, 2, 3)]
@@ -68,14 +68,14 @@ def test_the_ticks_of_a_schedule_are_what_one_draws_by_hand():
 def test_a_loss_between_the_passes_is_no_tick_of_the_schedule():
     ticks = program_ticks(timed(2, 2, 1, backward=True))
     more = (*ticks[:3], ticks[2], *ticks[3:])
-    assert laid_beside(ticks, gpipe(2, 2)) == list(schedule_ticks(gpipe(2, 2)))
-    beside = laid_beside(more, gpipe(2, 2))
+    assert match_ticks(ticks, gpipe(2, 2)) == list(schedule_ticks(gpipe(2, 2)))
+    beside = match_ticks(more, gpipe(2, 2))
     assert len(beside) == 7 and beside[3] is None
 
 
 def test_a_program_with_another_number_of_ticks_is_not_labelled():
-    assert laid_beside(program_ticks(timed(2, 2, 1)), gpipe(2, 2)) == []
-    assert laid_beside(program_ticks(timed(2, 2, 1)), forwards(gpipe(2, 3))) == []
+    assert match_ticks(program_ticks(timed(2, 2, 1)), gpipe(2, 2)) == []
+    assert match_ticks(program_ticks(timed(2, 2, 1)), forwards(gpipe(2, 3))) == []
 
 
 def test_without_an_axis_or_a_permute_over_it_there_are_no_ticks():

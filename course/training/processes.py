@@ -160,7 +160,7 @@ def _described(number: int, status: int, output: IO[bytes]) -> str:
     how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     output.seek(0)
     text = output.read().decode(errors="replace").strip()
-    return f"process {number} {how}" + (f"; it said: {text[-2000:]}" if text else "")
+    return f"process {number} {how}" + (f"; its output: {text[-2000:]}" if text else "")
 
 
 def _end_with_launcher() -> None:

@@ -41,7 +41,7 @@ def test_the_first_processes_status_is_the_runs_where_all_were_stopped():
     "end, message, status",
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "process 1 was ended by SIGKILL", -9),
-        ("sys.exit('the disk is full')", "process 1 ended with status 1; it said: the disk is full", 1),
+        ("sys.exit('the disk is full')", "process 1 ended with status 1; its output: the disk is full", 1),
     ],
 )
 def test_a_process_that_fails_is_named_and_the_others_are_ended(end, message, status):

@@ -39,7 +39,7 @@ def sample(
         ValueError: The prompt is empty, or the temperature not positive.
     """
     if not prompt:
-        raise ValueError("the prompt is empty, and the model needs a byte to go on from: give it a newline")
+        raise ValueError("the prompt is empty, and the model needs a byte to continue: give it a newline")
     if not temperature > 0:
         raise ValueError(f"the temperature is {temperature:g}, and it must be positive")
     tokens = np.zeros(max(len(prompt) + length, sizes.seq), np.int32)

@@ -139,7 +139,7 @@ def require_axes(name: str, mesh: Mesh | AbstractMesh, axes: tuple[str, ...], ad
     for axis, size in mesh.shape.items():
         if axis not in axes and size > 1:
             known = " and ".join(axes)
-            raise ValueError(f"the strategy {name} splits over {known} alone, and the mesh has {axis}={size}{advice}")
+            raise ValueError(f"the strategy {name} splits only over {known}, but the mesh has {axis}={size}{advice}")
 
 
 def compiler(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> Strategy:
@@ -152,7 +152,7 @@ def compiler(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOpti
     Raises:
         ValueError: The mesh splits over another axis, ``tensor`` does not divide a size, or there is no such option.
     """
-    require_axes("compiler", mesh, ("data", "tensor"), ": XLA's partitioner knows no pipeline")
+    require_axes("compiler", mesh, ("data", "tensor"), ": XLA's partitioner does not support pipelines")
     if options.rings or options.num_repeats > 1:
         raise ValueError("the strategy compiler has no rings and no repeats: leave these options out")
     data, tensor = (mesh.shape.get(axis, 1) for axis in ("data", "tensor"))

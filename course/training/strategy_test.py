@@ -61,7 +61,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_gradients_in_float32():
 
 @pytest.mark.parametrize(
     "axes, message",
-    [({"pipe": 2}, "data and tensor alone, and the mesh has pipe=2: XLA's"), ({"tensor": 8}, "num_heads 4 is not")],
+    [({"pipe": 2}, "data and tensor, but the mesh has pipe=2: XLA's"), ({"tensor": 8}, "num_heads 4 is not")],
 )
 def test_meshes_that_it_cannot_use_are_refused(axes, message):
     with pytest.raises(ValueError, match=message):

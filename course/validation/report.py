@@ -20,8 +20,8 @@ from course.validation.rows import TABLES, Figure, every
 RESULTS = Path(__file__).parent / "results.json"
 EXACT = 1e-9  # rounding error of floating-point sums
 EXPLAINED = (
-    "8xH100 is idealised: it has published peaks alone, which no program reaches, so it is meant to miss what XLA "
-    "measured, most of all where pieces are small; 8xH100-calibrated carries these tables."
+    "8xH100 is idealised: it uses only published peaks, which no program reaches, so it is expected to miss "
+    "XLA's measurements, most of all where pieces are small; 8xH100-calibrated has the measured tables."
 )
 
 
@@ -73,7 +73,7 @@ def show(rows: Iterable[Figure]) -> list[Figure]:
     console.print("\nMeans, of the rows that count (bias: with signs; spread: standard deviation):", style="bold")
     for mean in means(every):
         style = "red" if mean.met is False else None
-        console.print(f"{mean.group}, {mean.lens}: {said(mean)}", style=style)
+        console.print(f"{mean.group}, {mean.lens}: {mean_text(mean)}", style=style)
     for note in dict.fromkeys(f"{row.group}: {row.note}" for row in every if not row.counts):
         console.print(f"* in no mean: {note}", style="dim")
     if any(row.group == TABLES for row in every):
@@ -96,7 +96,7 @@ def _error(error: float) -> str:
     return f"{error:+.1%}" if abs(error) >= 5e-4 else "< 0.1%"
 
 
-def said(mean: Mean) -> str:
+def mean_text(mean: Mean) -> str:
     """A mean in words."""
     if mean.error is None:
         return "not measured" if mean.rows == 0 and mean.goal is not None else "nothing here counts"

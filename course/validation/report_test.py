@@ -17,7 +17,7 @@ from course.validation import page
 from course.validation import rows as validation_rows
 from course.validation.gap import gaps
 from course.validation.means import means
-from course.validation.report import main, recorded, said, show, versions
+from course.validation.report import main, mean_text, recorded, show, versions
 from course.validation.rows import MEMORY, TABLES, TIME, every, rings, single_gpu
 from course.validation.single_device import RUNS, Sizes, parameters
 
@@ -58,7 +58,7 @@ def assert_as_recorded(rows):
 
 
 def assert_goals_are_met(rows):
-    missed = [f"{m.group}, {m.lens}: {said(m)}" for m in means(rows) if m.met is False]
+    missed = [f"{m.group}, {m.lens}: {mean_text(m)}" for m in means(rows) if m.met is False]
     assert not missed
 
 
@@ -188,5 +188,5 @@ def test_figures_are_printed_without_exponents_negative_zeros_or_cut_names(capsy
     output = capsys.readouterr().out
     assert "131,072 bytes" in output and "e+" not in output and "…" not in output
     assert "-0.0%" not in output and "+0.0%" not in output
-    assert "8xH100-calibrated" in output and "meant to miss" in output
+    assert "8xH100-calibrated" in output and "expected to miss" in output
     assert all(goal.endswith("%)") for goal in re.findall(r"\(goal: [^)]*\)", output))

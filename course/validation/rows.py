@@ -129,7 +129,7 @@ def single_gpu(short: bool, aot: bool) -> Iterator[Figure]:
 def _compiled(report: Callable[[], GpuReport], aot: bool) -> tuple[GpuReport | None, str]:
     """The GPU compiler's result, or why there is none."""
     try:
-        return (report(), "") if aot else (None, "not asked for")
+        return (report(), "") if aot else (None, "not requested")
     except (AotMissing, ProgramError) as error:
         return None, str(error)
 

@@ -40,7 +40,7 @@ MLPS = {
     "rings, rows sent again": gathering_again,
 }
 DRAWN = {"no ring": "none", "rings, JAX's derivative": "jax", "rings, rows kept": "kept"}
-COMPILED = "beside a product s", "replayed, us .1f", "exposed, us .1f", "held, MiB .2f"
+COMPILED = "overlapping a product s", "replayed, us .1f", "exposed, us .1f", "resident, MiB .2f"
 
 
 def exported(function, rows=TOKENS, hidden=HIDDEN, dtype=jnp.bfloat16, platform="cpu"):
@@ -69,7 +69,7 @@ def program() -> dict[str, Table]:
         up, down = (f"{directions[up] / MIB:.2f}" if directions else "" for up in (True, False))
         sent = sum(c.total_bytes for c in one.costs.collectives) / MIB
         table.add(name, ", ".join(f"{n} x {kind}" for kind, n in times.items()), sent, up, down, one.costs.operations)
-    columns = "step, us .1f", "computing .1f", "exposed .1f", "times .2f", "held, MiB .2f"
+    columns = "step, us .1f", "computing .1f", "exposed .1f", "times .2f", "resident, MiB .2f"
     steps = compare("second witness: timeline", found, *columns)
     for name, picture in ((NONE, "gathered"), (SCAN, "ring"), (BOTH, "both")):
         draw(f"witnesses_{picture}", timeline_svg(found[name].timeline))
@@ -86,7 +86,7 @@ def program() -> dict[str, Table]:
 @example
 def passes() -> Table:
     found = {name: look(TASK, function) for name, function in MLPS.items()}
-    columns = "step, us .1f", "computing .1f", "exposed .1f", "times .2f", "sent, MiB .1f", "held, MiB .1f"
+    columns = "step, us .1f", "computing .1f", "exposed .1f", "times .2f", "sent, MiB .1f", "resident, MiB .1f"
     table = compare("forward and backward", found, *columns)
     for name, picture in DRAWN.items():
         draw(f"passes_{picture}", timeline_svg(found[name].timeline))
@@ -94,7 +94,7 @@ def passes() -> Table:
     assert abs(forward.exposed / none.exposed - 0.5) < 0.01, "half of the exposed time is left"
     assert by_jax.exposed == 0 and by_jax.step - none.step > 0, "computing grew by more than exposed shrank"
     assert abs(again.sent - 5 / 4 * kept.sent) < 1e-6, "half of the forward pass's bytes"
-    assert kept.step < again.step and again.held < kept.held < unrolled.held
+    assert kept.step < again.step and again.resident < kept.resident < unrolled.resident
     return table
 
 
@@ -237,11 +237,13 @@ def third() -> dict[str, Table]:
         compiled("rings in bfloat16, with the merge pass left on", dict(zip(precise, merged, strict=True)), *COMPILED),
     ]
     none, loop, scan, both = tables[0].rows.values()
-    assert loop.exposed == scan.exposed == both.exposed == 0 and round(scan.held, 2) == round(loop.held, 2) == round(
-        none.held / 2, 2
-    )
+    assert loop.exposed == scan.exposed == both.exposed == 0 and round(scan.resident, 2) == round(
+        loop.resident, 2
+    ) == round(none.resident / 2, 2)
     assert tables[2][LOOP].replayed > none.replayed, "longer than with no ring at all"
-    assert 1.7 < both.replayed / none.replayed < 2 and [row["beside a product"] for row in tables[2].rows.values()] == [
+    assert 1.7 < both.replayed / none.replayed < 2 and [
+        row["overlapping a product"] for row in tables[2].rows.values()
+    ] == [
         "0 of 7",
         "7 of 7",
     ]
@@ -254,5 +256,5 @@ def compiled_passes() -> Table:
     table = compiled("an MLP in float32, forward and backward", reports, *COMPILED)
     none, by_jax, rows = table.rows.values()
     assert none.replayed < rows.replayed and by_jax.replayed > 1.1 * rows.replayed, "no ring takes less"
-    assert rows.held < none.held
+    assert rows.resident < none.resident
     return table

@@ -61,7 +61,7 @@ def overlap() -> dict[str, object]:
 def with_compiler() -> dict[str, object]:
     ways = WAYS | {"one later, summed then": by_summing_when_it_reduces, EARLY: overlapped_gradients}
     reports = by_compiler(TASK, ways)
-    columns = "replayed, ms .1f", "exposed, ms .1f", "beside a product s", "temporaries, GB .1f"
+    columns = "replayed, ms .1f", "exposed, ms .1f", "overlapping a product s", "temporaries, GB .1f"
     table = compiled("reduced", reports, *columns)
     timed = {name: 1e3 * look(TASK, ways[name]).timeline.exposed_seconds for name in (END, SAME, EARLY)}
     assert all(abs(table[name].exposed / timed[name] - 1) < 0.15 for name in (END, SAME))

@@ -125,7 +125,7 @@ def located(file):
 
 @example
 def sync() -> dict[str, Table]:
-    table = Table("averaged over data", "step, ms .1f", "exposed over data, ms .1f", "share .2f", "held, GiB .2f")
+    table = Table("averaged over data", "step, ms .1f", "exposed over data, ms .1f", "share .2f", "resident, GiB .2f")
     programs = {name: program(TASK, function, locate=located) for name, function in WAYS.items()}
     modules, first = {name: parse(exported) for name, exported in programs.items()}, None
     for name, module in modules.items():
@@ -153,7 +153,7 @@ def sync() -> dict[str, Table]:
     hidden = round(first[spent], 1) - round(last[spent], 1)
     copies = hidden - round(saved[0], 1)
     assert last.share < 0.25 and 1.6 < table["in every tick"].step / last.step < 2, "nearly twice as long"
-    assert table["each repeat twice"][spent] > 2 * last[spent] and last.held > first.held
+    assert table["each repeat twice"][spent] > 2 * last[spent] and last.resident > first.resident
     assert abs(saved[1] / (2 * hidden - copies) - 1) < 0.05 and 2.5 < saved[1] / saved[0] < 3.5
     assert saved[2] < 1.3 * saved[1] and abs(saved[3] / saved[2] - 1) < 0.02, "grows no further"
     say(

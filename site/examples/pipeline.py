@@ -172,7 +172,7 @@ def losses() -> Table:
         "on the last stage, by cond": patch(pipeline_loss, "on_the_last_stage", EVERY_STAGE | BY_COND).function,
         "in parts, on all stages": pipeline_loss,
     }
-    columns = "computing, ms: first stage .2f", "last stage .2f", "step, ms .2f", "energy, J .2f", "held, MiB .0f"
+    columns = "computing, ms: first stage .2f", "last stage .2f", "step, ms .2f", "energy, J .2f", "resident, MiB .0f"
     table = Table("the loss is computed", *columns)
     for name, function in ways.items():
         found = look(LOSS, function, where=H100)
@@ -187,7 +187,7 @@ def losses() -> Table:
         )
     every, branch, parts = table.rows.values()
     assert branch.step >= every.step > 1.15 * parts.step, "a branch saves no time, parts do"
-    assert branch.energy < 0.85 * every.energy and parts.held < 0.5 * every.held
+    assert branch.energy < 0.85 * every.energy and parts.resident < 0.5 * every.resident
     say(parts=f"{parts.step / every.step:.2f}", less=f"{every.computing - branch.computing:.2f}")
     return table
 

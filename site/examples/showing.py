@@ -56,7 +56,7 @@ def say(**figures: object) -> None:
 
 
 class Row(dict[str, Any]):
-    """The figures of one row by column; ``row.held`` is the column ``held, GiB``."""
+    """The figures of one row by column; ``row.resident`` is the column ``resident, GiB``."""
 
     def __getattr__(self, name: str) -> Any:
         return self[name]
@@ -190,12 +190,12 @@ MEASURES: dict[str, Callable[[Any], Any]] = {
     "computing": lambda found: found.timeline.busy,
     "exposed": lambda found: found.timeline.exposed_seconds,
     "sent": sent,
-    "held": lambda found: found.memory.temporaries,
+    "resident": lambda found: found.memory.temporaries,
 }
 COMPILED: dict[str, Callable[[Any], Any]] = {
     "replayed": lambda report: report.replay.seconds,
     "exposed": lambda report: sum(report.replay.exposed.values()),
-    "held": lambda report: report.memory.temporaries,
+    "resident": lambda report: report.memory.temporaries,
     "temporaries": lambda report: report.memory.temporaries,
 }
 MEASURES["busy"] = MEASURES["computing"]
@@ -218,7 +218,7 @@ def compare(head: str, found: dict[str, Prediction], *columns: str, base: str = 
 
 def beside(c: Any) -> str:
     """Describe how a compiled collective overlaps."""
-    return "beside a product" if c.spans_matmul else "alone"
+    return "overlaps a product" if c.spans_matmul else "alone"
 
 
 def compiled(head: str, reports: dict[str, GpuReport], *columns: str, least: int = 0) -> Table:

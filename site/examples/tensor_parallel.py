@@ -62,7 +62,7 @@ def arrays() -> Table:
 @example
 def ways() -> Table:
     found = {name: look(TASK, function, locate=located) for name, function in WAYS.items()}
-    columns = "step, ms .2f", "busy, ms .2f", "exposed, ms .2f", "sent, MiB ,.0f", "held, MiB ,.0f"
+    columns = "step, ms .2f", "busy, ms .2f", "exposed, ms .2f", "sent, MiB ,.0f", "resident, MiB ,.0f"
     table, sizes = compare("", found, *columns), realistic(TASK).sizes
     for picture, name in {
         "weights": "weights come to the rows",
@@ -78,7 +78,7 @@ def ways() -> Table:
     )
     before, whole, _, after, again = table.rows.values()
     weights, rows = (4 * sizes.width * n / 2**20 for n in (2 * sizes.hidden, sizes.rows))
-    assert abs(whole.step / before.step - 1) < 0.02 and again.held < after.held
+    assert abs(whole.step / before.step - 1) < 0.02 and again.resident < after.resident
     found = [round(row.sent) for row in table.rows.values()]
     assert found == [7 / 8 * size for size in (2 * weights, 1.5 * weights, 0.75 * weights, 4 * rows, 5 * rows)]
     say(share=f"{100 * after.exposed / after.step:.0f}", kernel=f"{weights / 2:.0f}", all_rows=f"{rows:.0f}")

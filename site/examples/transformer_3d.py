@@ -44,7 +44,7 @@ WAYS = {TICKS: gathers_in_every_tick, "gathered once, and everything kept": keep
 def numbers() -> Table:
     """A Transformer of about a billion parameters, 32 sequences; without a pipeline, a repeat for each layer."""
     columns = (
-        "held, MiB .0f",
+        "resident, MiB .0f",
         "whole on data, MiB .1f",
         "gathered over data, MiB .0f",
         "permuted, MiB .0f",
@@ -74,11 +74,11 @@ def numbers() -> Table:
         sizes = (size / MIB for size in (held, whole, gathered(case), permuted(case), over_tensor))
         table.add(" x ".join(map(str, mesh)), *sizes, bubble)
     one, piped = table["8 x 1 x 1"], table["1 x 8 x 1"]
-    assert 1.7 < piped.held / table["2 x 2 x 2"].held < 2.1, "holds twice as much as the others"
+    assert 1.7 < piped.resident / table["2 x 2 x 2"].resident < 2.1, "holds twice as much as the others"
     assert all(table[name]["whole on data"] < 1.1 for name in ("2 x 2 x 2", "8 x 1 x 1", "4 x 1 x 2")), (
         "next to nothing"
     )
-    assert one["gathered over data"] / one.held - 7 < 0.01, "D - 1 times what is held"
+    assert one["gathered over data"] / one.resident - 7 < 0.01, "D - 1 times what is held"
     holdings(dict.fromkeys(AXES, 2), numbers_layers=((2, 4), ("pipe", None), ("stage", "its layers")))
     holdings({"data": 2, "tensor": 2}, numbers_up=((4, 8), (None, ("tensor", "data")), ("width", "hidden")))
     say(head=f"{32_000 * 2048 / (12 * 2048**2):.1f}", millions=f"{BILLION.count / 1e6:.0f}")
@@ -302,7 +302,7 @@ def runner(make, mesh):
 def peers() -> dict[str, object]:
     """Ours, placed and guided: compiled for 8 H100, and the small model measured in pairs on emulated devices."""
     table = Table(
-        ("data x pipe x tensor", "step"), "ms .1f", "exposed, ms .1f", "held, GiB .2f", "measured: ours/peer s"
+        ("data x pipe x tensor", "step"), "ms .1f", "exposed, ms .1f", "resident, GiB .2f", "measured: ours/peer s"
     )
     for mesh in MESHES:
         name = " x ".join(map(str, mesh))
@@ -315,10 +315,10 @@ def peers() -> dict[str, object]:
                 measured = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
             table.add((name, kind), *figures, measured)
         own, told, led = (table[f"{name}, {kind}"] for kind in ("ours", "placed", "guided"))
-        assert own.ms < told.ms and own.held < told.held, name
+        assert own.ms < told.ms and own.resident < told.resident, name
         assert (own.ms < led.ms) == (name != "1 x 8 x 1"), name
-        assert (own.held < led.held) == (name not in ("1 x 8 x 1", "8 x 1 x 1")), name
-    assert table["8 x 1 x 1, ours"].held < 1.1 * table["8 x 1 x 1, guided"].held, "hardly more"
+        assert (own.resident < led.resident) == (name not in ("1 x 8 x 1", "8 x 1 x 1")), name
+    assert table["8 x 1 x 1, ours"].resident < 1.1 * table["8 x 1 x 1, guided"].resident, "hardly more"
     assert table["1 x 8 x 1, placed"].ms / table["1 x 8 x 1, ours"].ms > 5
     ratios = [row["measured: ours/peer"][:4] for name, row in table.rows.items() if "guided" in name]
     assert table["1 x 8 x 1, guided"].ms < (2 * 16 + 7) / (2 * 16) * (
@@ -336,7 +336,11 @@ def peers() -> dict[str, object]:
 def barrier() -> Table:
     """One microbatch, so that ticks are not a loop: recomputation with and without a barrier around it."""
     table = Table(
-        ("data x pipe x tensor", "barrier"), "liveness, GiB .2f", "compiled, ms .1f", "exposed, ms .1f", "held, GiB .2f"
+        ("data x pipe x tensor", "barrier"),
+        "liveness, GiB .2f",
+        "compiled, ms .1f",
+        "exposed, ms .1f",
+        "resident, GiB .2f",
     )
 
     def add(mesh, with_barrier):
@@ -360,10 +364,10 @@ def fsdp_table():
         "exposed, ms .1f",
         "MFU .0%",
         "parts, GiB .2f",
-        "held, GiB .2f",
+        "resident, GiB .2f",
         "compiled: ms .1f",
         "exposed there, ms .1f",
-        "held there, GiB .2f",
+        "resident there, GiB .2f",
     )
 
 
@@ -396,7 +400,7 @@ def billion() -> dict[str, object]:
         on, off = list(table.rows.values())[-2:]
         assert abs(off.parts / on.parts - part) < 0.05 * part, "halves, and quarters"
         assert on["predicted: ms"] < off["predicted: ms"] and on["compiled: ms"] < off["compiled: ms"]
-        assert on.held < off.held and (on["held there"] > off["held there"]) == (mesh == (2, 2, 2))
+        assert on.resident < off.resident and (on["resident there"] > off["resident there"]) == (mesh == (2, 2, 2))
     rows = table.rows.values()
     errors = [row["predicted: ms"] / row["compiled: ms"] - 1 for row in rows]
     exposed = [(row.exposed - row["exposed there"]) / (row["predicted: ms"] - row["compiled: ms"]) for row in rows]

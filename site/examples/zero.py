@@ -189,7 +189,7 @@ def microbatches() -> dict[str, Table]:
 def gradients() -> Table:
     """Where the gradient is whole: four steps with the same results."""
     found = {name: predicted(function) for name, function in WAYS.items()}
-    table = Table("gradients", "step, ms .1f", "exposed, ms .1f", "sent, GiB .1f", "held, GiB .2f", "times .1f")
+    table = Table("gradients", "step, ms .1f", "exposed, ms .1f", "sent, GiB .1f", "resident, GiB .2f", "times .1f")
     for name, one in found.items():
         figures = 1e3 * one.timeline.seconds, 1e3 * one.timeline.exposed_seconds, sent(one) / 2**30
         held = one.memory.temporaries / 2**30

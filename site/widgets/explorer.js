@@ -124,7 +124,7 @@
     }
     entry(["url(#explorer-hatch-i)"], "", "bubble");
     const letters = timed.schedule.R > 1 ? ", the letter the repeat" : "";
-    const lines = timed.costs.c && timed.schedule.S > 1 ? "; thin lines: what is sent" : "";
+    const lines = timed.costs.c && timed.schedule.S > 1 ? "; thin lines: messages" : "";
     parts.push(words(`the number is the microbatch${letters}${lines}`, LEFT, y + 29, "start"));
     return parts.join("");
   }

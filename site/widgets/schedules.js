@@ -86,7 +86,7 @@
       }
       if (M % S) {
         throw new Undefined(`interleaved 1F1B sends microbatches round in groups of ${S}, one for each stage, and ` +
-          `${M} is no multiple of it`, { M: Math.ceil(M / S) * S });
+          `${M} is not a multiple of it`, { M: Math.ceil(M / S) * S });
       }
       return { ...made, orders: each((stage) => interleavedOrder(stage, S, M, R)) };
     }

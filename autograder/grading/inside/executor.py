@@ -173,7 +173,7 @@ def main() -> None:
         try:
             wire.write(answers, answer, arrays)
         except wire.WireError as error:  # nothing has been sent yet
-            message = f"what the program gives, or what there is to say of it, is too much: {error}"
+            message = f"the program's results, or the report on them, are too large: {error}"
             wire.write(answers, {"refused": f"{message}; are names in it long?", "cpu_s": answer["cpu_s"]})
 
 

@@ -58,7 +58,7 @@ def read_notebook(path: Path) -> Notebook:
     """
     try:
         if path.is_symlink():
-            raise IntakeError(f"{path} is a link; hand in the notebook itself")
+            raise IntakeError(f"{path} is a link; submit the notebook itself")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:

@@ -35,7 +35,7 @@ NEEDED_SECONDS = 40.0
 WALL_RATIO = 3
 # Statements too cheap to skip, which may be needed in ways other than by name.
 _CHEAP = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_LEFT_OUT = "it was not run: {} it, and the notebook's cells had run for {:g} s"
+_LEFT_OUT = "it was skipped: {} it, and the notebook's cells had run for {:g} s"
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class Ran:
         if causes:
             why = f"before it, {causes[-1]}"
         elif left := [failure for failure in earlier if failure.left_out]:
-            why = f"before it, {len(left)} statements were not run, from {left[0].problem.line} on: "
-            why += "experiments took too long; take them out of what you hand in"
+            why = f"before it, {len(left)} statements were skipped, from {left[0].problem.line} on: "
+            why += "experiments took too long; remove them before submitting"
         elif missing and missing[1] not in self.namespace and "Did you mean" not in problem.message:
             why = f"no cell of the notebook defines {missing[1]}"
         else:

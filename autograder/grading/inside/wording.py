@@ -183,8 +183,7 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Custom node type mismatch|pytree structure|Dict key mismatch|different (?:pytree )?structure",
-        "two trees that are gone through together have another structure: one has leaves, or keys, that the other "
-        "has not",
+        "two trees that are mapped together differ in structure: one has leaves or keys that the other lacks",
     ),
 )
 

@@ -111,7 +111,7 @@ def _chosen(everyone: list[Submission], only: Collection[str]) -> list[Submissio
     wanted = {name if name in names else forms.get(same_name(student_name(name)), name) for name in only}
     missing = sorted(wanted - names)
     if missing:
-        raise CourseError(f"nothing was handed in by {', '.join(missing)}; names are those of the folders `submitted/`")
+        raise CourseError(f"nothing was submitted by {', '.join(missing)}; names are those of the folders `submitted/`")
     return [submission for submission in everyone if not only or submission.student in wanted]
 
 
@@ -173,7 +173,9 @@ class _Batch:
                             filed = waiting.popleft()
                             job = self._job(filed)
                             if job is None:
-                                self._settle(filed, Outcome(None, "the file changed meanwhile; run this again"))
+                                self._settle(
+                                    filed, Outcome(None, "the file has changed in the meantime; run this again")
+                                )
                             else:
                                 running[executor.submit(grade_one, job)] = filed
                         for future in wait(running, return_when=FIRST_COMPLETED).done:

@@ -87,10 +87,10 @@ def test_every_submission_gets_a_verdict_and_the_batch_goes_on(course):
     assert reports["renamed"].notes == ("handed in as fsdp (1).ipynb",)
     assert "found: a.ipynb, b.ipynb" in reports["two"].functions[0].message
     rows = {row["student"]: row["state"] for row in overview(course, "fsdp")}
-    assert rows["idle"] == "nothing handed in" and rows["ada"] == "graded" and rows["broken"] == "needs a person"
+    assert rows["idle"] == "nothing submitted" and rows["ada"] == "graded" and rows["broken"] == "needs a person"
     lines = {line.split(",")[1]: line for line in grades_csv(course, ["fsdp"]).splitlines()}
     assert lines["ada"].startswith("fsdp,ada,graded,18.0,20.0")
-    assert lines["idle"] == "fsdp,idle,nothing handed in,,,,,,,,,"
+    assert lines["idle"] == "fsdp,idle,nothing submitted,,,,,,,,,"
 
 
 def test_what_has_a_verdict_is_not_graded_again_but_what_needs_a_person_is_tried(course):
@@ -114,7 +114,7 @@ def test_only_those_who_are_named_are_graded(course):
         "bob": "graded",
         "cleo": "not graded yet",
     }
-    with pytest.raises(CourseError, match="nothing was handed in by dora"):
+    with pytest.raises(CourseError, match="nothing was submitted by dora"):
         grade(course, only=["ada", "dora"])
     assert len(grade(course)) == 3 and FakeGrader.calls == 3
 

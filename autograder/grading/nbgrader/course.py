@@ -80,13 +80,13 @@ def require_folder(folder: Path, assignment: str) -> None:
         CourseError: The folder has none, or the chapter does not exist.
     """
     if not folder.is_dir():
-        raise CourseError(f"there is no course folder {folder}; name the folder that holds `submitted/`")
+        raise CourseError(f"there is no course folder {folder}; name the folder that contains `submitted/`")
     try:
         find_chapter(assignment)
     except LookupError as error:
         raise CourseError(str(error)) from None
     if not (folder / "submitted").is_dir():
-        raise CourseError(f"{folder} has no folder `submitted/`; submissions lie in submitted/STUDENT/{assignment}/")
+        raise CourseError(f"{folder} has no folder `submitted/`; submissions belong in submitted/STUDENT/{assignment}/")
 
 
 def require_assignment(folder: Path, assignment: str) -> None:

@@ -17,8 +17,8 @@ from autograder.grading.nbgrader.submissions import Submission, find_submissions
 from autograder.render import plain
 from course.curriculum import CHAPTERS
 
-NOTHING, WAITING, CHANGED, HUMAN = "nothing handed in", "not graded yet", "changed since graded", "needs a person"
-BY_HAND = "waits for grading by hand"
+NOTHING, WAITING, CHANGED, HUMAN = "nothing submitted", "not graded yet", "changed since graded", "needs a person"
+BY_HAND = "waits for manual grading"
 UNBOOKED, GRADED = "not in the gradebook yet", "graded"
 STATES = (HUMAN, BY_HAND, WAITING, CHANGED, UNBOOKED, NOTHING, GRADED)
 DAY = 24 * 60 * 60
@@ -146,7 +146,7 @@ def _remedy(state: str, assignment: str) -> str:
 
 def _note(submission: Submission | None, known: dict[str, Any], has_twin: bool) -> str:
     twin = "another name differs only in case, or in how letters are composed" if has_twin else ""
-    undated = "nobody knows when it was handed in; it counts as in time" if known.get("undated") else ""
+    undated = "submission time unknown; counted as on time" if known.get("undated") else ""
     return "; ".join(filter(None, [submission.note if submission else "", undated, twin]))
 
 

@@ -49,7 +49,7 @@ def write_feedback(
             except Exception as error:
                 problems[entry.student] = f"{type(error).__name__}: {error}"
         elif name_problem(entry.student):
-            problems[entry.student] = "the folder cannot be a student's; `meshcraft status` says why"
+            problems[entry.student] = "the folder cannot be a student's; `meshcraft status` shows why"
         else:
             problems[entry.student] = f"no verdict in the gradebook yet; run `meshcraft grade {assignment}`"
         on_progress(entry.student)

@@ -113,7 +113,7 @@ def browsing(address):
 def test_a_person_sees_the_facts_gives_points_and_a_comment_and_both_arrive(course, meshcraft, monkeypatch, tmp_path):
     monkeypatch.chdir(course)
     (row,) = csv.DictReader(meshcraft("export", "fsdp").out.splitlines())
-    assert (row["state"], row["points question"]) == ("waits for grading by hand (score so far)", "")
+    assert (row["state"], row["points question"]) == ("waits for manual grading (score so far)", "")
     assert in_canvas(meshcraft) == ""
 
     with serving(LAB, course, tmp_path) as lab, browsing(lab.replace("/lab?", "/formgrader?")) as page:

@@ -63,7 +63,7 @@ def read_names(path: Path, course: Path, assignment: str) -> dict[str, str]:
             raise CourseError(f"{where}: {student} has a line already; remove one")
         if not name or name in chosen.values():
             problem = f"the name {name!r} is taken" if name else "the name is empty"
-            raise CourseError(f"{where}: {problem}; the leaderboard needs a name of its own for each student")
+            raise CourseError(f"{where}: {problem}; the leaderboard needs a different name for each student")
         chosen[student] = name
     return chosen
 

@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS current (
 );
 """
 REMEDIES = (
-    ("locked", "another program holds it; wait, or end that program, and run the same command again"),
+    ("locked", "another program uses it; wait, or end that program, and run the same command again"),
     ("full", "the disk is full; free some space and run the same command again, nothing recorded so far is lost"),
     ("readonly", "it cannot be written; make the course folder writable for you and run the same command again"),
     ("unable to open", "make sure that the course folder exists and that you may write in it"),

@@ -74,7 +74,7 @@ def init_course(
         "variants": ", ".join(f"{name}: {which}" for name, which in settled.variants.items()) or "none are asked for",
         "exchange": settled.exchange or "nbgrader's own, as its configuration on this machine says",
         "students": f"{count} in the gradebook",
-        "secret": f"{folder / course.HIDDEN / 'secret'}, for you alone; keep a copy of it: grades are repeated with it",
+        "secret": f"{folder / course.HIDDEN / 'secret'}, only for you; keep a copy of it: grades are repeated with it",
     }
 
 
@@ -156,7 +156,9 @@ def _require_ours(folder: Path) -> None:
     others = sorted(path.name for path in folder.iterdir() if path.name not in KNOWN)
     if others:
         listed = ", ".join(others[:4]) + (", …" if len(others) > 4 else "")
-        raise CourseError(f"{folder} holds something else ({listed}); name an empty folder, or one that is not there")
+        raise CourseError(
+            f"{folder} contains something else ({listed}); name an empty folder, or one that is not there"
+        )
     config = folder / course.CONFIG_FILE
     if config.exists() and "autograder.grading.nbgrader.bridge" not in config.read_text(encoding="utf-8"):
         raise CourseError(f"{config} is a configuration without Meshcraft; move it away, and add to the new one after")
@@ -171,7 +173,7 @@ def _settled(folder: Path, changes: Mapping[str, Any]) -> Settings:
     try:
         return checked(replace(before, **changes))
     except ValueError as error:
-        raise CourseError(f"{error}; use the options of `meshcraft init` to say otherwise") from None
+        raise CourseError(f"{error}; use the options of `meshcraft init` to choose others") from None
 
 
 def course_name(folder: str) -> str:
@@ -194,7 +196,7 @@ def _variants(folder: Path, chapters: list[str], settled: Settings, changes: Map
         new = {f"{name}.{function}": variant for function, variant in drawn.items()}
         old = {which: variant for which, variant in variants.items() if which.startswith(f"{name}.")}
         if new != old and any((folder / "submitted").glob(f"*/{name}")):
-            raise CourseError(f"somebody has handed in {name} already; what it asks for can no longer change")
+            raise CourseError(f"{name} already has submissions; its variants can no longer change")
         variants = {which: variant for which, variant in variants.items() if which not in old} | new
     return variants
 

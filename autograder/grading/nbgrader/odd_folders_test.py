@@ -81,7 +81,10 @@ def test_one_odd_folder_costs_one_row(course, tmp_path, monkeypatch):
     messages = {name: reports[name].functions[0].message for name in (*people, *refusals)}
     assert "is not UTF-8, which nbgrader cannot handle; rename it" in messages[r"Jos\xe9"]
     assert "has RIGHT-TO-LEFT OVERRIDE, which" in messages[r"right\u202eleft"]
-    assert "submitted/stray.ipynb is no folder" in messages["stray.ipynb"] and "fsdp is no folder" in messages["file"]
+    assert (
+        "submitted/stray.ipynb is not a folder" in messages["stray.ipynb"]
+        and "fsdp is not a folder" in messages["file"]
+    )
     assert "submitted/closed cannot be read (Permission denied)" in messages["closed"]
     assert not any("not in the gradebook" in note for report in reports.values() for note in report.notes)
 

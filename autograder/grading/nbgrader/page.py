@@ -31,11 +31,11 @@ MEANING = {
     PASS: "Every fact is met.",
     PARTIAL: "The values are right. Some other facts are not met yet.",
     FAIL: "What it computes is not yet what it should be.",
-    STUDENT_ERROR: "Your code stopped with an error before it gave a program that could be judged.",
+    STUDENT_ERROR: "Your code stopped with an error before it returned a program that could be judged.",
     LIMIT_EXCEEDED: "It used more than a submission may use, and was ended.",
     REFUSED: "There is no program that could be judged.",
-    NEEDS_HUMAN: "The grader itself failed here, and nothing is held against you: this function has no grade until a "
-    "person has looked at it.",
+    NEEDS_HUMAN: "The grader itself failed here, and it costs you no points: this function has no grade until it "
+    "has been reviewed.",
 }
 HIDDEN = "The inputs of official grading stay hidden. {} compares on inputs that you can see, and shows both values."
 LINES = "{} shows the same step line by line, with its memory."

@@ -13,7 +13,7 @@ from nbgrader import utils
 from autograder.grading.inside.intake import CODE, PROSE, Cell, Notebook
 
 SECRET = re.compile("[0-9a-f]{128}")
-UNREADABLE = "The file that was handed in could not be read as a notebook."
+UNREADABLE = "The submitted file could not be read as a notebook."
 
 
 def unreadable() -> Notebook:

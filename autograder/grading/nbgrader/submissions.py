@@ -77,11 +77,11 @@ def _find(folder: Path, assignment: str, contract: str) -> Submission | None:
     if not (inner.exists() or inner.is_symlink()) and (folder.is_dir() or folder.name.startswith(".")):
         return None
     if folder.is_symlink() or inner.is_symlink():
-        message = f"the folder that was handed in is a link; hand in {assignment}.ipynb itself, in a folder of your own"
+        message = f"the submitted folder is a link; submit {assignment}.ipynb itself, in your own folder"
         return _without(folder.name, contract, message, REFUSED)
     if not folder.is_dir() or not inner.is_dir():
         what = shown if not folder.is_dir() else f"{shown}/{assignment}"
-        message = f"{what} is no folder; notebooks lie in submitted/STUDENT/{assignment}/{assignment}.ipynb"
+        message = f"{what} is not a folder; notebooks belong in submitted/STUDENT/{assignment}/{assignment}.ipynb"
         return _without(folder.name, contract, message, NEEDS_HUMAN)
     odd = name_problem(folder.name)
     if odd:
@@ -121,11 +121,11 @@ def read_submitted(path: Path) -> tuple[str, bytes]:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        return f"{name} cannot be read ({error.strerror}); hand in the file itself, not a link", b""
+        return f"{name} cannot be read ({error.strerror}); submit the file itself, not a link", b""
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):
         os.close(handle)
-        return f"{name} is not a file; hand in the notebook itself", b""
+        return f"{name} is not a file; submit the notebook itself", b""
     with os.fdopen(handle, "rb") as file:
         if status.st_size > MAX_BYTES:
             size = f"{status.st_size >> 20} MiB"

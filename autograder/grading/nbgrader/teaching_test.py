@@ -140,7 +140,7 @@ def test_another_init_changes_what_it_is_told_and_loses_nothing(course):
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(CourseError, match=r"holds something else \(thesis.tex\)"):
+    with pytest.raises(CourseError, match=r"contains something else \(thesis.tex\)"):
         init(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     (tmp_path / "thesis.tex").rename(tmp_path / "nbgrader_config.py")
@@ -187,7 +187,7 @@ def test_the_whole_way_over_nbgraders_exchange(course, tmp_path):
     nbgrader((course, "collect fsdp"))
     assert "Due" in (home / "fsdp" / "fsdp.ipynb").read_text()
     rows = {row["student"]: row["state"] for row in overview(course, "fsdp")}
-    assert rows == {"bob": "not graded yet", "idle": "nothing handed in"}
+    assert rows == {"bob": "not graded yet", "idle": "nothing submitted"}
     hand_in(course, "bob", answer="Because.")
     hand_in(course, "eve", answer="Because.", stamp="the day before yesterday, honestly")
     (course / "submitted" / "eve" / "fsdp" / "submission_secret.txt").write_text("../../../etc/passwd")
@@ -202,8 +202,8 @@ def test_the_whole_way_over_nbgraders_exchange(course, tmp_path):
     row = row_of(course, "bob")
     assert (row["state"], row["late_penalty"], row["score"]) == ("graded", "4.0", "16.0")
     rows = {row["student"]: row for row in overview(course, "fsdp")}
-    assert rows["eve"]["why"] == "nobody knows when it was handed in; it counts as in time"
-    assert counts([*rows.values()]) == {"nothing handed in": 1, "graded": 2}
+    assert rows["eve"]["why"] == "submission time unknown; counted as on time"
+    assert counts([*rows.values()]) == {"nothing submitted": 1, "graded": 2}
 
     pages, problems = write_feedback(course, "fsdp")
     assert problems == {} and "late submission" in pages[0].read_text() and "−4" in pages[0].read_text()
@@ -262,7 +262,7 @@ def test_nbgraders_own_autograde_runs_nothing_of_a_students(course, tmp_path):
 def test_points_given_by_hand_stay_and_wait_again_only_if_something_changed(course):
     hand_in(course, "ada", answer="Because.")
     judge(course, "ada")
-    assert row_of(course, "ada")["state"] == "waits for grading by hand (score so far)"
+    assert row_of(course, "ada")["state"] == "waits for manual grading (score so far)"
     score_by_hand(course, "ada", 1.5)
     judge(course, "ada")
     assert (row_of(course, "ada")["state"], row_of(course, "ada")["score"]) == ("graded", "19.5")
@@ -270,7 +270,7 @@ def test_points_given_by_hand_stay_and_wait_again_only_if_something_changed(cour
     assert [row["state"] for row in overview(course, "fsdp")] == ["changed since graded"]
     judge(course, "ada")
     row = row_of(course, "ada")
-    assert (row["state"], row["score"]) == ("waits for grading by hand (score so far)", "19.5")
+    assert (row["state"], row["score"]) == ("waits for manual grading (score so far)", "19.5")
 
 
 def test_canvas_gets_a_number_only_where_a_grade_is_final(course, tmp_path):

@@ -236,7 +236,7 @@ def _analyse(
     smaller = programs[plan.task.at_scale[1]]
     theirs, ours = ([(x.name, x.dtype, x.spec) for x in p.outputs] for p in (program, Program.load(smaller)))
     if theirs != ours:
-        raise ProgramError("the Program of the realistic size does not give what the small one gives")
+        raise ProgramError("the Program of the realistic size does not return what the small one returns")
     options = {"data_branches": plan.task.data_branches, "exposed_axes": list(plan.task.exposed_axes)}
     request = {"do": "analyse", "machine": plan.task.machine, **options}
     stretched = [programs[case.name] for case in plan.task.stretched() if case.name in programs]

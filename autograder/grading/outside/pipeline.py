@@ -167,7 +167,7 @@ class Grader:
             else:
                 result = judge(planned, programs, message.line, partial(self._execute, budget))
         except wire.WireError as error:
-            result = stopped(task, Problem(REFUSED, f"what the submission's process gave is not Programs: {error}"))
+            result = stopped(task, Problem(REFUSED, f"the submission's process returned invalid Programs: {error}"))
         except Stopped as error:
             result = stopped(task, Problem(error.verdict, str(error)))
         return with_denied(result, denied), left_out
@@ -262,7 +262,7 @@ def traced_by(tracer: Worker, request: TraceRequest) -> Traced | Problem:
     except Stopped as error:
         return Problem(error.verdict, str(error))
     except (wire.WireError, ProgramError) as error:
-        return Problem(REFUSED, f"what the notebook's process gave is not Programs: {error}")
+        return Problem(REFUSED, f"the notebook's process returned invalid Programs: {error}")
 
 
 def trace_together(tracer: Worker, requests: list[TraceRequest]) -> list[Traced | Problem]:
@@ -336,7 +336,7 @@ def _ended(limit: str, limits: Limits) -> str:
         "wall time": f"took longer than {limits.wall_s:g} s",
         "waiting": f"computed nothing for {STALL_S:g} s",
         "output": f"printed more than {limits.output >> 20} MiB",
-        "result size": "gave more than Programs may have together",
+        "result size": "exceeded the total size limit for Programs",
     }
     return f"the submission's process {most[limit]} and was ended (limit on {limit})"
 

@@ -283,7 +283,7 @@ FORGE = """class Forge:
         (f"class Threads:\n    import threading, time\n    {START}", LIMIT_EXCEEDED, "limit on processes"),
         ("class Suicide:\n    import os\n    os.kill(os.getpid(), 9)", STUDENT_ERROR, "PermissionError"),
         ("class Quit:\n    raise SystemExit", STUDENT_ERROR, "SystemExit"),
-        (FORGE, REFUSED, "is not Programs"),
+        (FORGE, REFUSED, "invalid Programs"),
     ],
 )
 def test_hostile_cell_gets_its_verdict_and_the_next_submission_is_graded(

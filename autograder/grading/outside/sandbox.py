@@ -283,7 +283,7 @@ def _find_landlock() -> str:
     if os.geteuid() == 0:
         user = "as a plain user of its own"
         if python_is_private():
-            user += " that keeps CAP_DAC_READ_SEARCH, because Python lies in a private folder"
+            user += " that keeps CAP_DAC_READ_SEARCH, because Python is in a private folder"
     return f"works (ABI {abi}), {user}; no quotas for the scratch folder"
 
 

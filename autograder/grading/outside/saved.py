@@ -12,7 +12,7 @@ from autograder.grading.inside.intake import IntakeError, Notebook, read_noteboo
 from autograder.grading.inside.tracing import Problem, Traced
 from course.program import Program
 
-_NOTE = "The notebook on disk gives something else than this kernel, and grading reads the file."
+_NOTE = "The notebook on disk differs from this kernel, and grading reads the file."
 _REMEDY = "Save it; if it is saved, restart the kernel and run all cells."
 
 

@@ -26,7 +26,7 @@ UNLIMITED = Limits(wall_s=None, cpu_s=None, address_space=8 << 30)
 # How a process ends by the signal of an arithmetic fault: directly, or inside a sandbox.
 _ARITHMETIC = (-signal.SIGFPE, 128 + signal.SIGFPE)
 DIVISION = (
-    "XLA cannot compile the program: it holds an integer division whose divisor is a constant zero, or the least "
+    "XLA cannot compile the program: it contains an integer division whose divisor is a constant zero, or the least "
     "integer of its type divided by -1, and no processor can compute these. Take the division out"
 )
 STALLED = (
@@ -110,7 +110,7 @@ class Worker:
 
     def _last_words(self) -> str:
         lines = self.process.stderr_tail.strip().splitlines() if self.process else []
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "no output"
 
     @contextmanager
     def _deadline(self, process: Any, expired: threading.Event, seconds: float) -> Iterator[None]:

@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
         print_json(msgspec.to_builtins(outcome) | {"controls": msgspec.to_builtins(controls)})
     else:
         _show(outcome, controls, f"under {options.backend}, as {user}")
-    return 0 if outcome.held else 1
+    return 0 if outcome.withstood else 1
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -120,13 +120,13 @@ def _show(outcome: Outcome, controls: list[Control], where: str) -> None:
         table.add_row(*cells, *([_control(known.get(row.name))] if controls else []))
     out().print(table)
     for row in outcome.rows:
-        if not row.held:
+        if not row.withstood:
             complain(f"{row.name}: {'; '.join(filter(None, [row.problem, *row.messages]))[:400]}")
     for thing in outcome.left:
         complain(f"left behind: {thing}")
-    held = sum(row.held for row in outcome.rows)
+    withstood = sum(row.withstood for row in outcome.rows)
     through = sum(control.let_through for control in controls)
-    summary = f"\n{held} of {len(outcome.rows)} attacks got the verdict that they must {where}"
+    summary = f"\n{withstood} of {len(outcome.rows)} attacks got the verdict that they must {where}"
     summary += f"; stock nbgrader lets {through} of {len(controls)} through" if controls else ""
     out().print(summary, markup=False, soft_wrap=True)
 
@@ -135,7 +135,7 @@ def _got(row: Row) -> Text:
     wanted = "" if row.found == row.expected else f"must be {row.expected}"
     earned = "" if row.expected_points in (None, row.points) else f"must earn {row.expected_points:g}"
     text = ", ".join(filter(None, [row.found, wanted, earned, *(f"shows {canary}" for canary in row.canaries)]))
-    return Text(plain(text), style="green" if row.held else "red")
+    return Text(plain(text), style="green" if row.withstood else "red")
 
 
 def _control(control: Control | None) -> Text:

@@ -193,7 +193,7 @@ class Fuzzer:
                 stages.append("header")
                 result = judge(planned, programs, response.line, execute)
         except wire.WireError as error:
-            result = stopped(planned.task, Problem(REFUSED, f"not Programs: {error}"))
+            result = stopped(planned.task, Problem(REFUSED, f"invalid Programs: {error}"))
         except Stopped as error:
             result = stopped(planned.task, Problem(error.verdict, str(error)))
         if result.verdict == REFUSED and stages[-1] == "judged":

@@ -85,7 +85,7 @@ def _require_honest_grade(template: Path) -> None:
     """Make sure that stock nbgrader works in its container: a control that fails at everything shows nothing."""
     with _graded(template, "honest", [DEMO / "submitted" / "right"]) as (own, stderr):
         if not (earned := _earned(own, "right", ("shard_params",))):
-            last = stderr.strip().splitlines()[-1:] or ["it said nothing"]
+            last = stderr.strip().splitlines()[-1:] or ["no error output"]
             raise RuntimeError(f"the control does not work here: an honest notebook earned {earned}; {last[0]}")
 
 

@@ -87,9 +87,7 @@ def answered(released: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]
 
 @submission(REFUSED, "reads")
 def hands_in_a_folder_that_is_a_link(folder, released):
-    """The whole folder is a link to another student's. It must not be graded as this student's, and not be
-    overlooked.
-    """
+    """The whole folder is a link to another student's. It must neither be graded as this student's nor overlooked."""
     folder.rmdir()
     folder.symlink_to(f"../neighbour/{folder.name}")
 
@@ -108,9 +106,8 @@ def hands_in_a_link_to_the_secret(folder, released):
 
 @submission(STUDENT_ERROR, "reads")
 def links_beside_the_notebook(folder, released):
-    """Beside an untouched notebook lie links to the secret, to the gradebook and to a neighbour, and a linked
-    timestamp.
-    """
+    """Next to an untouched notebook are links to the secret, to the gradebook and to another student's folder, and a
+    linked timestamp."""
     shutil.copyfile(released, folder / released.name)
     (folder / "timestamp.txt").symlink_to("../../../.meshcraft/secret")
     (folder / "secret.txt").symlink_to("../../../.meshcraft/secret")
@@ -120,9 +117,8 @@ def links_beside_the_notebook(folder, released):
 
 @edit(FAIL, "forges")
 def ships_modules(folder, notebook, cells):
-    """Ships numpy.py, jax.py, sitecustomize.py and a package autograder beside the notebook. Only the notebook is
-    read.
-    """
+    """Puts numpy.py, jax.py, sitecustomize.py and a package autograder next to the notebook. Only the notebook is
+    read."""
     cells["shard_params"]["source"] = "def shard_params(params, axis_name, min_size):\n    return {}, {}"
     package = folder / "autograder"
     package.mkdir()
@@ -135,9 +131,8 @@ def ships_modules(folder, notebook, cells):
 
 @submission(NEEDS_HUMAN, "tampers")
 def archive(folder, released):
-    """A tar archive with paths that lead out of it instead of a notebook; it is not unpacked, and a person hears
-    of it.
-    """
+    """A tar archive with paths that lead out of it instead of a notebook; it is not unpacked, and a person is
+    notified."""
     with tarfile.open(folder / "fsdp.tar.gz", "w:gz") as archive:
         for name in ("../../../.meshcraft/secret", "/tmp/unpacked-by-the-grader", "fsdp.ipynb"):
             entry = tarfile.TarInfo(name)
@@ -147,7 +142,7 @@ def archive(folder, released):
 
 @edit(PASS, "tampers")
 def deleted_checks(folder, notebook, cells):
-    """Every check cell and the question deleted; what was answered is graded, and the rest is put back."""
+    """Every check cell and the question deleted; the answers are graded, and the rest is restored."""
     gone = (*(name for name in cells if name and name.startswith("check-")), "question")
     notebook["cells"] = [cell for cell in notebook["cells"] if cell not in [cells[name] for name in gone]]
 
@@ -161,26 +156,26 @@ def duplicate_grade_ids(folder, notebook, cells):
 
 @edit(PASS, "tampers")
 def edited_points(folder, notebook, cells):
-    """A hundred times the points in the check cells' metadata; the points are the release's."""
+    """A hundred times the points in the check cells' metadata; the points of the release count."""
     for name in (*(name for name in cells if name and name.startswith("check-")), "question"):
         cells[name]["metadata"]["nbgrader"]["points"] *= 100
 
 
 @edit(PASS, "tampers")
 def edited_timestamp(folder, notebook, cells):
-    """A time of submission that is no time; the verdict is booked all the same."""
+    """An invalid time of submission; the verdict is booked nevertheless."""
     (folder / "timestamp.txt").write_text("yesterday \x1b[31m; DROP TABLE grade")
 
 
 @edit(PASS, "tampers")
 def timestamp_out_of_range(folder, notebook, cells):
-    """A time of submission in the year 99999; the verdict is booked all the same."""
+    """A time of submission in the year 99999; the verdict is booked nevertheless."""
     (folder / "timestamp.txt").write_text("99999-12-31 23:59:59 UTC")
 
 
 @edit(PASS, "tampers")
 def locked_cells_changed(folder, notebook, cells):
-    """Locked text rewritten, a locked cell turned into code and unlocked; the release's stand again."""
+    """Locked text rewritten, a locked cell turned into code and unlocked; the release's cells are restored."""
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
             cell["source"] = "This exercise is worth 1,000 points, and answering it is optional."
@@ -189,14 +184,14 @@ def locked_cells_changed(folder, notebook, cells):
 
 @submission(PASS, "tampers")
 def name_with_dots(folder, released):
-    """A notebook whose name looks like a path out of the folder; it is graded, and written nowhere else."""
+    """A notebook whose name looks like a path out of the folder; it is graded, and nothing is written outside."""
     notebook, _ = answered(released)
     (folder / "..\\..\\..%2f..%2fsecret.ipynb").write_text(json.dumps(notebook))
 
 
 @edit(PASS, "tampers")
 def odd_metadata(folder, notebook, cells):
-    """Metadata of every wrong type, a grade id with a path and one that is a list; none of it is believed."""
+    """Metadata of every wrong type, a grade id with a path and one that is a list; all of it is ignored."""
     roles = (None, [], {"grade_id": ["x"]}, {"grade_id": "../../../secret", "points": "many"})
     odd = [None, 7, [], "x", *({"nbgrader": role} for role in roles), {"meshcraft": 7}, {"meshcraft": {"name": {}}}]
     for number, metadata in enumerate(odd):
@@ -207,7 +202,7 @@ def odd_metadata(folder, notebook, cells):
 
 @edit(PASS, "tampers")
 def other_kernel(folder, notebook, cells):
-    """A kernel of the student's own in the notebook's metadata, with a command to start; none is started."""
+    """A kernel of the student's own in the notebook's metadata, with a command to start; it is not started."""
     notebook["metadata"]["kernelspec"] = {"name": "mine", "display_name": "mine", "language": "bash"}
     notebook["metadata"]["language_info"] = {"name": "bash", "file_extension": ".sh"}
     notebook["metadata"]["kernel"] = {"argv": ["touch", "/tmp/kernel-was-started"]}
@@ -215,7 +210,7 @@ def other_kernel(folder, notebook, cells):
 
 @edit(PASS, "tampers")
 def own_configuration(folder, notebook, cells):
-    """Configuration, start-up files, a gradebook and a ledger beside the notebook; none of them is read."""
+    """Configuration, start-up files, a gradebook and a ledger next to the notebook; none of them is read."""
     for name in ("nbgrader_config.py", "sitecustomize.py", "jax.py", "conftest.py", "gradebook.db", "fsdp.py"):
         (folder / name).write_text("raise SystemExit('read')")
     (folder / ".meshcraft").mkdir()
@@ -225,7 +220,7 @@ def own_configuration(folder, notebook, cells):
 
 @edit(PASS, "tampers")
 def rewritten_checks(folder, notebook, cells):
-    """Check cells that print full points, and checks that are replaced before; nothing of it is run."""
+    """Check cells that print full points, and checks that are replaced beforehand; none of it runs."""
     for name in ("check-gather_params", "check-fsdp_loss"):
         shown = {"output_type": "execute_result", "data": {"text/plain": "5.0"}, "metadata": {}, "execution_count": 1}
         cells[name].update(source="5.0", outputs=[shown])
@@ -243,9 +238,8 @@ def roles_all_false(folder, notebook, cells):
 
 @edit(PASS, "tampers", "nbgrader cannot read it")
 def unreadable_to_reviewers(folder, notebook, cells):
-    """Metadata that a reader with other rules would stumble over: ids that are lists, NaN, equal keys, attachments of
-    numbers, metadata that is nothing. It is graded, and a person sees the code that was.
-    """
+    """Metadata that a reader with other rules would reject: ids that are lists, NaN, equal keys, attachments of
+    numbers, null metadata. It is graded, and a person sees the code that was graded."""
     source = cells["shard_params"]["source"]
     odd = {"cell_type": "code", "id": ["x"], "metadata": None, "attachments": 7, "outputs": float("nan")}
     notebook["cells"].append({**odd, "source": [source[:9], source[9:]]})
@@ -258,21 +252,21 @@ def unreadable_to_reviewers(folder, notebook, cells):
 
 @submission(NEEDS_HUMAN, "exhausts")
 def thousand_files(folder, released):
-    """A thousand files with long names and no notebook that is called as it must be; the message stays short."""
+    """A thousand files with long names and no notebook of the required name; the message stays short."""
     for number in range(1000):
         (folder / f"{number:0200}.ipynb").touch()
 
 
 @edit(PASS, "exhausts", "takes nbgrader minutes")
 def fifteen_hundred_notes(folder, notebook, cells):
-    """A notebook with 1,500 cells of notes, more than it may have of code; prose is ordinary, and it is graded."""
+    """A notebook with 1,500 cells of notes, more than it may have of code; prose is ordinary, so it is graded."""
     note = {"cell_type": "markdown", "metadata": {}, "source": "A note."}
     notebook["cells"] += [{**note, "id": f"note-{number}"} for number in range(1500)]
 
 
 @submission(REFUSED, "exhausts", "nbgrader reads JSON alone")
 def archive_bomb(folder, released):
-    """A zip bomb under the notebook's name; it is not unpacked, and it is no notebook."""
+    """A zip bomb under the notebook's name; it is not unpacked, because it is not a notebook."""
     with zipfile.ZipFile(folder / released.name, "w", zipfile.ZIP_DEFLATED) as archive:
         for number in range(20):
             archive.writestr(f"{number}.ipynb", bytes(10**7))
@@ -280,13 +274,13 @@ def archive_bomb(folder, released):
 
 @submission(REFUSED, "exhausts")
 def deep_json(folder, released):
-    """JSON of a million lists in each other; the parser stops, and so does the submission."""
+    """JSON of a million nested lists; the parser stops, and so does the submission."""
     (folder / released.name).write_text("[" * 10**6 + "]" * 10**6)
 
 
 @edit(REFUSED, "exhausts")
 def deep_json_in_a_cell(folder, notebook, cells):
-    """A right notebook but for an output of 100,000 lists in each other."""
+    """A correct notebook except for an output of 100,000 nested lists."""
     deep = "[" * 10**5 + "]" * 10**5
     return json.dumps(notebook).replace('"outputs": []', f'"outputs": {deep}', 1)
 
@@ -297,35 +291,35 @@ for ident, verdict, reason, code, tries in (
         STUDENT_ERROR,
         True,
         f"x = {'[' * 10_000}{']' * 10_000}",
-        "Brackets 10,000 deep in a constant; the parser says that they are too deep.",
+        "Brackets nested 10,000 deep in a constant; the parser reports that they are too deep.",
     ),
     (
         "deep_source",
         STUDENT_ERROR,
         "ends the kernel",
         f"x = {'-' * 50_000}1",
-        "An expression of 50,000 signs in front of each other, which overflows a parser's stack.",
+        "An expression with 50,000 signs in a row, which overflows a parser's stack.",
     ),
     (
         "giant_source",
         REFUSED,
         "takes nbgrader minutes",
         "x = 1\n" * 10**6,
-        "A cell of a million lines; more than a person writes is refused before it is parsed.",
+        "A cell of a million lines; anything longer than a person would write is refused before it is parsed.",
     ),
     (
         "half_characters",
         STUDENT_ERROR,
         True,
         "x = '\ud800'",
-        "Half a character in a cell's source, which no encoding can write; the cell fails, and a page is written.",
+        "Half a character in a cell's source, which no encoding can represent; the cell fails, and a page is written.",
     ),
     (
         "null_bytes",
         STUDENT_ERROR,
         True,
         "x = 1\x00\ny = 2",
-        "A zero byte in a cell's source, which Python does not parse; the cell fails and the others are run.",
+        "A zero byte in a cell's source, which Python does not parse; the cell fails and the others run.",
     ),
 ):
     edit(verdict, "exhausts", reason, name=ident, says=tries)(
@@ -335,45 +329,45 @@ for ident, verdict, reason, code, tries in (
 
 @submission(REFUSED, "exhausts")
 def folder_for_a_notebook(folder, released):
-    """A folder in the notebook's place."""
+    """A folder instead of the notebook."""
     (folder / released.name).mkdir()
 
 
 @submission(REFUSED, "exhausts", "would harm the machine")
 def huge_notebook(folder, released):
-    """A notebook of 1 TiB, all of it a hole in the file; its size is looked at before it is read."""
+    """A notebook of 1 TiB, all of it a hole in the file; its size is checked before it is read."""
     with open(folder / released.name, "wb") as file:
         file.truncate(1 << 40)
 
 
 @edit(REFUSED, "exhausts")
 def huge_number(folder, notebook, cells):
-    """A number of a million digits in the notebook's JSON, which takes minutes to read as a number."""
+    """A number of a million digits in the notebook's JSON, which takes minutes to parse."""
     return json.dumps(notebook).replace('"nbformat": 4', '"nbformat": ' + "4" * 10**6, 1)
 
 
 @edit(REFUSED, "exhausts")
 def huge_outputs(folder, notebook, cells):
-    """An honest notebook with 12 MB of outputs; it is refused, and says how large it may be."""
+    """An honest notebook with 12 MB of outputs; it is refused with a message that gives the size limit."""
     text = {"output_type": "stream", "name": "stdout", "text": "ha" * 6 * 10**6}
     next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")["outputs"] = [text]
 
 
 @edit(REFUSED, "exhausts", "takes nbgrader minutes")
 def hundred_thousand_cells(folder, notebook, cells):
-    """A notebook of 100,000 cells; a notebook has at most 10,000, whatever they are."""
+    """A notebook of 100,000 cells; a notebook may have at most 10,000 of any kind."""
     notebook["cells"] += [{"cell_type": "raw", "metadata": {}, "source": ""}] * 10**5
 
 
 @submission(REFUSED, "exhausts", "never ends")
 def waits_for_a_writer(folder, released):
-    """A named pipe in the notebook's place, so that whoever opens it waits for ever."""
+    """A named pipe instead of the notebook, which blocks any process that opens it."""
     os.mkfifo(folder / released.name)
 
 
 @submission(REFUSED, "exhausts")
 def wrong_encoding(folder, released):
-    """A notebook in UTF-16 with a mark of byte order and bytes that are no text."""
+    """A notebook in UTF-16 with a byte order mark and bytes that are not text."""
     (folder / released.name).write_bytes(released.read_text().encode("utf-16") + b"\xff\xfe\x00\xd8")
 
 
@@ -389,7 +383,7 @@ def forged_log_lines(folder, released):
 
 @edit(PASS, "reaches")
 def script_in_outputs(folder, notebook, cells):
-    """Scripts and frames as outputs of cells in every format that a browser shows; outputs are never shown."""
+    """Scripts and frames as outputs of cells in every format that a browser renders; outputs are never shown."""
     data = {
         "text/html": SCRIPT,
         "image/svg+xml": f"<svg xmlns='http://www.w3.org/2000/svg'>{SCRIPT}</svg>",
@@ -406,7 +400,7 @@ def script_in_outputs(folder, notebook, cells):
 
 @edit(STUDENT_ERROR, "reaches")
 def error_in_named_cell(folder, notebook, cells):
-    """An error in a cell whose name is a script; the line that a verdict points at is text."""
+    """An error in a cell whose name is a script; the line that a verdict points at is shown as text."""
     notebook["cells"][3]["source"] = ""
     name = "<script>document.title='run'</script>\x1b[31m"
     cell = code_cell(name, "def shard_params(params, axis_name, min_size):\n    1 / 0")

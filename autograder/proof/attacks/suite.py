@@ -61,7 +61,7 @@ class Row(msgspec.Struct, frozen=True):
     problem: str = ""
 
     @property
-    def held(self) -> bool:
+    def withstood(self) -> bool:
         """True if the grader withstood the attack."""
         right = self.expected_points is None or abs(self.points - self.expected_points) < 0.005
         return self.found == self.expected and right and not self.canaries and not self.problem
@@ -74,8 +74,8 @@ class Outcome(msgspec.Struct, frozen=True):
     left: tuple[str, ...]
 
     @property
-    def held(self) -> bool:
-        return not self.left and all(row.held for row in self.rows)
+    def withstood(self) -> bool:
+        return not self.left and all(row.withstood for row in self.rows)
 
 
 def run_suite(

@@ -82,7 +82,9 @@ def test_every_attack_gets_the_verdict_that_it_must():
     assert {attack.group for attack in attacks} == set(GROUPS)
     outcome = run_suite(attacks, best_level())
     assert len(outcome.rows) == len(attacks)
-    assert [(row.name, row.found, row.points, row.canaries, row.problem) for row in outcome.rows if not row.held] == []
+    assert [
+        (row.name, row.found, row.points, row.canaries, row.problem) for row in outcome.rows if not row.withstood
+    ] == []
     assert outcome.left == ()
 
 
@@ -135,8 +137,8 @@ ROW = Row("name", "reads", "", "refused", "refused", 0.0, None, (), (), 0.0, ())
     [{"found": "pass"}, {"canaries": ("the solution",)}, {"problem": "no page"}, {"expected_points": 1.0}],
 )
 def test_row_does_not_hold(changes):
-    assert ROW.held
-    assert not msgspec.structs.replace(ROW, **changes).held
+    assert ROW.withstood
+    assert not msgspec.structs.replace(ROW, **changes).withstood
 
 
 @pytest.mark.parametrize(

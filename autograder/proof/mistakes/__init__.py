@@ -80,7 +80,7 @@ class Mistake:
 
 
 @dataclass(frozen=True)
-class Told:
+class Assessment:
     """The message that a learner sees about a mistake, and its assessment: one of ``VERDICTS``, and why."""
 
     text: str
@@ -93,13 +93,13 @@ def _solved(chapter: str) -> tuple[Cell, ...]:
     return parse_notebook(chapter, json.dumps(source_notebook(chapter)).encode()).everything
 
 
-def told(mistake: Mistake) -> Told:
+def check_message(mistake: Mistake) -> Assessment:
     """Check the notebook as a learner would, and assess the message."""
     report = check_cells(mistake.notebook(), mistake.chapter, [mistake.function])
-    return looked_at(mistake, report)
+    return assess(mistake, report)
 
 
-def looked_at(mistake: Mistake, report: Report) -> Told:
+def assess(mistake: Mistake, report: Report) -> Assessment:
     """Assess the message that a learner sees."""
     text = shown(report)
     flat = " ".join(text.split())
@@ -107,22 +107,22 @@ def looked_at(mistake: Mistake, report: Report) -> Told:
     lines = [line for line in _lines(report) if line]
     foreign = [line for line in lines if line.rpartition(":")[0] not in theirs]
     if report.functions[0].verdict == PASS:
-        return Told(text, "passes")
+        return Assessment(text, "passes")
     if foreign:
-        return Told(text, "misleading", f"{foreign[0]} is not where the mistake is")
+        return Assessment(text, "misleading", f"{foreign[0]} is not where the mistake is")
     if any(fact.line and fact.kind is Kind.VALUES for fact in report.functions[0].missed):
-        return Told(text, "misleading", "wrong values point at a line, and no line is to blame")
+        return Assessment(text, "misleading", "wrong values point at a line, and no line is to blame")
     if mistake.never and (found := re.search(mistake.never, flat)):
-        return Told(text, "misleading", f"it says {found.group()!r}")
+        return Assessment(text, "misleading", f"it says {found.group()!r}")
     for what, pattern in _INNER.items():
         if found := re.search(pattern, text):
-            return Told(text, "inner", f"{what}: {found.group()[:60]!r}")
+            return Assessment(text, "inner", f"{what}: {found.group()[:60]!r}")
     if not re.search(mistake.says, flat):
-        return Told(text, "not said", f"nothing matches {mistake.says!r}")
+        return Assessment(text, "not said", f"nothing matches {mistake.says!r}")
     texts = [] if report.functions[0].not_started else [_text(mistake, line) for line in lines]
     if unquoted := [text for text in (mistake.line, *texts) if " ".join(text.split()) not in flat]:
-        return Told(text, "no line", f"{unquoted[0].strip()!r} is not quoted")
-    return Told(text, "true")
+        return Assessment(text, "no line", f"{unquoted[0].strip()!r} is not quoted")
+    return Assessment(text, "true")
 
 
 def shown(report: Report) -> str:

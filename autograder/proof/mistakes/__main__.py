@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections import Counter
 
-from autograder.proof.mistakes import VERDICTS, told
+from autograder.proof.mistakes import VERDICTS, check_message
 from autograder.proof.mistakes.table import MISTAKES
 
 
@@ -18,7 +18,7 @@ def main() -> int:
     for mistake in MISTAKES:
         if not any(one in f"{mistake.chapter} {mistake.function} {mistake.name}" for one in given.only.split(",")):
             continue
-        found = told(mistake)
+        found = check_message(mistake)
         counts[found.verdict] += 1
         print(f"--- {mistake.function}: {mistake.name}: {found.verdict} {found.why}".rstrip(), flush=True)
         if not (given.brief and found.verdict == "true"):

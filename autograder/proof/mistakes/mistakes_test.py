@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from autograder.proof.mistakes import told
+from autograder.proof.mistakes import check_message
 from autograder.proof.mistakes.table import MISTAKES
 
 # The short form has one of each kind of message.
@@ -25,7 +25,7 @@ CHOSEN = [mistake for mistake in MISTAKES if os.environ.get("MESHCRAFT_FULL") or
 
 @pytest.mark.parametrize("mistake", CHOSEN, ids=lambda mistake: f"{mistake.function}: {mistake.name}")
 def test_the_message_is_true_quotes_the_line_and_says_where_to_look(mistake):
-    found = told(mistake)
+    found = check_message(mistake)
     assert found.verdict == "true", f"{found.why}\n{found.text}"
 
 

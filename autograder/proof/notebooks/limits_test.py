@@ -70,7 +70,7 @@ def test_an_experiment_may_take_its_time_and_then_is_ended(monkeypatch):
     assert ran.namespace["f"]() == 1 and "TWO" not in ran.namespace and ran.left_out == 2
     messages = [str(failure) for failure in ran.failures]
     assert len(messages) == 4 and "(cell-1:" in messages[0] and "longer than 0.2 s of processor time" in messages[0]
-    assert "was not run: f does not need it" in messages[-1]
+    assert "was skipped: f does not need it" in messages[-1]
 
 
 def test_what_waits_for_ever_is_ended_too(monkeypatch):
@@ -194,7 +194,7 @@ def test_a_mistake_after_which_statements_were_left_out_is_still_told():
     early = run_cells(cells("def f():\n    1 / 0", "f()", slow, "x = 1", "y = 2"), ["f"], patience=0.1)
     assert early.left_out == 2 and "ZeroDivisionError" in early.explained(early.failures[0].problem, "f").message
     late = early.explained(Problem("student_error", "KeyError: 'x'"), "f")
-    assert "2 statements were not run, from cell-3:1 on" in late.message
+    assert "2 statements were skipped, from cell-3:1 on" in late.message
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_plugin_for_another_jax_says_so(folder):
 def test_platform_without_wheels_says_so(folder, monkeypatch):
     installed(folder, **everything(JAXLIB))
     monkeypatch.setattr(plugin.sys, "platform", "darwin")
-    with pytest.raises(AotMissing, match="this is darwin on x86_64; the other lenses do without it"):
+    with pytest.raises(AotMissing, match="this is darwin on x86_64; the other analyses do not need it"):
         find_plugin()
 
 

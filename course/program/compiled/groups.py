@@ -35,7 +35,7 @@ def replica_groups(instruction: Instruction, num_devices: int) -> list[list[int]
     named = re.search("replica_groups=" + _BY_AXES, instruction.text)
     if not named:
         raise ProgramError(
-            f"the groups of the compiled {instruction.name} are written in an unknown way: {instruction.text[:120]}"
+            f"the groups of the compiled {instruction.name} have an unknown format: {instruction.text[:120]}"
         )
     mesh, source, order, chosen = named.groups()
     return _by_axes(mesh, chosen, _numbers(source), _numbers(order))

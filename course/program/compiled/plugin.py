@@ -53,7 +53,7 @@ def find_plugin() -> Plugin:
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         raise AotMissing(
             f"the GPU compiler has wheels for Linux on x86_64 and aarch64, and this is {sys.platform} on "
-            f"{platform.machine()}; the other lenses do without it"
+            f"{platform.machine()}; the other analyses do not need it"
         )
     folder = own_folder()
     for place in (folder, None):
@@ -86,9 +86,9 @@ def main() -> int:
         if "not installed" not in str(error) and "Install it again" not in str(error):
             print(error)
             return 0
-    print("installing XLA's GPU compiler for the compiled lens (220 MB, once)", flush=True)
+    print("installing XLA's GPU compiler for the compiled analysis (220 MB, once)", flush=True)
     if subprocess.run(_install(), capture_output=True).returncode:
-        print("it could not be installed; what the compiled lens gives will read 'not measured'")
+        print("it could not be installed; results of the compiled analysis will read 'not measured'")
         return 0
     print(f"installed in {own_folder()}")
     return 0

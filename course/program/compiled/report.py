@@ -148,7 +148,7 @@ def compile_all(
 def _check(program: Program, machine: Machine) -> None:
     if program.platform != "cuda":
         raise ProgramError(
-            f"the compiled lens needs a Program for GPUs and this one is for {program.platform}: "
+            f"the compiled analysis needs a GPU Program; this one is for {program.platform}: "
             'export it with platform="cuda"'
         )
     if program.num_devices > machine.num_devices:
@@ -181,7 +181,7 @@ def _run_worker(folder: Path, plugin: Plugin, time_limit: float) -> None:
             "or a program that scans over its layers"
         ) from None
     if done.returncode or not (folder / "result.json").exists():
-        last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it said nothing")
+        last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no output")
         raise ProgramError(f"the GPU compiler's process ended with status {done.returncode}: {last[:500]}")
 
 

@@ -49,7 +49,7 @@ def target_config(machine: Machine) -> str:
     if missing:
         raise ProgramError(
             f"machine {machine.name} cannot be compiled for: its `compiler` lacks {', '.join(missing)}. "
-            "The compiled lens is for NVIDIA's GPUs; choose one, such as 8xH100"
+            "The compiled analysis supports NVIDIA GPUs; choose one, such as 8xH100"
         )
     figures = {key: machine.compiler[key] for key in KEYS}
     major, minor = int(figures.pop("major")), int(figures.pop("minor"))

@@ -127,7 +127,7 @@ def shape(*dims: int, dtype: Any = F32, sharding: Any = None) -> jax.ShapeDtypeS
     return jax.ShapeDtypeStruct(dims, dtype, sharding=sharding)
 
 
-def lie(tree: Any, mesh: Any, spec: P) -> Any:
+def with_spec(tree: Any, mesh: Any, spec: P) -> Any:
     """The same shapes, all with the same spec over a mesh."""
     sharding = NamedSharding(mesh, spec)
     return jax.tree.map(lambda leaf: shape(*leaf.shape, dtype=leaf.dtype, sharding=sharding), tree)
@@ -191,7 +191,7 @@ def _tutorial(name: str, params_spec: P, batch_spec: P, make: Callable[[Any], An
     def made(folder: Path) -> Call:
         names = page(folder / MAP, name)
         params, batch = _network()
-        args = lie(params, names["mesh"], params_spec), lie(batch, names["mesh"], batch_spec)
+        args = with_spec(params, names["mesh"], params_spec), with_spec(batch, names["mesh"], batch_spec)
         return jax.jit(make(names[name])), args
 
     return made
@@ -231,7 +231,7 @@ def _mnist_spmd(folder: Path) -> Call:
     sizes = [784, 8192, 8192, 10]
     params = [(shape(n, m), shape(m)) for n, m in pairwise(sizes)]
     batch = shape(4096, 784), shape(4096, 10)
-    return found.train_step, (lie(params, mesh, P()), lie(batch, mesh, P("batch")))
+    return found.train_step, (with_spec(params, mesh, P()), with_spec(batch, mesh, P("batch")))
 
 
 @program("jax-ml/jax", "docs/the-training-cookbook.py", "model_apply", "explicit mesh, out_sharding, FSDP in bfloat16")

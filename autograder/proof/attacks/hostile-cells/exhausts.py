@@ -6,12 +6,13 @@
 # control = "would harm the machine"
 
 # %% attack aborts {verdict = "student_error", control = true}
-# Aborts to leave a core dump; there is none, and the crash is named.
+# Aborts to leave a core dump; none is written, and the crash is reported.
 def shard_params(params, axis_name, min_size):
     os.abort()
 
 # %% attack absurd_loop_in_program {verdict = "refused", uses = ["honest"]}
-# A loop inside the Program of two thousand million turns; following its counter would take too long, so it is refused.
+# A loop inside the Program with two thousand million iterations; following its counter would take too long, so it is
+# refused.
 def shard_params(params, axis_name, min_size):
     def turn(_, tree):
         return jax.tree.map(jnp.sin, tree)
@@ -20,7 +21,7 @@ def shard_params(params, axis_name, min_size):
     return right_shards(params, axis_name, min_size)
 
 # %% attack absurd_size {verdict = "refused", uses = ["honest"]}
-# An array of more bytes than 64 bits count, which makes the compiler abort; it is refused before.
+# An array whose number of bytes exceeds 64 bits, which makes the compiler abort; it is refused before that.
 def shard_params(params, axis_name, min_size):
     side = 2**31 - 1
     huge = jnp.broadcast_to(params["scale"].sum(), (side, side, side)) + lax.iota(jnp.float32, side)
@@ -28,7 +29,7 @@ def shard_params(params, axis_name, min_size):
     return right_shards(params, axis_name, min_size)
 
 # %% attack compile_bomb {uses = ["honest"]}
-# A sort of 4,000 arrays at once, which is traced in a moment and takes the compiler minutes.
+# A sort of 4,000 arrays at once, which traces immediately and takes the compiler minutes.
 def shard_params(params, axis_name, min_size):
     first = params["first"]["bias"]
     first = sum(lax.sort([first + number for number in range(4000)], num_keys=1))
@@ -36,7 +37,7 @@ def shard_params(params, axis_name, min_size):
     return right_shards(params, axis_name, min_size)
 
 # %% attack deep_folders {backends = ["bubblewrap"]}
-# Makes a folder in a folder, 10,000 deep; the quota of inodes ends it, and the wipe gets to the bottom.
+# Nests folders 10,000 deep; the quota of inodes ends it, and the wipe reaches the bottom.
 def shard_params(params, axis_name, min_size):
     os.chdir(tempfile.gettempdir())
     for _ in range(10**4):
@@ -44,7 +45,7 @@ def shard_params(params, axis_name, min_size):
         os.chdir("d")
 
 # %% attack deep_program {verdict = "refused", control = true, uses = ["honest"]}
-# Loops in loops, more than 200 deep, which would overflow the stack of whoever walks through the Program.
+# Loops nested more than 200 deep, which would overflow the stack of code that walks the Program.
 def shard_params(params, axis_name, min_size):
     def once(inner):
         return lambda leaf: lax.fori_loop(0, 1, lambda _, x: inner(jnp.sin(x)), leaf)
@@ -59,14 +60,14 @@ def shard_params(params, axis_name, min_size):
     return right_shards(jax.tree.unflatten(form, leaves), axis_name, min_size)
 
 # %% attack descriptor_bomb
-# Opens files without end; the number of open files is limited.
+# Opens files endlessly; the number of open files is limited.
 def shard_params(params, axis_name, min_size):
     kept = []
     while True:
         kept.append(open("/dev/null"))
 
 # %% attack disk_bomb {backends = ["bubblewrap"]}
-# Writes files of 8 MiB without end; the scratch folder has a quota of bytes.
+# Writes files of 8 MiB endlessly; the scratch folder has a quota of bytes.
 def shard_params(params, axis_name, min_size):
     while True:
         with open(tempfile.mkstemp()[1], "wb", buffering=0) as file:
@@ -75,20 +76,20 @@ def shard_params(params, axis_name, min_size):
 
 # %% attack divides_by_a_constant_zero {verdict = "refused", control = "stock nbgrader has no executor",
 #     functions = ["shard_params"], uses = ["honest"]}
-# Divides an integer by a constant zero, which ends the compiler instead of being compiled.
+# Divides an integer by a constant zero, which crashes the compiler.
 def shard_params(params, axis_name, min_size):
     parts, specs = right_shards(params, axis_name, min_size)
     odd = (lax.div(jnp.int32(7), jnp.int32(0))).astype(jnp.float32) * 0
     return jax.tree.map(lambda part: part + odd, parts), specs
 
 # %% attack endless_loop
-# A loop in Python that never ends; the processor time is used up and says so.
+# A loop in Python that never ends; the limit on processor time ends it and is reported.
 def shard_params(params, axis_name, min_size):
     while True:
         pass
 
 # %% attack endless_loop_ignoring_signals
-# An endless loop that ignores or catches every signal it may; the last one cannot be ignored.
+# An endless loop that ignores or catches every signal it can; the last one cannot be ignored.
 def shard_params(params, axis_name, min_size):
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         with suppress(OSError):
@@ -102,7 +103,7 @@ def shard_params(params, axis_name, min_size):
             continue
 
 # %% attack endless_loop_in_c
-# A loop in C that never looks for signals; the kernel ends it all the same.
+# A loop in C that never checks for signals; the kernel ends it nevertheless.
 import collections
 import itertools
 
@@ -110,13 +111,13 @@ def shard_params(params, axis_name, min_size):
     collections.deque(itertools.repeat(0), maxlen=0)
 
 # %% attack endless_loop_in_program {verdict = "refused", control = "never ends", uses = ["honest"]}
-# A loop inside the Program whose end nobody can know; it is refused before it runs.
+# A loop inside the Program whose end cannot be determined; it is refused before it runs.
 def shard_params(params, axis_name, min_size):
     params = lax.while_loop(lambda tree: jnp.bool_(True), lambda tree: jax.tree.map(jnp.sin, tree), params)
     return right_shards(params, axis_name, min_size)
 
 # %% attack endless_message
-# An exception whose text never ends being made; reading it counts as the submission's own time.
+# An exception whose text takes forever to produce; reading it counts as the submission's own time.
 class Endless(Exception):
     def __str__(self):
         while True:
@@ -126,19 +127,19 @@ def shard_params(params, axis_name, min_size):
     raise Endless
 
 # %% attack error_flood
-# Writes to descriptor 2 without end, past Python; the same limit holds.
+# Writes to descriptor 2 endlessly, bypassing Python; the same limit applies.
 def shard_params(params, axis_name, min_size):
     while True:
         os.write(2, b"ha" * 30000)
 
 # %% attack fork_bomb {verdict = "student_error"}
-# Forks without end; the first fork is refused and reported.
+# Forks endlessly; the first fork is refused and reported.
 def shard_params(params, axis_name, min_size):
     while True:
         os.fork()
 
 # %% attack huge_file
-# Writes one file without end; the size of a file is limited.
+# Writes one file endlessly; the size of a file is limited.
 def shard_params(params, axis_name, min_size):
     with open(tempfile.mkstemp()[1], "wb", buffering=0) as file:
         while True:
@@ -150,14 +151,14 @@ def shard_params(params, axis_name, min_size):
     return {str(number): params["scale"] for number in range(10**5)}, {}
 
 # %% attack inode_bomb {backends = ["bubblewrap"]}
-# Makes empty files without end; the scratch folder has a quota of inodes.
+# Makes empty files endlessly; the scratch folder has a quota of inodes.
 def shard_params(params, axis_name, min_size):
     while True:
         os.close(tempfile.mkstemp()[0])
 
 # %% attack long_loop_in_program {uses = ["honest"]}
-# A loop inside the Program of ten thousand turns, with a product of large matrices in each; running it uses the time
-# up.
+# A loop inside the Program with ten thousand iterations, each with a product of large matrices; running it exceeds
+# the time limit.
 def shard_params(params, axis_name, min_size):
     def turn(_, square):
         return jnp.tanh(square @ square)
@@ -179,7 +180,7 @@ def shard_params(params, axis_name, min_size):
     mmap.mmap(-1, 1 << 40)
 
 # %% attack memory_bomb
-# Keeps what it allocates, without end; the address space is limited.
+# Allocates endlessly and frees nothing; the address space is limited.
 def shard_params(params, axis_name, min_size):
     kept = []
     while True:
@@ -193,14 +194,14 @@ def shard_params(params, axis_name, min_size):
     return right_shards(params, axis_name, min_size)
 
 # %% attack million_operations {uses = ["honest"]}
-# A loop of Python that unrolls a million operations; tracing them uses the processor time up.
+# A loop of Python that unrolls a million operations; tracing them exceeds the limit on processor time.
 def shard_params(params, axis_name, min_size):
     for _ in range(10**6):
         params = jax.tree.map(jnp.sin, params)
     return right_shards(params, axis_name, min_size)
 
 # %% attack names_a_scope_with_a_megabyte {verdict = "pass", control = true, uses = ["honest"]}
-# A scope whose name has a megabyte, which is in the location of every operation; a long name is no fault.
+# A scope with a name of one megabyte, which is in the location of every operation; a long name is allowed.
 def shard_params(params, axis_name, min_size):
     with jax.named_scope("x" * 2**20):
         params = {**params, "scale": params["scale"] * 1.0}
@@ -219,13 +220,13 @@ def shard_params(params, axis_name, min_size):
     return right_shards(params, axis_name, min_size)
 
 # %% attack output_flood
-# Prints without end; what a submission may print is limited, and the last of it is kept.
+# Prints endlessly; output is limited, and the last of it is kept.
 def shard_params(params, axis_name, min_size):
     while True:
         print("ha" * 30000)
 
 # %% attack raises_what_nobody_catches {verdict = "student_error", control = true}
-# An exception that is none of Python's ordinary ones, whose text and whose class's name raise as well.
+# An exception that is none of Python's ordinary ones, whose text and class name raise as well.
 def shard_params(params, axis_name, min_size):
     class Kind(type):
         @property
@@ -239,12 +240,12 @@ def shard_params(params, axis_name, min_size):
     raise Nameless
 
 # %% attack recursion {verdict = "student_error", control = true}
-# Recursion without end in Python; it is an ordinary error with the student's line.
+# Endless recursion in Python; it is an ordinary error with the student's line.
 def shard_params(params, axis_name, min_size):
     return shard_params(params, axis_name, min_size)
 
 # %% attack recursion_in_c {verdict = "student_error", control = true}
-# Recursion without end through C, with Python's own guard switched off; the stack overflows in the fork alone.
+# Endless recursion through C, with Python's own guard switched off; the stack overflows only in the fork.
 def shard_params(params, axis_name, min_size):
     sys.setrecursionlimit(2**31 - 1)
     compare = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -259,7 +260,7 @@ def shard_params(params, axis_name, min_size):
     again(None, None)
 
 # %% attack result_flood
-# Finds the result pipe among its descriptors and writes to it without end; a result has a largest size.
+# Finds the result pipe among its descriptors and writes to it endlessly; the size of a result is limited.
 def shard_params(params, axis_name, min_size):
     while True:
         for number in range(3, 64):
@@ -267,14 +268,14 @@ def shard_params(params, axis_name, min_size):
                 os.write(number, bytes(1 << 16))
 
 # %% attack returns_a_tree_in_itself {verdict = "student_error", control = true}
-# A result that contains itself, so that whoever walks through it comes to no end.
+# A result that contains itself, so that walking it never ends.
 def shard_params(params, axis_name, min_size):
     tree = []
     tree.append(tree)
     return tree, tree
 
 # %% attack segfaults {verdict = "student_error", control = true}
-# Reads address 0; the crash is the submission's own and the next one is graded.
+# Reads address 0; the crash affects only this submission, and the next one is graded.
 def shard_params(params, axis_name, min_size):
     ctypes.string_at(0)
 
@@ -299,20 +300,20 @@ def shard_params(params, axis_name, min_size):
     raise RuntimeError("no shared memory")
 
 # %% attack sleeps
-# Sleeps for ever and uses no processor time; the wall-clock limit ends it.
+# Sleeps forever and uses no processor time; the wall-clock limit ends it.
 def shard_params(params, axis_name, min_size):
     time.sleep(10**6)
 
 # %% attack takes_a_remainder_by_zero {verdict = "refused", control = "stock nbgrader has no executor",
 #     functions = ["shard_params"], uses = ["honest"]}
-# Takes the remainder of an integer by a constant zero, which ends the compiler instead of being compiled.
+# Takes the remainder of an integer divided by a constant zero, which crashes the compiler.
 def shard_params(params, axis_name, min_size):
     parts, specs = right_shards(params, axis_name, min_size)
     odd = (lax.rem(jnp.int32(7), jnp.int32(0))).astype(jnp.float32) * 0
     return jax.tree.map(lambda part: part + odd, parts), specs
 
 # %% attack thread_bomb
-# Starts threads without end; the number of processes and threads is limited.
+# Starts threads endlessly; the number of processes and threads is limited.
 def shard_params(params, axis_name, min_size):
     while True:
         threading.Thread(target=time.sleep, args=(10**6,), daemon=True).start()

@@ -113,13 +113,13 @@ class Forge:
     forge(right_shards, change)
 
 # %% attack announces_too_much {uses = ["forge"]}
-# Announces a header of 4 GiB, and sends nothing of it.
+# Announces a header of 4 GiB and sends none of it.
 class Say:
     if request():
         say_raw(b"\xff\xff\xff\xff{}")
 
 # %% attack brings_a_gradient_of_its_own
-# Attaches a second artefact as the program's derivative, which a header does not show.
+# Attaches a second artefact as the program's derivative, which the header does not show.
 from jax import export as jax_export
 
 def with_derivative(program):
@@ -132,7 +132,7 @@ class Forge:
     forge(right_shards, with_derivative)
 
 # %% attack claims_effects
-# Says in the artefact that it has an ordered effect, of a kind that only its own process knows.
+# Claims in the artefact an ordered effect, of a kind that only its own process knows.
 from jax._src import effects
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Forge:
     forge(right_shards, lambda program: with_artefact(program, ordered_effects=(Secretly(),)))
 
 # %% attack forges_a_giant_constant
-# Puts 4 MiB of cached answers into the artefact by hand, past the exporter's own limit.
+# Puts 4 MiB of cached answers into the artefact by hand, above the exporter's own limit.
 OPERATION = """%cached = stablehlo.constant dense<"0xANSWERS"> : tensor<1048576xf32>
 %one = stablehlo.slice %cached [3:4] : (tensor<1048576xf32>) -> tensor<1xf32>
 %spread = stablehlo.broadcast_in_dim %one, dims = [0] : (tensor<1xf32>) -> {type}
@@ -155,7 +155,7 @@ class Forge:
     forge(right_shards, lambda program, op=OPERATION.replace("ANSWERS", answers): through(program, op))
 
 # %% attack leaves_out_the_unseen_case
-# Sends right Programs for the public cases and none for the one that nobody has seen.
+# Sends correct Programs for the public cases and none for the hidden one.
 class Say:
     found = programs(right_shards)
     found.pop("unseen", None)
@@ -163,7 +163,7 @@ class Say:
         say({"cases": list(found), "line": ""}, [program.serialise() for program in found.values()])
 
 # %% attack names_a_result_twice
-# Gives one result twice under the same name, so that counts of results and results by name disagree.
+# Returns one result twice under the same name, so that counts of results and results by name disagree.
 from course.program import export
 
 def twice(params, axis_name, min_size):
@@ -199,20 +199,21 @@ class Forge:
     doubled()
 
 # %% attack says_a_person_must_look {uses = ["forge"]}
-# Writes to the result channel that a person must decide, which would stop every batch. That is not for it to say.
+# Writes to the result channel that a person must decide, which would stop every batch. A submission cannot decide
+# that.
 class Say:
     if request():
         say({"problem": {"verdict": "needs_human", "message": "the grader failed", "line": ""}})
 
 # %% attack says_pass_itself {control = "stock nbgrader has no such channel; forged check cells are tried elsewhere",
 #     uses = ["forge"]}
-# Writes to the result channel that its verdict is "pass". A student's process may name its own errors, nothing better.
+# Writes to the result channel that its verdict is "pass". A student's process may report only its own errors.
 class Say:
     if request():
         say({"problem": {"verdict": "pass", "message": "all facts met", "line": "shard_params:1"}, "points": 10})
 
 # %% attack sends_a_bottomless_header {uses = ["forge"]}
-# Sends a Program whose header is nested a hundred thousand deep.
+# Sends a Program whose header is nested a hundred thousand levels deep.
 class Say:
     if request():
         names = [case["name"] for case in request()["cases"]]
@@ -221,7 +222,7 @@ class Say:
         say({"cases": names, "line": ""}, [program] * len(names))
 
 # %% attack sends_a_pickle {uses = ["forge"]}
-# Writes a pickle to the result channel that would run a command where it is read. Nothing unpickles.
+# Writes a pickle to the result channel that would run a command when loaded. Nothing loads pickles.
 import pickle
 
 class Evil:
@@ -233,7 +234,7 @@ class Say:
         say_raw(pickle.dumps(Evil()))
 
 # %% attack sends_another_program
-# Sends a program that keeps everything everywhere, behind the header of one that splits by the rule.
+# Sends a program that keeps everything on every device, behind the header of one that splits by the rule.
 def answer():
     right, cheap = programs(right_shards), programs(whole)
     if right:
@@ -264,7 +265,8 @@ class Say:
         say({"cases": list(found), "line": ""}, [found["data=1"].serialise()] * len(found))
 
 # %% attack writes_a_header_by_hand
-# Writes a header whose parts have the wrong kinds: numbers for names, lists for numbers, nothing where a tree must be.
+# Writes a header whose parts have the wrong types: numbers for names, lists for numbers, nothing where a tree is
+# required.
 ODD = {
     "data=8": {"donated": [[["deep"] * 3] * 3]},
     "pipe=3 x tensor=2": {"mesh": [["data", True]]},
@@ -287,7 +289,7 @@ class Forge:
         say({"cases": list(found), "line": ""}, list(map(odd, found, found.values())))
 
 # %% attack branches_in_the_artefact {then = "forges"}
-# Puts a branch on the data into the artefact by hand: honest by day, and something else when a value is large.
+# Puts a data-dependent branch into the artefact by hand: honest on ordinary values, different once a value is large.
 OPERATION = """"stablehlo.case"(%index) ({
   stablehlo.return {value} : {type}
 }, {
@@ -321,7 +323,7 @@ CALL = "stablehlo.custom_call @lapack_sgetrf_ffi({value}) {api_version = 4 : i32
 change = lambda program: through(program, CALL)
 
 # %% attack calls_an_unknown_target {then = "forges"}
-# Adds a custom call to a target that is on nobody's list.
+# Adds a custom call to a target that is on no list.
 CALL = "stablehlo.custom_call @give_full_points({value}) : ({type}) -> {type}"
 
 change = lambda program: through(program, CALL)
@@ -336,31 +338,31 @@ CALL = (
 change = lambda program: through(program, CALL)
 
 # %% attack claims_an_unknown_dtype {then = "forges"}
-# Says in the header that results are of a dtype that nobody knows.
+# Claims in the header that results have a dtype that does not exist.
 def change(program):
     return with_header(program, outputs=tuple(dataclasses.replace(leaf, dtype="float33") for leaf in program.outputs))
 
 # %% attack claims_another_platform {then = "forges"}
-# Says in the artefact that it was made for GPUs, where safety checks would let anything pass.
+# Claims in the artefact that it was made for GPUs, where the safety checks would let anything pass.
 change = lambda program: with_artefact(program, platforms=("cuda",))
 
 # %% attack claims_donated_inputs {then = "forges"}
-# Says in the header that all inputs may be overwritten, so that less memory seems to be needed.
+# Claims in the header that all inputs may be overwritten, so that it appears to need less memory.
 change = lambda program: with_header(program, donated=tuple(range(len(program.inputs))))
 
 # %% attack claims_fewer_devices {then = "forges"}
-# Says in the artefact that it is for one device, and in the header for eight.
+# Claims in the artefact that it is for one device, and in the header that it is for eight.
 change = lambda program: with_artefact(program, nr_devices=1)
 
 # %% attack claims_other_shapes {then = "forges"}
-# Says in the header that results are an eighth of what the artefact gives.
+# Claims in the header that results are an eighth of what the artefact returns.
 def change(program):
     first, *others = program.outputs
     smaller = dataclasses.replace(first, shape=tuple(dim // 8 * 8 // 8 or 1 for dim in first.shape), spec=((),) * 2)
     return with_header(program, outputs=(smaller, *others))
 
 # %% attack differs_between_devices {then = "forges"}
-# Says that a result is the same everywhere, and gives each device another one.
+# Claims that a result is the same on every device, and returns a different one on each.
 def change(program):
     """The scalar among the results, which is whole on every device, gets the device's number added."""
     import re
@@ -389,7 +391,7 @@ def change(program):
     return with_artefact(program, disabled_safety_checks=checks)
 
 # %% attack draws_at_random {then = "forges"}
-# Adds random numbers that no seed decides, times zero: two gradings would not be of one and the same program.
+# Adds random numbers that no seed determines, times zero: two gradings would not judge the same program.
 OPERATION = """stablehlo.maximum {value}, {value} : {type}
 %low = stablehlo.constant dense<0.0> : tensor<f32>
 %high = stablehlo.constant dense<1.0> : tensor<f32>
@@ -408,17 +410,17 @@ def change(program):
     return with_header(program, artefact=bytes(data))
 
 # %% attack sends_an_artefact_by_hand {then = "forges"}
-# Sends artefacts of its own making behind right headers: a text that claims to be StableHLO.
+# Sends handmade artefacts behind correct headers: a text that claims to be StableHLO.
 def change(program):
     return with_header(program, artefact=b"ML\xefR\rStableHLO_v1.0.0\0" + b"func.func @main() { return }" * 50)
 
 # %% attack truncates_the_artefact {then = "forges"}
-# Cuts the second half of each artefact off and corrects the length in the header.
+# Cuts off the second half of each artefact and corrects the length in the header.
 def change(program):
     return with_header(program, artefact=program.artefact[: len(program.artefact) // 2])
 
 # %% attack waits_for_infeed {then = "forges"}
-# Waits for data from the host that never comes.
+# Waits for data from the host that never arrives.
 OPERATION = """stablehlo.maximum {value}, {value} : {type}
 %token = stablehlo.create_token : !stablehlo.token
 %fed:2 = "stablehlo.infeed"(%token) {infeed_config = ""} : (!stablehlo.token) -> ({type}, !stablehlo.token)"""
@@ -427,8 +429,8 @@ change = lambda program: through(program, OPERATION)
 
 # %% attack kills_the_executor {verdict = "needs_human", group = "exhausts", control = "stock nbgrader has no executor",
 #     functions = [], uses = ["forge", "honest"], then = "is_right"}
-# A hand-made artefact, a million brackets deep, that ends the executor every time it is read; after three tries a
-# person hears of it.
+# A hand-made artefact, nested a million brackets deep, that ends the executor every time it is read; after three
+# attempts a person is notified.
 DEEP = b"module attributes {deep = " + b"[" * 10**6 + b"]" * 10**6 + b"} {}"
 
 class Forged:

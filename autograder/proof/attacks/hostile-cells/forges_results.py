@@ -7,7 +7,7 @@
 # uses = ["honest"]
 
 # %% attack answers_to_no_question {verdict = "student_error", uses = []}
-# A result that raises whatever is asked of it: its class, length, hash, truth, text, and equality.
+# A result that raises on every request: its class, length, hash, truth value, text, and equality.
 def shard_params(params, axis_name, min_size):
     class Silent:
         def refuse(self, *_):
@@ -32,7 +32,7 @@ def shard_params(params, axis_name, min_size):
     )
 
 # %% attack branches_on_data {verdict = "refused", control = "the notebook's check refuses it too"}
-# Takes another way depending on the values that it is given, so that no count is true for all of them.
+# Branches on the values that it is given, so that no single count is correct for all of them.
 def shard_params(params, axis_name, min_size):
     shards, specs = right_shards(params, axis_name, min_size)
     other = lambda shards: jax.tree.map(lambda x: x + 0, shards)
@@ -46,7 +46,7 @@ def shard_params(params, axis_name, min_size):
     return {**shards, "scale": asked}, specs
 
 # %% attack changes_between_traces {control = "the same code traces in the notebook"}
-# Is traced twice, and answers rightly only the first time, when its specs are asked for.
+# Is traced twice, and answers correctly only the first time, when its specs are requested.
 CALLS = []
 
 def shard_params(params, axis_name, min_size):
@@ -57,7 +57,8 @@ def shard_params(params, axis_name, min_size):
 
 # %% attack claims_a_sharding {verdict = "refused",
 #     control = "the notebook's check also runs the Program in another process, and refuses the same"}
-# Patches the exporter so that the header says "sharded by the rule" of a program that keeps everything everywhere.
+# Patches the exporter so that the header claims "sharded by the rule" for a program that keeps everything on every
+# device.
 exporter = sys.modules["course.program.export"]
 
 class Patch:
@@ -74,7 +75,8 @@ def shard_params(params, axis_name, min_size):
     return whole(params, axis_name, min_size)
 
 # %% attack detects_grading
-# Looks at the environment, the loaded modules and the call stack, and cheats only where it believes itself unwatched.
+# Looks at the environment, the loaded modules and the call stack, and cheats only where it believes that it is not
+# being graded.
 def is_official():
     frames, frame = [], sys._getframe()
     while frame is not None:
@@ -91,7 +93,8 @@ def shard_params(params, axis_name, min_size):
     return (jax.tree.map(lambda leaf: leaf + 1, shards) if is_official() else shards), specs
 
 # %% attack differs_by_platform {verdict = "pass", control = "it is right wherever it is run"}
-# Would compute something else on a GPU. The Program is exported for the platform that it runs on, where it is right.
+# Would compute something different on a GPU. The Program is exported for the platform that runs it, where it is
+# correct.
 def shard_params(params, axis_name, min_size):
     shards, specs = right_shards(params, axis_name, min_size)
     other = jax.tree.map(lambda leaf: leaf * 0, shards)
@@ -99,7 +102,7 @@ def shard_params(params, axis_name, min_size):
 
 # %% attack ends_with_os_exit {verdict = "student_error",
 #     control = "stock nbgrader notices a dead kernel and gives an error", uses = []}
-# Ends the process with status 0 from inside the function, before anything could have failed.
+# Ends the process with status 0 from inside the function, before anything could fail.
 def shard_params(params, axis_name, min_size):
     os._exit(0)
 
@@ -109,7 +112,7 @@ def shard_params(params, axis_name, min_size):
     sys.exit(0)
 
 # %% attack equal_to_everything {uses = []}
-# Returns objects that are equal to everything, have every attribute and every length.
+# Returns objects that are equal to everything and have every attribute and every length.
 class Equal:
     shape, dtype, ndim = (), "float32", 0
 
@@ -129,14 +132,14 @@ def shard_params(params, axis_name, min_size):
     return Equal()
 
 # %% attack holds_a_giant_constant {verdict = "refused", control = "the notebook's check refuses it too"}
-# Holds 4 MiB of cached answers as a constant of the program.
+# Contains 4 MiB of cached answers as a constant of the program.
 def shard_params(params, axis_name, min_size):
     shards, specs = right_shards(params, axis_name, min_size)
     cached = np.random.default_rng(0).standard_normal(2**20).astype("float32")
     return {**shards, "scale": shards["scale"] + lax.dynamic_index_in_dim(cached, 3, keepdims=False) * 0}, specs
 
 # %% attack keeps_everything_under_another_name
-# Splits by the rule on the meshes that it knows from its own check, and keeps everything on every other.
+# Splits by the rule on the meshes that its own check uses, and keeps everything on every other mesh.
 PUBLIC = ({"data": 8}, {"pipe": 4, "tensor": 2})
 
 def shard_params(params, axis_name, min_size):
@@ -145,7 +148,7 @@ def shard_params(params, axis_name, min_size):
     return right_shards(params, axis_name, min_size)
 
 # %% attack knows_the_public_answers
-# Holds the answers to the inputs that check draws in everybody's notebook. Official inputs follow from a secret.
+# Contains the answers to the inputs that check draws in every notebook. Official inputs are derived from a secret.
 import hashlib
 import hmac
 
@@ -175,7 +178,7 @@ def shard_params(params, axis_name, min_size):
     return right_shards(public_answer(params, mesh), axis_name, min_size)
 
 # %% attack loops_until_the_data_says_so {verdict = "refused", control = "the notebook's check refuses it too"}
-# Repeats a step until the values say stop: how often, nobody can tell from the program.
+# Repeats a step until the values meet a condition: the number of iterations cannot be determined from the program.
 def shard_params(params, axis_name, min_size):
     shards, specs = right_shards(params, axis_name, min_size)
     leaves, form = jax.tree.flatten(shards)
@@ -183,7 +186,7 @@ def shard_params(params, axis_name, min_size):
     return jax.tree.unflatten(form, leaves), specs
 
 # %% attack patches_numpy_testing {control = "the notebook's check does not use numpy.testing either", uses = []}
-# Replaces the comparisons of numpy.testing. The grader compares in a process of its own, with functions of its own.
+# Replaces the comparisons of numpy.testing. The grader compares in its own process, with its own functions.
 import numpy.testing
 
 class Patch:
@@ -194,7 +197,7 @@ def shard_params(params, axis_name, min_size):
     return jax.tree.map(lambda leaf: leaf * 0, params), jax.tree.map(lambda _: jax.P(), params)
 
 # %% attack patches_the_contract {uses = []}
-# Empties the contract inside of the tracer: cases, facts and limits. The judge reads its own copy.
+# Empties the contract inside the tracer: cases, facts and limits. The judge reads its own copy.
 import autograder.contract.task as contract
 from autograder.contract.verdict import Fact, Kind
 
@@ -207,7 +210,8 @@ def shard_params(params, axis_name, min_size):
     return jax.tree.map(lambda leaf: leaf * 2, params), jax.tree.map(lambda _: jax.P(), params)
 
 # %% attack patches_the_oracle_in_the_tracer {control = "patches_the_contract is the control of this kind", uses = []}
-# Replaces what the contract draws and expects by zeros, in its own process. The judge draws and expects its own.
+# Replaces the contract's inputs and expected values by zeros, in its own process. The judge draws and computes its
+# own.
 from autograder.contract import task as contract
 
 class Patch:
@@ -224,7 +228,7 @@ def shard_params(params, axis_name, min_size):
     return small, jax.tree.map(lambda _: P(), params)
 
 # %% attack spec_that_lies {verdict = "student_error", control = "the same code judges in the notebook"}
-# Returns specs that only claim to be a PartitionSpec, and read as split to some and as whole to others.
+# Returns specs that only pretend to be a PartitionSpec: some code reads them as split, other code as whole.
 class Lying:
     looks = [0]
 
@@ -265,13 +269,13 @@ class Patch:
         autograder.check.stopped = lambda task, problem: generous(task.name, task.points, [])
 
 # %% attack patches_timers {control = "the notebook's check uses no clock", uses = [], then = "gives_up"}
-# Makes every clock stand still. Nothing official is decided by a clock that a student can reach.
+# Stops every clock. Nothing official depends on a clock that a student can reach.
 class Patch:
     time.time = time.monotonic = time.perf_counter = time.process_time = lambda: 0.0
     time.sleep = lambda _: None
 
 # %% attack registers_an_exit_handler {uses = [], then = "gives_up"}
-# Registers a handler that would write full points when the process ends, and one for every signal.
+# Registers an exit handler that would write full points when the process ends, and a handler for every signal.
 import atexit
 
 def generous(*_):
@@ -291,7 +295,7 @@ def check(function):
     return 2.0
 
 # %% attack replaces_shell_methods {uses = [], then = "gives_up"}
-# Replaces the shell's methods, so that the check cell prints full points. No shell takes part officially.
+# Replaces the shell's methods, so that the check cell prints full points. Official grading uses no shell.
 class Shell:
     with suppress(Exception):
         from IPython import get_ipython
@@ -307,21 +311,21 @@ class Shell:
         type(shell).run_cell_async = run_cell_async
 
 # %% attack returns_nan {control = "the notebook's check refuses it too", then = "changes_shards"}
-# Returns arrays of NaN, which compare false with everything.
+# Returns arrays of NaN, for which every comparison is false.
 changed = lambda shards: jax.tree.map(lambda leaf: leaf * float("nan"), shards)
 
 # %% attack returns_one_infinity {control = "the notebook's check refuses it too", then = "changes_shards"}
-# Is right but for a single infinity, in one element of one leaf.
+# Is correct except for a single infinity, in one element of one leaf.
 changed = lambda shards: {**shards, "scale": shards["scale"] / 0.0}
 
 # %% attack returns_other_dtypes {control = "the notebook's check refuses it too", then = "changes_shards"}
-# Returns right values as float16, which rounds them and halves the bytes that are held.
+# Returns correct values as float16, which rounds them and halves the resident bytes.
 changed = lambda shards: jax.tree.map(lambda leaf: leaf.astype("float16"), shards)
 
 # %% attack patches_jax_export {verdict = "refused",
 #     control = "the notebook's check exports in the student's process too, and its executor refuses the same",
 #     then = "is_right"}
-# Replaces jax.export by one whose artefacts are empty. What the executor cannot read it refuses.
+# Replaces jax.export by one whose artefacts are empty. The executor refuses what it cannot read.
 from jax import export as jax_export
 
 class Patch:

@@ -29,7 +29,7 @@ def shard_params(params, axis_name, min_size):
     return hidden_behind(decide)(params, axis_name, min_size)
 
 # %% attack adds_booleans {uses = ["honest", "hidden", "forge"], then = "hides"}
-# Adds two booleans by hand, which StableHLO takes for "or" and a part of XLA for "exclusive or".
+# Adds two booleans by hand, which StableHLO defines as "or" and part of XLA computes as "exclusive or".
 def decide(i):
     return jnp.logical_not(jnp.logical_or(i >= 0, i >= -1))
 
@@ -40,7 +40,7 @@ class Forged:
     forge(hidden_behind(decide), added)
 
 # %% attack clamps_between_swapped_bounds {then = "hides"}
-# Clamps a number between a lower bound and an upper one that lies below it.
+# Clamps a number between a lower bound and an upper bound that is below it.
 decide = lambda i: lax.clamp(3, i, 1) == 1
 
 # %% attack compares_with_another_sign {uses = ["honest", "hidden", "forge"], then = "hides"}
@@ -56,36 +56,37 @@ class Forged:
 decide = lambda i: i - 9 < 0
 
 # %% attack counts_leading_zeros {then = "hides"}
-# Decides by the zeros that a number begins with, which differ with the width that a compiler gives it.
+# Branches on a number's leading zeros, which depend on the width that a compiler gives it.
 decide = lambda i: lax.clz((i + 1).astype(jnp.int8)) < 8
 
 # %% attack divides_the_least_number {verdict = "partial", points = 1.5, then = "hides"}
-# Decides by the least integer divided by two, whose absolute value is no integer of its size; what XLA makes of it is
-# counted, the forbidden collectives with it.
+# Branches on the least integer divided by two, whose absolute value its size cannot represent; the branch that XLA
+# takes is counted, including the forbidden collectives.
 decide = lambda i: lax.div(jnp.int32(-(2**31)) + 0 * i, jnp.int32(2)) < 0
 
 # %% attack narrows_a_device_number {then = "hides"}
-# Converts a number to one of eight bits that cannot hold it, and asks what is left.
+# Converts a number to eight bits, which cannot represent it, and branches on the result.
 decide = lambda i: (i + 256).astype(jnp.int8) < 100
 
 # %% attack overflows_a_device_number {then = "hides"}
-# Multiplies the device's number until it overflows, and asks whether the product is negative.
+# Multiplies the device's number until it overflows, and branches on the sign of the product.
 decide = lambda i: (i + 2) * jnp.int32(2**30) < 0
 
 # %% attack reduces_from_another_start {then = "hides"}
-# Sums from a start that is not zero, which XLA drops where there is nothing to sum.
+# Sums from an initial value that is not zero, which XLA drops where there is nothing to sum.
 decide = lambda i: lax.reduce((0 * i)[None], jnp.int32(7), lax.add, (0,)) == 0
 
 # %% attack shifts_beyond_the_width {then = "hides"}
-# Shifts a number by as many bits as it has: zero to XLA, and the number itself to many a processor.
+# Shifts a number by as many bits as it has: the result is zero in XLA, and the number itself on many processors.
 decide = lambda i: lax.shift_left(jnp.int32(1), 32 + 0 * i) == 0
 
 # %% attack starts_beyond_two_billion {then = "hides"}
-# Reads a table at an unsigned index that is negative to whoever takes it for signed.
+# Reads a table at an unsigned index that is negative if interpreted as signed.
 decide = lambda i: lax.dynamic_slice(jnp.array([1, 0]), (jnp.uint32(2**31) + i.astype(jnp.uint32),), (1,))[0] > 0
 
 # %% attack wraps_a_loop_counter {then = "hides"}
-# Counts in eight bits by steps that jump over the limit: the compiler works out other trips than the machine makes.
+# Counts in eight bits with steps that jump over the limit: the compiler derives a trip count that differs from the
+# machine's.
 def trips(i):
     """An odd number of trips if the counter wraps around, an even one if it ends at the limit."""
     start = (jnp.int8(0), 0 * i)

@@ -52,14 +52,14 @@ def shard_params(params, axis_name, min_size):
     raise FileNotFoundError("no repository")
 
 # %% attack imports_the_solution {uses = []}
-# Imports this chapter's solution. It is not there, so the name is missing.
+# Imports this chapter's solution. It is not installed there, so the import fails.
 import solutions.fsdp
 
 def shard_params(params, axis_name, min_size):
     return solutions.fsdp.shard_params(params, axis_name, min_size)
 
 # %% attack reaches_for_the_network {verdict = "pass", uses = ["honest"]}
-# Tries sockets of every family before it answers rightly. All are refused and listed; trying costs no points.
+# Tries sockets of every family before it answers correctly. All are refused and listed; trying costs no points.
 import socket
 
 OPENED = []
@@ -81,7 +81,7 @@ def shard_params(params, axis_name, min_size):
 
 # %% attack reads_callers_frames {control = "the frames of a notebook's own check hold what the student may run anyway",
 #     uses = []}
-# Says what the frames above it hold. They hold shapes and this very notebook, no inputs and no expected values.
+# Reports the contents of the frames above it: shapes and this very notebook, no inputs and no expected values.
 def locals_above():
     frame, found = sys._getframe(1), []
     while frame is not None:
@@ -95,7 +95,7 @@ def shard_params(params, axis_name, min_size):
     raise LookupError("the frames hold " + " | ".join(locals_above())[:1800])
 
 # %% attack reads_constants_of_callers {control = "the notebook's own check is the student's to read", uses = []}
-# Says which constants the code of its callers holds. The tracer's code holds no secret and no answer.
+# Reports the constants in the code of its callers. The tracer's code contains no secret and no answer.
 def constants(code):
     for value in code.co_consts:
         if hasattr(value, "co_consts"):
@@ -112,7 +112,7 @@ def shard_params(params, axis_name, min_size):
     raise LookupError(" | ".join(told))
 
 # %% attack reads_garbage_collector {control = "the kernel's memory is the student's own", uses = []}
-# Asks the garbage collector for every array, text and byte string of the process. It has no one else's.
+# Asks the garbage collector for every array, text and byte string of the process. None belongs to anyone else.
 def owned():
     for thing in gc.get_objects():
         for value in [thing] if not isinstance(thing, dict) else list(thing.values()):
@@ -128,7 +128,8 @@ def shard_params(params, axis_name, min_size):
     raise LookupError(" | ".join(dict.fromkeys(owned()))[:1800])
 
 # %% attack reads_globals_and_history {uses = []}
-# Says what the notebook's history, the globals and all loaded modules hold. Nothing in them is another's.
+# Reports the contents of the notebook's history, the globals and all loaded modules. Nothing in them belongs to
+# anyone else.
 def everywhere():
     for module in list(sys.modules.values()):
         for name, value in list(getattr(module, "__dict__", {}).items()):
@@ -141,7 +142,7 @@ def shard_params(params, axis_name, min_size):
     raise LookupError(" | ".join(everywhere())[:1800])
 
 # %% attack reads_inherited_descriptors {control = "the kernel's own descriptors are its sockets to nbgrader"}
-# Reads from every descriptor it inherited: the tracer's requests, sockets, and files that were left open.
+# Reads from every descriptor it inherited: the tracer's requests, sockets, and files left open.
 def left_open():
     for number in range(3, 256):
         with suppress(OSError):
@@ -184,13 +185,13 @@ def shard_params(params, axis_name, min_size):
     raise PermissionError("the parent's memory is closed")
 
 # %% attack reads_other_submissions
-# Looks for what other students handed in.
+# Looks for other students' submissions.
 def shard_params(params, axis_name, min_size):
     tell(read("submitted/neighbour/fsdp/*.ipynb", "neighbour/fsdp/*.ipynb", "*/submitted/neighbour/fsdp/*.ipynb"))
     raise FileNotFoundError("no other submission")
 
 # %% attack reads_proc_of_others
-# Reads command lines, open files and working folders of other processes, to reach the course folder by them.
+# Reads command lines, open files and working folders of other processes, to reach the course folder through them.
 def reach():
     for process in Path("/proc").glob("[0-9]*"):
         for way in ("cwd", "root"):
@@ -207,13 +208,13 @@ def shard_params(params, axis_name, min_size):
     raise LookupError("no way through /proc")
 
 # %% attack reads_the_course_secret
-# Looks for the secret that the official inputs follow from.
+# Looks for the secret from which the official inputs are derived.
 def shard_params(params, axis_name, min_size):
     tell(read(".meshcraft/secret", "*/.meshcraft/secret", "*/*/.meshcraft/secret"))
     raise FileNotFoundError("no secret")
 
 # %% attack reads_the_environment
-# Says what the environment holds, its own and that of the process that started it.
+# Reports its own environment and that of the process that started it.
 def environments():
     for name, value in os.environ.items():
         if "CANARY" in name or "SECRET" in name or "TOKEN" in name:

@@ -147,7 +147,7 @@ def written_out(layer, stacked, x, number):
     return x
 
 # %% attack computes_on_the_other_side {points = 1}
-# Computes in float32 on the side of a branch that is taken, and in float16 on one that only looks dearer.
+# Computes in float32 in the branch that is taken, and in float16 in one that only appears more expensive.
 def scaled_step(loss_fn, params, state, batch, learning_rate, growth_interval):
     def of(dtype):
         def run(params):
@@ -171,7 +171,7 @@ def scaled_step(loss_fn, params, state, batch, learning_rate, growth_interval):
     return params, {"scale": scale, "good_steps": jnp.where(grows, 0, good_steps)}, loss
 
 # %% attack forgets_rows_between_layers {verdict = "fail"}
-# Runs its layers on a few tokens and keeps all of their activations, beside products that nobody uses.
+# Runs its layers on a few tokens and keeps all of their activations, with unused products next to them.
 def remat_layers(layer, stacked_params, x):
     whole, chosen = x, None
     if x.ndim == 3:
@@ -185,7 +185,7 @@ def remat_layers(layer, stacked_params, x):
     return x + 0 * lax.scan(step, jnp.zeros(()), None, length=480)[0]
 
 # %% attack scans_halves_by_depth {points = 0.5}
-# A loop for each half of the layers, made again for every half, and padded where there are few.
+# A loop for each half of the layers, rebuilt for every half, and padded where there are few layers.
 def scan_layers(layer, stacked_params, x):
     depth = jax.tree.leaves(stacked_params)[0].shape[0]
 
@@ -202,7 +202,7 @@ def scan_layers(layer, stacked_params, x):
     return x
 
 # %% attack scans_pairs_and_pads {points = 0.5, uses = ["deep"]}
-# Writes its layers out in the body of a loop of one round, and pads where there are few of them.
+# Unrolls its layers in the body of a one-iteration loop, and pads where there are few layers.
 def scan_layers(layer, stacked_params, x):
     depth = depth_of(stacked_params)
     x, _ = lax.scan(lambda x, _: (written_out(layer, stacked_params, x, depth), None), x, jnp.arange(1))
@@ -219,7 +219,7 @@ def chunked_attention(q, k, v, chunk):
     return with_work(square(take(q), take(k), take(v))[:, at], q, k)
 
 # %% attack selects_tokens_by_a_matrix {verdict = "fail", uses = ["few_tokens"]}
-# Attends over a few tokens, selected by a matrix that an input enters, with a factor of zero.
+# Attends over a few tokens, selected by a matrix to which an input is added with a factor of zero.
 def chunked_attention(q, k, v, chunk):
     seq, n = q.shape[1], few(q.shape[1])
     chosen = (jnp.arange(seq)[:, None] == jnp.arange(n)).astype(q.dtype) + 0 * q.sum()
@@ -227,7 +227,7 @@ def chunked_attention(q, k, v, chunk):
     return with_work(jnp.einsum("bnhd,sn->bshd", square(take(q), take(k), take(v)), chosen), q, k)
 
 # %% attack sums_tokens_by_ones {verdict = "fail", uses = ["few_tokens"]}
-# Attends over sums of tokens, taken by a product with ones.
+# Attends over sums of tokens, computed by a product with ones.
 def chunked_attention(q, k, v, chunk):
     seq, n = q.shape[1], few(q.shape[1])
     times = 2 * seq // n
@@ -236,7 +236,7 @@ def chunked_attention(q, k, v, chunk):
     return with_work(repeated(found, times, seq), q, k)
 
 # %% attack sums_tokens_of_a_block {verdict = "fail", uses = ["few_tokens"]}
-# Attends over sums of tokens, each of one token and zeros where it is run.
+# Attends over sums of tokens; at the sizes that run, each sum is one token and zeros.
 def chunked_attention(q, k, v, chunk):
     seq, n = q.shape[1], few(q.shape[1])
     times = 2 * seq // n
@@ -245,7 +245,7 @@ def chunked_attention(q, k, v, chunk):
     return with_work(repeated(found, times, seq), q, k)
 
 # %% attack unrolls_and_pads_the_few {points = 0.5, uses = ["deep"]}
-# Unrolls its layers, and where there are few adds operations that nobody needs, so that the program seems not to grow.
+# Unrolls its layers, and adds unused operations where there are few layers, so that the program appears not to grow.
 def scan_layers(layer, stacked_params, x):
     depth = depth_of(stacked_params)
     x = written_out(layer, stacked_params, x, depth)
@@ -254,7 +254,7 @@ def scan_layers(layer, stacked_params, x):
     return x
 
 # %% attack unrolls_and_pads_with_dead_layers {points = 0.5}
-# Unrolls its layers, and where there are few computes more of them, of which nothing is used.
+# Unrolls its layers, and where there are few computes additional ones whose results are unused.
 def scan_layers(layer, stacked_params, x):
     depth = jax.tree.leaves(stacked_params)[0].shape[0]
     for i in range(max(24, depth)):
@@ -263,7 +263,7 @@ def scan_layers(layer, stacked_params, x):
     return x
 
 # %% attack unrolls_behind_a_branch {points = 0.5, uses = ["deep"]}
-# Unrolls its layers, and where there are few writes the rest into a branch that is never taken.
+# Unrolls its layers, and where there are few puts the rest into a branch that is never taken.
 def scan_layers(layer, stacked_params, x):
     depth = depth_of(stacked_params)
     run = lambda number: lambda x: written_out(layer, stacked_params, x, number)
@@ -271,7 +271,7 @@ def scan_layers(layer, stacked_params, x):
     return run(depth)(x) if depth > 7 else lax.cond(never, run(8), run(depth), x)
 
 # %% attack unrolls_in_a_loop_of_no_rounds {points = 0.5, uses = ["deep"]}
-# Unrolls its layers, and where there are few writes the rest into a loop that runs no round.
+# Unrolls its layers, and where there are few puts the rest into a loop of zero iterations.
 def scan_layers(layer, stacked_params, x):
     depth = depth_of(stacked_params)
     x = written_out(layer, stacked_params, x, depth)
@@ -286,7 +286,7 @@ def norm(scale, x):
     return scale * x * jax.lax.rsqrt(squares + 1e-6)
 
 # %% attack sums_by_halves {points = 1, uses = ["low_precision"], then = "lowers"}
-# Sums the squares of a norm in bfloat16 by adding one half of them to the other, over and over.
+# Sums the squares of a norm in bfloat16 by repeatedly adding one half of them to the other.
 def norm(scale, x):
     squares, size = x.astype(LOW) ** 2, x.shape[-1]
     while squares.shape[-1] > 1:
@@ -296,7 +296,7 @@ def norm(scale, x):
     return scale * x * jax.lax.rsqrt(squares.astype(HIGH) / size + 1e-6)
 
 # %% attack sums_by_products_with_ones {points = 1, uses = ["low_precision"], then = "lowers"}
-# Sums the squares of a norm by a matrix product with ones, which is a product in bfloat16 like others.
+# Sums the squares of a norm by a matrix product with ones, which looks like any other product in bfloat16.
 def norm(scale, x):
     ones = jnp.ones((x.shape[-1], 1), LOW)
     squares = ((x.astype(LOW) ** 2) @ ones).astype(HIGH) / x.shape[-1]
@@ -309,14 +309,14 @@ def norm(scale, x):
     return scale * x * jax.lax.rsqrt(squares + 1e-6)
 
 # %% attack takes_exponentials_as_powers_of_two {points = 1, uses = ["low_precision"], then = "lowers"}
-# Takes the exponentials of softmax as powers of two in bfloat16.
+# Computes the exponentials of softmax as powers of two in bfloat16.
 def softmax(scores):
     seen, below = attended(scores)
     weights = jnp.where(seen, jnp.exp2((below / 0.6931472).astype(LOW)), 0).astype(HIGH)
     return weights / weights.sum(-1, keepdims=True)
 
 # %% attack takes_exponentials_by_logistic {points = 1, uses = ["low_precision"], then = "lowers"}
-# Takes the exponentials of softmax in bfloat16, and makes them of the logistic function.
+# Computes the exponentials of softmax in bfloat16, from the logistic function.
 def softmax(scores):
     seen, below = attended(scores)
     share = jax.nn.sigmoid(below.astype(LOW))
@@ -324,7 +324,8 @@ def softmax(scores):
     return weights / weights.sum(-1, keepdims=True)
 
 # %% attack takes_exponentials_by_squaring {verdict = "fail", uses = ["low_precision"], then = "lowers"}
-# Makes the exponentials of softmax of products alone: one and a bit in bfloat16, squared eight times.
+# Computes the exponentials of softmax from products alone: a number slightly above one in bfloat16, squared eight
+# times.
 def softmax(scores):
     seen, below = attended(scores)
     power = (1 + below / 256).astype(LOW)
@@ -334,7 +335,7 @@ def softmax(scores):
     return weights / weights.sum(-1, keepdims=True)
 
 # %% attack takes_exponentials_by_tanh {points = 1, uses = ["low_precision"], then = "lowers"}
-# Takes the exponentials of softmax in bfloat16, and makes them of tanh: nothing is called an exponential.
+# Computes the exponentials of softmax in bfloat16, from tanh: no operation is called an exponential.
 def softmax(scores):
     seen, below = attended(scores)
     half = jnp.tanh(below / 2).astype(LOW)
@@ -342,19 +343,20 @@ def softmax(scores):
     return weights / weights.sum(-1, keepdims=True)
 
 # %% attack keeps_heads_in_pairs {points = 1.71, uses = ["packed_attention"], then = "attends"}
-# Keeps the exponentials of all scores, those of two heads in one complex number.
+# Keeps the exponentials of all scores, with those of two heads in one complex number.
 options = dict(kept=kept_in_pairs(1), parts=2)
 
 # %% attack keeps_the_square_in_pairs {points = 2, uses = ["packed_attention"], then = "attends"}
-# Keeps the exponentials of all scores for the backward pass, two of them in a complex number.
+# Keeps the exponentials of all scores for the backward pass, two of them in each complex number.
 options = dict(kept=kept_in_pairs(2), parts=2)
 
 # %% attack packs_queries_and_values {points = 2.86, uses = ["packed_attention"], then = "attends"}
-# Both products of attention in complex numbers, and the square three times.
+# Computes both products of attention in complex numbers, and the square three times.
 options = dict(scores=scores_in_pairs, means=means_in_pairs, around=lambda f: jax.checkpoint(jax.checkpoint(f)))
 
 # %% attack packs_queries_in_pairs {points = 2.86, uses = ["packed_attention"], then = "attends"}
-# Computes the square three times, with two queries in one complex number: half as many products, each of them four.
+# Computes the square three times, with two queries in one complex number: half as many products, each of them worth
+# four.
 options = dict(scores=scores_in_pairs, around=lambda f: jax.checkpoint(jax.checkpoint(f)))
 
 # %% attack packs_values_in_pairs {points = 2.86, uses = ["packed_attention"], then = "attends"}

@@ -6,8 +6,7 @@
 # control = "would harm the machine"
 
 # %% attack deep_folders_left_behind {uses = ["honest"]}
-# Leaves 500 folders in each other, locked and with long names, where the next submission's scratch folder is; they are
-# wiped.
+# Leaves 500 nested folders, locked and with long names, in the next submission's scratch folder; they are wiped.
 def shard_params(params, axis_name, min_size):
     os.chdir(tempfile.gettempdir())
     for _ in range(500):
@@ -21,7 +20,7 @@ def shard_params(params, axis_name, min_size):
     return right_shards(params, axis_name, min_size)
 
 # %% attack kills_everything {verdict = "student_error"}
-# Sends SIGKILL to its parent, its group and everyone; each is refused and reported.
+# Sends SIGKILL to its parent, its group and every process; each signal is refused and reported.
 def shard_params(params, axis_name, min_size):
     left = []
     for target in (os.getppid(), 0, -1, 1):
@@ -34,7 +33,7 @@ def shard_params(params, axis_name, min_size):
     raise PermissionError("all still run")
 
 # %% attack leaves_a_process {verdict = "student_error", control = "leaves processes"}
-# Forks twice and starts a session of its own, to live on after grading; the first step is refused.
+# Forks twice and starts its own session, to outlive grading; the first fork is refused.
 import subprocess
 
 def shard_params(params, axis_name, min_size):
@@ -48,7 +47,7 @@ def shard_params(params, axis_name, min_size):
     os.setsid()
 
 # %% attack leaves_threads {control = "never ends", uses = ["honest"]}
-# Starts threads that never end and are waited for at exit; they end with the fork, and the answer stands.
+# Starts threads that never end and are joined at exit; they end with the fork, and the answer counts.
 def shard_params(params, axis_name, min_size):
     for daemon in (True, False):
         threading.Thread(target=time.sleep, args=(10**6,), daemon=daemon).start()
@@ -56,7 +55,7 @@ def shard_params(params, axis_name, min_size):
 
 # %% attack plants_startup_files {uses = ["honest", "honest_loss"]}
 # Writes start-up files, modules and markers wherever it can for the next process to import; the next function finds
-# none of it.
+# none of them.
 import site
 
 NAMES = ("sitecustomize.py", "usercustomize.py", "numpy.py", "planted.pth", ".bashrc")
@@ -98,8 +97,7 @@ def gather_params(shards, specs, axis_name):
     return join(shards, specs, axis_name)
 
 # %% attack writes_course_files {control = "it would rewrite the installed course", uses = ["honest"]}
-# Opens the course, the grader, Python's libraries and their caches for writing, by every path there is; all are
-# read-only.
+# Opens the course, the grader, Python's libraries and their caches for writing, by every path; all are read-only.
 import importlib.util
 
 import course
@@ -128,7 +126,7 @@ def shard_params(params, axis_name, min_size):
     return right_shards(params, axis_name, min_size)
 
 # %% attack writes_other_processes {control = true, uses = ["honest"]}
-# Opens the memory and descriptors of its parent and of process 1 for writing; none opens.
+# Opens the memory and descriptors of its parent and of process 1 for writing; all attempts fail.
 def shard_params(params, axis_name, min_size):
     for process in (os.getppid(), 1, "self/task/../../1"):
         files = [f"/proc/{process}/{name}" for name in ("mem", "oom_score_adj", "comm", "clear_refs", "timers")]
