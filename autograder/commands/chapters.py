@@ -105,7 +105,12 @@ def _print_promises(names: list[str], as_json: bool) -> None:
 def problems(entry: Chapter, root: Path) -> Iterator[Problem]:
     """Yield everything missing or stale in a chapter, each with its remedy."""
     missing = {file.format(name=entry.name): do for file, do in FILES.items()}
-    missing = {file: do for file, do in missing.items() if not (root / file).is_file()}
+    # What wraps the functions of a large chapter is a folder.
+    missing = {
+        file: do
+        for file, do in missing.items()
+        if not (root / file).is_file() and not (root / file.removesuffix(".py") / "__init__.py").is_file()
+    }
     yield from ((f"{file} is missing", do) for file, do in missing.items())
     if any(file.endswith(".py") for file in missing):
         return
@@ -143,7 +148,7 @@ def _answers(name: str, contract: Any, mutants: Any, alternatives: Any) -> Itera
             yield f"{task} has {count} hints, not three or four", f"edit {folder}/hints.md"
     for task in sorted({*wrong, *alternatives, *hints} - {*tasks}):
         yield f"{task} is no function of the contract", f"rename it in {folder}/, or take it out"
-    shown = {fact for mutant in mutants for fact in mutant.fails}
+    shown = {name for mutant in mutants for fact in mutant.fails for name in (fact, f"{mutant.task}.{fact}")}
     for fact in sorted(set(contract.read) - shown - ADVICE):
         yield f"no mutant fails {fact!r}", f"write one in {folder}/mutants.py, or drop the fact and its line in `read`"
 

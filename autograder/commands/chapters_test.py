@@ -127,3 +127,13 @@ def test_a_new_chapter_has_every_file_and_is_the_curriculums_last(meshcraft, mon
     assert [known.name for known in names["CHAPTERS"]] == [*(known.name for known in CHAPTERS), "novel"]
     for name in ("novel", "fsdp", "Novel", "class", "two words"):
         assert meshcraft("new-chapter", name).status == 2
+    page = tmp_path / "site/pages/sequel.md"
+    page.write_text("written before")
+    refused = meshcraft("new-chapter", "sequel")
+    assert refused.status == 2 and "site/pages/sequel.md would be overwritten" in refused.err
+    assert page.read_text() == "written before" and not (tmp_path / "solutions/sequel.py").exists()
+    page.unlink()
+    assert meshcraft("new-chapter", "sequel", "--after", "fsdp").status == 0
+    exec((tmp_path / "course" / "curriculum.py").read_text(), names)
+    order = [known.name for known in names["CHAPTERS"]]
+    assert order.index("sequel") == order.index("fsdp") + 1 and order[-1] == "novel"

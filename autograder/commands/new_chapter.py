@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from autograder.commands.terminal import UsageError, out
+from autograder.commands.terminal import UsageError, out, require_chapter
+from autograder.contract.verdict import listed
 from course.curriculum import NOTEBOOKS
 
 TEMPLATE = Path(__file__).parent / "chapter_template"
@@ -32,8 +33,9 @@ def new_chapter(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The word that finds everything: my_chapter.")],
     title: Annotated[str, typer.Option(help="As readers see it; from the name, if none.")] = "",
     summary: Annotated[str, typer.Option(help="A few words for the table of chapters.")] = "what you learn in it",
+    after: Annotated[str, typer.Option(metavar="CHAPTER", help="The chapter it follows; the last one, if none.")] = "",
 ) -> None:
-    """Start a chapter: every file it needs, with one small function, at the end of the curriculum."""
+    """Start a chapter: every file it needs, with one small function, in its place in the curriculum."""
     from autograder.release.notebook import ROOT
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
@@ -44,32 +46,40 @@ def new_chapter(
         raise UsageError(f"{ROOT} is not a clone of the repository, which a new chapter needs")
     words = {"name": name, "function": f"{name}_mean", "summary": summary}
     words["title"] = title or name.replace("_", " ").capitalize()
-    curriculum = _with_chapter(ROOT, words)
-    for path in _write_files(ROOT, words):
+    if after:
+        require_chapter(after)
+    files = _files(words)
+    if there := [str(path) for path in files if (ROOT / path).exists()]:
+        raise UsageError(f"{listed(there)} would be overwritten; move it away, or choose another name than {name}")
+    curriculum = _with_chapter(ROOT, words, after)
+    for path, text in files.items():
+        (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / path).write_text(text, encoding="utf-8")
         out().print(f"wrote {path}", markup=False)
     (ROOT / CURRICULUM).write_text(curriculum, encoding="utf-8")
     out().print(f"wrote {CURRICULUM}", markup=False)
     out().print(NEXT.format(name=name), markup=False, soft_wrap=True)
 
 
-def _write_files(root: Path, words: dict[str, str]) -> list[Path]:
-    written = []
+def _files(words: dict[str, str]) -> dict[Path, str]:
+    """The files of the chapter, relative to the root, and their contents."""
+    found = {}
     for template in sorted((TEMPLATE / "files").rglob(f"*{SUFFIX}")):
         relative = template.relative_to(TEMPLATE / "files").as_posix().removesuffix(SUFFIX)
-        path = Path(relative.replace("NAME", words["name"]))
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(_filled(template, words), encoding="utf-8")
-        written.append(path)
-    return written
+        found[Path(relative.replace("NAME", words["name"]))] = _filled(template, words)
+    return found
 
 
-def _with_chapter(root: Path, words: dict[str, str]) -> str:
-    """The curriculum with the chapter appended."""
+def _with_chapter(root: Path, words: dict[str, str], after: str) -> str:
+    """The curriculum with the chapter after that one, or at the end."""
     lines = (root / CURRICULUM).read_text(encoding="utf-8").splitlines(keepends=True)
     begin = next((number for number, line in enumerate(lines) if line.startswith("CHAPTERS = (")), len(lines))
     end = next((number for number, line in enumerate(lines[begin:], begin) if line == ")\n"), None)
     if end is None:
-        raise UsageError(f"{CURRICULUM} has no CHAPTERS = (...): the chapter would be added at its end")
+        raise UsageError(f"{CURRICULUM} has no CHAPTERS = (...): the chapter would be added there")
+    if after:
+        named = lines.index(f'        "{after}",\n', begin)
+        end = lines.index("    ),\n", named) + 1
     lines.insert(end, _filled(TEMPLATE / "curriculum.template", words))
     return "".join(lines)
 
