@@ -154,7 +154,7 @@ def _answers(name: str, contract: Any, mutants: Any, alternatives: Any) -> Itera
 
 
 # Facts of weight 0, which no mutant needs to fail.
-ADVICE = {"compiled exposed", "exposed communication"}
+ADVICE = {"compiled exposed", "exposed communication", "FLOPs"}
 
 
 def _built(name: str) -> Iterator[Problem]:

@@ -18,11 +18,8 @@ READ = {
     "all-reduce bytes": ("looping_pipeline", "Average while others run"),
     "layers_of_stage.values": ("looping_pipeline", "Who holds what"),
     "loop_position.values": ("looping_pipeline", "How long it takes"),
-    "loop_position.gradients": ("looping_pipeline", "How long it takes"),
-    "loop_position.gradient norm": ("looping_pipeline", "How long it takes"),
     "execute_looping_pipeline.values": ("looping_pipeline", "How long it takes"),
     "execute_looping_pipeline.gradients": ("looping_pipeline", "How long it takes"),
-    "execute_looping_pipeline.gradient norm": ("looping_pipeline", "How long it takes"),
 }
 
 PROMISES = {

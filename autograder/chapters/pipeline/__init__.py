@@ -21,10 +21,8 @@ READ = {
     "split_microbatches.values": ("pipeline", "Microbatches"),
     "pipeline_tick.values": ("pipeline", "The bubble"),
     "pipeline_tick.gradients": ("pipeline", "The bubble"),
-    "pipeline_tick.gradient norm": ("pipeline", "The bubble"),
     "execute_pipeline.values": ("pipeline", "The bubble"),
     "execute_pipeline.gradients": ("pipeline", "The bubble"),
-    "execute_pipeline.gradient norm": ("pipeline", "The bubble"),
     "pipeline_loss.values": ("pipeline", "Whose gradient, and how large"),
     "pipeline_train_step.values": ("pipeline", "Whose gradient, and how large"),
 }
