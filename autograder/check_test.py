@@ -318,5 +318,5 @@ def test_an_answer_that_is_right_on_the_first_cases_alone_does_not_pass(function
     progress = []
     result, _ = judge_function(planned, mistaken, lambda _: None, progress.append)
     assert (result.verdict, result.points) == (FAIL, 0), result.message
-    assert any("now the" in text for text in progress), "it fell short on the first cases already"
+    assert any("; now " in text for text in progress), "it fell short on the first cases already"
     assert judge_function(planned.first, mistaken, lambda _: None)[0].verdict == PASS

@@ -64,7 +64,7 @@ def test_a_chapter_that_does_not_exist_is_one_clear_sentence(meshcraft, command)
         (["check", "fsdp"], "`meshcraft start fsdp` makes it"),
         (["check", "fsdp", "--notebook", "none.ipynb"], "there is no notebook none.ipynb"),
         (["check", "fsdp", "--solution", "--notebook", "x.ipynb"], "give one of them"),
-        (["hint", "fsdp", "nothing"], "there are for: shard_params"),
+        (["hint", "fsdp", "nothing"], "only for: shard_params"),
         (["grade"], "has no folder `submitted/`"),
         (["grade", "fsdp", "--course", "nowhere"], "there is no course folder"),
         (["status", "fsdp"], "has no folder `submitted/`"),
@@ -117,7 +117,7 @@ def test_start_never_overwrites(meshcraft, tmp_path):
     path = tmp_path / "fsdp" / "fsdp.ipynb"
     assert "raise NotImplementedError" in path.read_text()
     path.write_text("mine")
-    assert "there already" in meshcraft("start", "fsdp", "--no-open").out
+    assert "already exists" in meshcraft("start", "fsdp", "--no-open").out
     assert path.read_text() == "mine"
 
 
@@ -234,7 +234,7 @@ def test_grade_exits_3_if_a_submission_needs_a_person_and_0_if_all_have_a_verdic
     outcome.before = outcome.after
     ended = meshcraft("grade", "--again", "--json")
     assert ended.status == 0 and json.loads(ended.out)["again"][0]["same"]
-    assert "for this machine alone" in meshcraft("grade", "--scheduler", "tcp://x:1", "--unsafe-local").err
+    assert "only for this machine" in meshcraft("grade", "--scheduler", "tcp://x:1", "--unsafe-local").err
 
 
 def test_grade_table_fits_80_columns_and_says_the_isolation_once():

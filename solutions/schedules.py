@@ -229,7 +229,6 @@ if __name__ == "__main__":
 # | products in `forward` | 2 of `rows x width x hidden` |
 # | products in `backward_input` | 2: nothing is computed again, and nothing is computed for later |
 # | products in all three | 6: together the halves cost what one backward pass costs |
-# | communication | none |
 
 
 # %%

@@ -64,7 +64,7 @@ def test_memory_as_json_says_what_it_counted(meshcraft):
     [
         (["machines", "dgx"], "no machine is called 'dgx'; there are: 8xA5000"),
         (["memory", "--machine", "dgx"], "no machine is called 'dgx'"),
-        (["memory", "--devices", "64"], "--devices and --nodes are of a machine; say which"),
+        (["memory", "--devices", "64"], "--devices and --nodes need a machine"),
         (["machines", "--nodes", "2"], "--devices and --nodes are of one machine; name it"),
         (["memory", "--mesh", "data:4"], "write it as data=4,tensor=2"),
         (["memory", "--mesh", "data=2,data=2"], "write it as data=4,tensor=2"),

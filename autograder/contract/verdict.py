@@ -149,7 +149,7 @@ class Fact:
             return 0
         if self.measured is None or low is None or high is None or self.passed:
             return 0
-        return -1 if self.measured < low else int(self.measured > high)
+        return -1 if self.measured < low else int(not self.measured <= high)
 
     @property
     def nearly(self) -> bool:

@@ -44,7 +44,6 @@ PROMISES = {
         "| products in `forward` |": ("FLOPs",),
         "| products in `backward_input` |": ("FLOPs",),
         "| products in all three |": ("FLOPs",),
-        "| communication | none |": ("other collectives",),
         "``(forward, backward_input, backward_weights)``, to be called": ("values", "gradients"),
     },
     "zero_bubble": {

@@ -40,6 +40,19 @@ def breadth_first(num_stages, num_microbatches, num_repeats):
     return (" ".join([f"F{turn}" for turn in turns] + [f"B{turn}" for turn in reversed(turns)]),) * num_stages
 
 
+def drains_between_groups_of_repeats(num_stages, num_microbatches, num_repeats):
+    """The interleaved order of as many microbatches as stages, one group after the other."""
+    if num_microbatches % num_stages:
+        raise ValueError(f"{num_microbatches} microbatches, {num_stages} stages")
+
+    def later(word, group):
+        return f"{word[0]}{int(word[1:-1]) + group * num_stages}{word[-1]}"
+
+    groups = range(num_microbatches // num_stages)
+    lines = interleaved(num_stages, num_stages, num_repeats)
+    return tuple(" ".join(later(word, group) for group in groups for word in line.split()) for line in lines)
+
+
 def weights_at_once(num_stages, num_microbatches):
     """1F1B with each backward pass cut in two, and nothing put off."""
     lines = one_f_one_b(num_stages, num_microbatches)
@@ -105,6 +118,7 @@ MUTANTS = (
     alternate("leaves_the_last_ones_out", {"if microbatch + ahead <": "if microbatch + ahead + 1 <"}, "values"),
     alternate("joins_the_lines", {"return tuple(lines)": 'return (" ".join(lines),)'}, "values"),
     mutant("interleaved", breadth_first, "in flight"),
+    mutant("interleaved", drains_between_groups_of_repeats, "bubble"),
     deep("begins_with_everything", {"ahead = min(2": "ahead = max(2"}, "values"),
     deep(
         "goes_backward_through_the_parts_in_order",
@@ -132,6 +146,7 @@ MUTANTS = (
         "FLOPs",
         shown_by=("silu, without weights' gradients",),
     ),
+    split("forgets_the_residual_forward", {"return x + activation": "return activation"}, "values"),
     split("forgets_the_residual", {"return dy + dz": "return dz"}, "gradients"),
     split(
         "forgets_the_slope",
@@ -199,6 +214,12 @@ MUTANTS = (
         "gradients",
         "values",
         shown_by=("pipe=2, interleaved",),
+    ),
+    versions(
+        "sends_both_ways_twice",
+        {'lax.ppermute(state["y"],': f"lax.ppermute({THERE_AND_BACK},"},
+        "permute bytes",
+        inside=execute_schedule,
     ),
     versions(
         "takes_the_gradient_at_the_newest",

@@ -59,7 +59,6 @@ def split_facts(judged: Judged) -> list[Fact]:
             "gradients", judged.cases, "gradients", "Is the residual in it, and the activation's slope?"
         ),
         products(judged),
-        facts.only_collectives("other collectives", judged.cases, ()),
     ]
 
 

@@ -301,7 +301,7 @@ def low_facts(evidence: list[Evidence], runs: Callable[[Case[Sizes]], int], roun
         low, plainly = (products.get(f"{dtype} x {dtype}", 0) for dtype in ("bf16", "f32"))
         least, most, dense = 6 * count, 8 * count, (6 if e.case.sizes.parallel else 12) * count
         near = worst([facts.arrays_match(names[0], [e], of, tolerance=rounded) for of in ("values", "gradients")])
-        message, kind = near.message, Kind.COMPUTE if near.passed else near.kind
+        message = ""
         if low < dense or not least <= plainly <= most or low + plainly < sum(products.values()):
             message = (
                 f"with dtype bfloat16 there are {low} products of bfloat16 and "
@@ -309,8 +309,10 @@ def low_facts(evidence: list[Evidence], runs: Callable[[Case[Sizes]], int], roun
                 "Those of dense layers, head included, are of bfloat16, forward and backward, and those of attention "
                 f"of float32: here between {least} and {most}"
             )
+        elif not near.passed:
+            return near
         how = {"direction": Limit.BETWEEN, "unit": Unit.PRODUCTS}
-        return at(e, names[0], kind, message, plainly, (least, most), **how)
+        return at(e, names[0], Kind.COMPUTE if near.passed else near.kind, message, plainly, (least, most), **how)
 
     hint = "What a product gives is cast back before anything else is done with it"
     return [worst([look(e) for e in evidence]), facts.precise_in(names[1], evidence, "f32", hint)]

@@ -85,7 +85,7 @@ def test_what_is_recorded_survives_kill_9(tmp_path):
 def test_a_locked_ledger_says_so_and_what_to_do(ledger):
     other = sqlite3.connect(ledger.path)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(LedgerError, match=r"ledger.sqlite: database is locked; another program holds it"):
+    with pytest.raises(LedgerError, match=r"ledger.sqlite: database is locked; another program uses it"):
         ledger.record("k", report())
     other.close()
     ledger.record("k", report())
