@@ -222,6 +222,11 @@ MUTANTS = (
         inside=execute_schedule,
     ),
     versions(
+        "gathers_every_gradient",
+        {"lax.pmean(g, data_axis)": "lax.pmean(g + 0 * lax.all_gather(g, data_axis)[0], data_axis)"},
+        "other collectives",
+    ),
+    versions(
         "takes_the_gradient_at_the_newest",
         {'versions["older"]': 'versions["newest"]'},
         "gradient norm",
