@@ -283,10 +283,10 @@ def peers() -> dict[str, object]:
         assert (own.resident < led.resident) == (name != "8 x 1 x 1"), name
     assert table["8 x 1 x 1, ours"].resident < 1.1 * table["8 x 1 x 1, guided"].resident, "hardly more"
     assert table["1 x 8 x 1, placed"].ms / table["1 x 8 x 1, ours"].ms > 5
-    assert table["1 x 8 x 1, guided"].ms < (2 * 16 + 7) / (2 * 16) * (
-        table["1 x 8 x 1, guided"].ms - table["1 x 8 x 1, guided"].exposed
-    ), "the bound of a pipeline of eight"
-    say(idle=7, ticks=2 * 16 + 7, useful=2 * 16)
+    led, ticks, useful = table["1 x 8 x 1, guided"], 2 * 16 + 7, 2 * 16
+    bound = ticks / useful * (led.ms - led.exposed)
+    assert led.ms < bound, "the bound of a pipeline of eight"
+    say(idle=ticks - useful, ticks=ticks, useful=useful, bound=f"{bound:.1f}")
     sizes = f"compiled for {H100.name}: {BILLION.count:,} parameters, 32 sequences of {BILLION.seq:,} tokens"
     return {"peers_sizes": sizes, "peers": table}
 
