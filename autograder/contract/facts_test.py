@@ -8,19 +8,21 @@ import jax
 import numpy as np
 import pytest
 
+from autograder.contract.byte_facts import (
+    bytes_at_most,
+    bytes_sent,
+    only_collectives,
+    resident_bytes,
+    state_bytes,
+    times_sent,
+)
 from autograder.contract.case import ModelSizes, Sizes
 from autograder.contract.facts import (
     arrays_match,
-    bytes_at_most,
-    bytes_sent,
     global_norm_matches,
-    only_collectives,
     precise_in,
     products_of,
-    resident_bytes,
     same_program_size,
-    state_bytes,
-    times_sent,
     worst,
 )
 from autograder.contract.task import Case, Evidence

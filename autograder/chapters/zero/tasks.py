@@ -24,11 +24,11 @@ from autograder.chapters.zero.wrapping import (
     leaf_shapes,
     of_leaves,
 )
-from autograder.contract import facts, limits
+from autograder.contract import byte_facts, facts, limits
+from autograder.contract.byte_facts import resident_bytes
 from autograder.contract.case import ModelSizes
 from autograder.contract.case_builders import axis_of, axis_size, build_model, params_of
 from autograder.contract.draws import ODD, draw_batches, draw_leaves, meshes, unseen_case, unseen_model
-from autograder.contract.facts import resident_bytes
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
@@ -64,8 +64,8 @@ def shard_optimizer_state_facts(judged: Judged) -> list[Fact]:
     return [
         facts.arrays_match("values", cases, "values", "What does the optimizer know before the first update? "),
         facts.specs_match(cases, rules, given),
-        facts.state_bytes(cases, resident, lambda e: resident(e, split=False)),
-        facts.only_collectives("communication", cases, ()),
+        byte_facts.state_bytes(cases, resident, lambda e: resident(e, split=False)),
+        byte_facts.only_collectives("communication", cases, ()),
     ]
 
 
@@ -109,11 +109,11 @@ def global_norm_facts(judged: Judged) -> list[Fact]:
     cases, once = judged.cases, "One for each set of axes that leaves are split over."
     return [
         facts.arrays_match("values", cases, "values", "How often does each element of each leaf count? ", weight=2),
-        facts.times_sent("all-reduces", cases, "all_reduce", lambda e: len(_groups(e.case)), once, fewer=True),
-        facts.bytes_sent(
+        byte_facts.times_sent("all-reduces", cases, "all_reduce", lambda e: len(_groups(e.case)), once, fewer=True),
+        byte_facts.bytes_sent(
             "all-reduce bytes", cases, "all_reduce", lambda e: sum(ring(n, 4) for n in _groups(e.case)), times=(0, 1)
         ),
-        facts.only_collectives("other collectives", cases, ("all_reduce",)),
+        byte_facts.only_collectives("other collectives", cases, ("all_reduce",)),
     ]
 
 
@@ -256,12 +256,12 @@ def sent_facts(evidence: list[Evidence], scatters: Callable[[Evidence], int], nu
 
     kinds = ("all_gather", "all_reduce", *(["reduce_scatter"] if whole else []))
     found = [
-        facts.bytes_sent("all-gather bytes", evidence, "all_gather", one_way, axes=lambda case: axes_of(case)),
-        facts.bytes_sent("all-reduce bytes", evidence, "all_reduce", reduced),
-        facts.only_collectives("other collectives", evidence, kinds),
+        byte_facts.bytes_sent("all-gather bytes", evidence, "all_gather", one_way, axes=lambda case: axes_of(case)),
+        byte_facts.bytes_sent("all-reduce bytes", evidence, "all_reduce", reduced),
+        byte_facts.only_collectives("other collectives", evidence, kinds),
     ]
     if whole:
-        scattered = facts.bytes_sent(
+        scattered = byte_facts.bytes_sent(
             "reduce-scatter bytes",
             evidence,
             "reduce_scatter",
