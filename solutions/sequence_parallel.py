@@ -218,10 +218,10 @@ if __name__ == "__main__":
 # | reduce-scatters, each of `(n-1)/n A` | 2 | 2 |
 # | all-reduce | none | of the whole leaves' gradients, once |
 # | any other collective | none | none |
-# | live temporaries of 8 layers | | what the formula says of 10 |
+# | live temporaries of 12 layers | | what the formula says of 15 |
 # | FLOPs of matrix products | | at most 1.05 of those without recomputation |
 #
-# The temporaries of two more layers are room for what one backward pass has at once. Useful: `jax.checkpoint`.
+# The temporaries of three more layers are room for what one backward pass has at once. Useful: `jax.checkpoint`.
 
 
 # %%
@@ -284,7 +284,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | collectives | those of `sp_block` |
-# | live temporaries of 8 layers | what the formula says of 8 without scores, and of 2 with them |
+# | live temporaries of 12 layers | what the formula says of 12 without scores, and of 3 with them |
 # | FLOPs of matrix products | at most 1.05 of those without recomputation |
 
 

@@ -179,14 +179,14 @@ def formula(case: Case[Stack]) -> tuple[int, int]:
 
 
 def most_saved(case: Case[Stack]) -> int:
-    """What the formula says of two layers more than there are: one backward pass needs that much at once."""
-    return (case.sizes.num_layers + 2) * sum(formula(case))
+    """What the formula says of three layers more than there are: room for what one backward pass has at once."""
+    return (case.sizes.num_layers + 3) * sum(formula(case))
 
 
 def most_without_scores(case: Case[Stack]) -> int:
-    """The same, with scores of those two layers only."""
+    """The same, with scores of those three layers only."""
     plain, scores = formula(case)
-    return (case.sizes.num_layers + 2) * plain + 2 * scores
+    return (case.sizes.num_layers + 3) * plain + 3 * scores
 
 
 # --8<-- [end:saved]
@@ -227,7 +227,7 @@ def stack_facts(judged: Judged, most: Callable[[Case[Stack]], int]) -> list[Fact
 
 SIZES = Stack(width=16, hidden=40, num_heads=8, num_layers=2, vocab=8, seq=24, rows=2, dropout=0.25)
 # The proportions of the realistic size, with two heads on each of eight devices.
-_EIGHT = SIZES.but(width=32, hidden=128, num_heads=16, num_layers=8, rows=3, dropout=0.1)
+_EIGHT = SIZES.but(width=32, hidden=128, num_heads=16, num_layers=12, rows=3, dropout=0.1)
 _LARGE = _EIGHT.but(width=1024, hidden=4096, seq=512, rows=16)
 
 
@@ -245,7 +245,7 @@ def _stack(name: str, points: int, most: Callable[[Case[Stack]], int], naive: st
         point=("live temporaries",),
         cases=(
             Case("tensor=4", {"tensor": 4}, SIZES, quick=True),
-            Case("tensor=8, 8 layers", {"tensor": 8}, _EIGHT, quick=True),
+            Case("tensor=8, 12 layers", {"tensor": 8}, _EIGHT, quick=True),
             Case(
                 "data=2 x model=3",
                 {"data": 2, "model": 3},
@@ -258,7 +258,7 @@ def _stack(name: str, points: int, most: Callable[[Case[Stack]], int], naive: st
         oracle=stack_oracle,
         facts=partial(stack_facts, most=most),
         stretches=({"seq": 256}, {"rows": 16, "width": 256}, {"hidden": 4096}),
-        at_scale=(Case("tensor=8, 8 layers of width 1024", {"tensor": 8}, _LARGE), "tensor=8, 8 layers"),
+        at_scale=(Case("tensor=8, 12 layers of width 1024", {"tensor": 8}, _LARGE), "tensor=8, 12 layers"),
         naive_memory=naive,
     )
 

@@ -70,10 +70,13 @@ def wrap_region(name: str, function: Any, case: Case[Region]) -> Wrapped:
     given, wanted = (outside, inside) if name == ENTER else (inside, outside)
     like = jax.ShapeDtypeStruct((s.rows, s.seq // n if s.split and name == LEAVE else s.seq, s.width), np.float32)
 
+    # Only of a sum that is wanted whole does it matter whether it is typed as the same on every device: a result that is
+    # typed as each device's own is also differentiated by each of them.
+    cast = tuple(case.mesh) if s.split or name == ENTER else others_of(case)
+
     def local(x, upstream):
         x, upstream = (a.reshape(s.rows, -1, s.width) for a in (x, upstream))
-        values, back = jax.vjp(lambda x: _array(name, function(x, axis, s.split), like, case), x)
-        # What is typed as each device's own is also differentiated by each of them.
+        values, back = jax.vjp(lambda x: varying(_array(name, function(x, axis, s.split), like, case), cast), x)
         (gradients,) = back(varying(upstream, varying_axes(values)))
         return {"values": varying(values, case.mesh)[None], "gradients": varying(gradients, case.mesh)[None]}
 
