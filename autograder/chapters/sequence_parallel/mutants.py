@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.chapters.mutant import Mutant, mutant, patch, there_and_back
+from autograder.chapters.mutant import Mutant, gathered_and_scattered, mutant, patch, there_and_back
 from course.mesh import as_varying
 from course.model import drop, rms_norm
 from solutions.data_parallel import fold_key_over_axes
@@ -226,9 +226,7 @@ MUTANTS = (
     *both("sends_what_it_adds_round", SENT_ROUND, OTHER),
     *both(
         "gathers_what_it_adds",
-        {
-            "drop(y, rate, first)": "lax.psum_scatter(lax.all_gather(drop(y, rate, first), axis_name), axis_name) / lax.axis_size(axis_name)"
-        },
+        {"drop(y, rate, first)": gathered_and_scattered("drop(y, rate, first)", "axis_name")},
         *(THERE, BACK),
     ),
     mutant("ulysses_attention", attends_at_once, "largest temporary"),

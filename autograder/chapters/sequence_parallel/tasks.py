@@ -1,10 +1,9 @@
-"""How the functions of ``sequence_parallel`` are judged: one device's numbers, bytes, and what a stack of layers saves."""
+"""How ``sequence_parallel`` is judged: one device's numbers, bytes sent, and what a stack of layers saves."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -25,7 +24,7 @@ from autograder.chapters.sequence_parallel.wrapping import (
 from autograder.contract import facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, parts_of
-from autograder.contract.draws import draw_keys, draw_leaves, unseen_case, unseen_mesh
+from autograder.contract.draws import draw_keys, draw_leaves, unseen_mesh
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
@@ -287,14 +286,14 @@ def _attention(q, k, v, upstream):
     return values, dict(zip("qkv", back(upstream), strict=True))
 
 
-def ulysses_bytes(e: Evidence) -> float:
+def ulysses_bytes(case: Case[Heads]) -> float:
     """All-to-alls of queries, keys, values and results, forward and backward.
 
     With fewer key heads than devices, each is sent to all devices that use it.
     """
-    s, n = e.case.sizes, parts_of(e.case)
+    s, n = case.sizes, parts_of(case)
     a_head = 4 * s.rows * s.seq // n * s.head_dim
-    return 2 * one_way(e.case, a_head * (2 * s.num_heads + 2 * max(s.kv_heads, n)))
+    return 2 * one_way(case, a_head * (2 * s.num_heads + 2 * max(s.kv_heads, n)))
 
 
 def quarter_of_scores(case: Case[Heads]) -> int:
@@ -309,7 +308,7 @@ def attention_facts(judged: Judged) -> list[Fact]:
     square = "Which array has an element for each query and each key?"
     return [
         *facts.values_and_gradients(judged.cases, values, gradients),
-        facts.bytes_sent("all-to-all bytes", judged.all, "all_to_all", ulysses_bytes, weight=2),
+        facts.bytes_sent("all-to-all bytes", judged.all, "all_to_all", lambda e: ulysses_bytes(e.case), weight=2),
         facts.only_collectives(OTHER, judged.all, ("all_to_all",)),
         limits.largest_within(judged, quarter_of_scores, square, weight=2),
     ]

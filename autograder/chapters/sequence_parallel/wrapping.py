@@ -70,8 +70,7 @@ def wrap_region(name: str, function: Any, case: Case[Region]) -> Wrapped:
     given, wanted = (outside, inside) if name == ENTER else (inside, outside)
     like = jax.ShapeDtypeStruct((s.rows, s.seq // n if s.split and name == LEAVE else s.seq, s.width), np.float32)
 
-    # Only of a sum that is wanted whole does it matter whether it is typed as the same on every device: a result that is
-    # typed as each device's own is also differentiated by each of them.
+    # The type matters where a sum is wanted whole: typed as each device's own, it is differentiated by all of them.
     cast = tuple(case.mesh) if s.split or name == ENTER else others_of(case)
 
     def local(x, upstream):
