@@ -284,7 +284,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | collectives | those of `sp_block` |
-# | live temporaries of 12 layers | what the formula says of 12 without scores, and of 3 with them |
+# | live temporaries of 12 layers | what the formula says of 13 without scores, and of 2 with them |
 # | FLOPs of matrix products | at most 1.05 of those without recomputation |
 
 

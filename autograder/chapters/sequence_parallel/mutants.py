@@ -115,6 +115,12 @@ def keeps_the_scores(params, x, key, rate, axis_name):
     return sp_block(params, x, key, rate, attend, axis_name)
 
 
+def keeps_the_products_of_attention(params, x, key, rate, axis_name):
+    """A policy that saves the result of each product, and one of queries and keys is an array of scores."""
+    core = jax.checkpoint(attend, static_argnums=1, policy=jax.checkpoint_policies.dots_saveable)
+    return sp_block(params, x, key, rate, core, axis_name)
+
+
 def recomputes_all_of_the_layer(params, x, key, rate, axis_name):
     return recomputes_the_layer(params, x, key, rate, attend, axis_name)
 
@@ -182,6 +188,7 @@ MUTANTS = (
     mutant("sp_block", recomputes_the_layer, BACK, "FLOPs"),
     mutant("selective_recompute", keeps_the_scores, "live temporaries"),
     mutant("selective_recompute", leaves_all_but_the_scores_to_jax, "live temporaries"),
+    mutant("selective_recompute", keeps_the_products_of_attention, "live temporaries"),
     mutant("selective_recompute", recomputes_all_of_the_layer, BACK, "FLOPs"),
     patch(
         sp_block,
