@@ -132,7 +132,7 @@ def kinds() -> Table:
         formula=f"{(plain + scores) * S.rows / UNIT:.1f}",
         scores=f"{scores * S.rows / UNIT:g}",
     )
-    say(times=f"{rows[1]['saved by a layer'] / rows[3]['saved by a layer']:.1f}")
+    say(layers=LAYERS, n=N, times=f"{rows[1]['saved by a layer'] / rows[3]['saved by a layer']:.1f}")
     return table
 
 
@@ -264,6 +264,7 @@ def numbers() -> None:
         ratio = 5 * heads * 2048 / width
         say(**{f"{name}_ratio": f"{ratio:.0f}", f"{name}_share": f"{100 * ratio / (ratio + 34):.0f}"})
     say(plain8=f"{10 + 24 / 8:g}", split8=f"{34 / 8:g}", whole_share=f"{100 * 10 / 13:.0f}")
+    say(alone=f"{10 + (24 + 80) / 8:g}", in_parts=f"{(34 + 80) / 8:g}", projections=f"{100 * 6 / 72:.0f}")
     mesh = {"tensor": 4}
     labels = ("token", "width")
     holdings(
