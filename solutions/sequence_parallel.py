@@ -445,7 +445,8 @@ if __name__ == "__main__":
                 return lax.scan(layer, x, (jnp.arange(8), params["layers"]))[0]
 
             values, pull = jax.vjp(run, params, x)
-            return dict(zip(("values", "params", "x"), (values, *pull(upstream)), strict=True))
+            of_params, of_x = pull(upstream)
+            return {"values": values, "params": of_params, "x": of_x}
 
         outs = {"values": part, "params": specs, "x": part}
         mapped = jax.shard_map(local, mesh=abstract_mesh({"tensor": 8}), in_specs=(specs, part, part), out_specs=outs)

@@ -136,7 +136,8 @@ def keys_and_values_together(q, k, v, chunk, axis_name):
     both = jnp.repeat(jnp.concatenate([k, v], axis=-1), -(-n // k.shape[2]), axis=2)
     both = lax.all_to_all(both, axis_name, 2, 1, tiled=True)
     q = lax.all_to_all(q, axis_name, 2, 1, tiled=True)
-    mixed = attend_in_chunks(q, *jnp.split(both, 2, axis=-1), chunk)
+    keys, values = jnp.split(both, 2, axis=-1)
+    mixed = attend_in_chunks(q, keys, values, chunk)
     return lax.all_to_all(mixed, axis_name, 1, 2, tiled=True)
 
 
