@@ -189,6 +189,18 @@ CHAPTERS = (
         ),
     ),
     Chapter(
+        "sequence_parallel",
+        "Sequence parallelism",
+        "tokens over the tensor axis, and what a layer saves",
+        (
+            Function("enter_tensor_region", 15, EASY),
+            Function("leave_tensor_region", 10, EASY),
+            Function("sp_block", 50, HARD),
+            Function("selective_recompute", 10, EASY),
+            Function("ulysses_attention", 30, MEDIUM),
+        ),
+    ),
+    Chapter(
         "transformer_3d",
         "Everything together",
         "data x pipe x tensor in one training step",

@@ -10,6 +10,7 @@ from autograder.chapters.data_parallel.tasks import EXPOSED
 from autograder.chapters.looping_pipeline import step as looping
 from autograder.chapters.pipeline import model as pipeline
 from autograder.chapters.schedules import programs as schedules
+from autograder.chapters.sequence_parallel import tasks as sequence
 from autograder.chapters.tensor_parallel.alternatives import ALTERNATIVES
 from autograder.chapters.tensor_parallel.tasks import SLOWER
 from autograder.chapters.tp_transformer import step as tp_step
@@ -36,6 +37,9 @@ LIMITS = [
     ("tp_transformer.parallel_transformer_block", "seconds", FASTER, NAIVE, 1.15, 1.15),
     ("tp_transformer.tp_transformer_step", "exposed", tp_step.EXPOSED, NAIVE, 1.3, 1.15),
     ("tp_transformer.vocab_parallel_loss", "temporaries", 1, REFERENCE, 1, 4),
+    ("sequence_parallel.sp_block", "flops", sequence.FLOPS, NAIVE, 1.04, 0),
+    ("sequence_parallel.selective_recompute", "flops", sequence.FLOPS, NAIVE, 1.02, 0),
+    ("sequence_parallel.ulysses_attention", "temporaries", 1, REFERENCE, 1, 4),
     ("pipeline.pipeline_loss", "flops", pipeline.SPREAD, NAIVE, 1.15, 1.15),
     ("looping_pipeline.looping_train_step", "spent", looping.EXPOSED, NAIVE, 1.15, 1.15),
     ("looping_pipeline.looping_train_step", "temporaries", looping.TEMPORARIES, REFERENCE, 1.15, 1.15),
@@ -109,6 +113,15 @@ OTHERS = [
         *("with_attention_recomputed", "seconds", NAIVE, 0, 0.93 * FASTER),
     ),
     ("tp_transformer.tp_transformer_step", "with_layers_that_recompute", "exposed", NAIVE, 0, 0.93 * tp_step.EXPOSED),
+    ("sequence_parallel.sp_block", "computes_a_product_again", "flops", NAIVE, 1.04 * sequence.FLOPS, inf),
+    (
+        "sequence_parallel.selective_recompute",
+        "recomputes_all_of_the_layer",
+        "flops",
+        NAIVE,
+        1.15 * sequence.FLOPS,
+        inf,
+    ),
     *(("tensor_parallel.tp_mlp", f.__name__, "seconds", REFERENCE, 0, 0.95 * SLOWER) for f in ALTERNATIVES["tp_mlp"]),
 ]
 

@@ -62,6 +62,7 @@ SPLIT = {
 LAYER = ("data=2 x tensor=4", "replica=2 x model=2"), ("params", "x"), {"step": 1e-2}
 PRODUCT = ("data=2 x tensor=3", "tensor=8", "tensor=2 x data=4")
 BLOCK = ("data=2 x tensor=2", "tensor=4"), ("params", "x"), {}
+STACKED = ("data=2 x model=3", "tensor=4"), ("params", "x"), {"step": 1e-2}
 HALF = tuple(case.name for case in CASES if case.sizes.backward and case.sizes.dtype == "float16")
 RINGS = tuple(case.name for case in CASES if case.sizes.backward and case.name not in HALF)
 TICKS = {"loss": of_ticks, "gradients": lambda found: {**found, "arrived": np.moveaxis(found["arrived"], 0, 1)}}
@@ -94,6 +95,8 @@ GRADIENTS: list[tuple[str, tuple[str, ...], str | tuple[str, ...], dict[str, Any
     ("tp_transformer.tp_transformer_block", *BLOCK),
     ("tp_transformer.parallel_transformer_block", *BLOCK),
     ("tp_transformer.vocab_parallel_embed", ("data=2 x model=2", "tensor=4"), "params", {}),
+    *((f"sequence_parallel.{name}", *STACKED) for name in ("sp_block", "selective_recompute")),
+    ("sequence_parallel.ulysses_attention", ("tensor=8", "data=2 x model=3"), ("q", "k", "v"), {"step": 1e-2}),
     ("pipeline.pipeline_tick", ("pipe=4", "pipe=1"), ("weights", "arrived", "microbatches"), TICKS),
     ("pipeline.execute_pipeline", ("data=2", "pipe=4"), ("weights", "microbatches"), {"loss": of_the_last_stage}),
     ("pipeline.pipeline_loss", ("data=2 x pipe=3", "pipe=4"), "params", {"loss": of_each_pipeline}),
