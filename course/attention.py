@@ -1,12 +1,11 @@
 """Causal attention between chunks of sequences that several devices share: the forward pass, and the backward pass.
 
 A sequence is cut into equal chunks, numbered in order. A device has some of them, one after the other along the
-``seq`` dim, and knows their numbers. Queries of an earlier chunk see no keys of a later one: such pairs are skipped.
+``seq`` dim, and knows their numbers. Keys that come after all queries of a chunk are skipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -38,26 +37,31 @@ def attend_chunks(
         they are 0 and minus infinity.
     """
 
-    def one(q, number):
-        def add(carry, keys, values, allowed):
-            largest, total, mixed = carry
-            scores = jnp.where(allowed, _scores(q, keys), -jnp.inf)
-            now = jnp.maximum(largest, scores.max(-1))
-            weights, shrink = jnp.exp(scores - now[..., None]), jnp.exp(largest - now)
-            mixed = mixed * shrink[..., None] + jnp.einsum("bkgqs,bskd->bkgqd", weights, values)
-            return (now, total * shrink + weights.sum(-1), mixed), ()
+    def of_chunk(chunk):
+        q, first = chunk
+
+        def add(carry, piece):
+            keys, values, start = piece
+
+            def seen(carry):
+                largest, total, mixed = carry
+                scores = jnp.where(_allowed(q, first, keys, start), _scores(q, keys), -jnp.inf)
+                now = jnp.maximum(largest, scores.max(-1))
+                weights, shrink = jnp.exp(scores - now[..., None]), jnp.exp(largest - now)
+                mixed = mixed * shrink[..., None] + jnp.einsum("bkgqs,bskd->bkgqd", weights, values)
+                return now, total * shrink + weights.sum(-1), mixed
+
+            return lax.cond(start < first + q.shape[3], seen, lambda carry: carry, carry), None
 
         nothing = jnp.zeros(q.shape[:-1])
         carry = _alike((nothing - 1e30, nothing, jnp.zeros_like(q)), (q, k, v))
-        for keys, values, theirs in zip(_cut(k, k_chunks), _cut(v, k_chunks), k_chunks, strict=True):
-            carry, _ = _if_seen(add, carry, keys, values, number, theirs)
-        largest, total, mixed = carry
+        (largest, total, mixed), _ = lax.scan(add, carry, pieces)
         seen = total > 0
         total = jnp.where(seen, total, 1)
         return mixed / total[..., None], jnp.where(seen, largest + jnp.log(total), -jnp.inf)
 
-    found = [one(part, number) for part, number in zip(_in_groups(q, k, q_chunks), q_chunks, strict=True)]
-    out, lse = (jnp.concatenate(parts, 3) for parts in zip(*found, strict=True))
+    pieces = _in_pieces(k, k_chunks), _in_pieces(v, k_chunks), _starts(k, k_chunks)
+    out, lse = lax.map(of_chunk, (_in_groups(q, k, q_chunks), q_chunks * (q.shape[1] // len(q_chunks))))
     return _in_heads(out, q.shape), _in_heads(lse, q.shape[:-1])
 
 
@@ -90,73 +94,81 @@ def attend_chunks_backward(
         What these keys add to the gradient of ``q``, and what these queries add to those of ``k`` and ``v``.
     """
     inner = jnp.sum(out * upstream, axis=-1, keepdims=True)
-    arrays = (q, upstream, lse[..., None], inner)
-    of_q, of_k, of_v = [], [0.0] * len(k_chunks), [0.0] * len(k_chunks)
-    for queries, number in zip(zip(*(_in_groups(x, k, q_chunks) for x in arrays), strict=True), q_chunks, strict=True):
 
-        def add(total, keys, values, allowed, queries=queries):
-            q, upstream, lse, inner = queries
-            weights = jnp.where(allowed, jnp.exp(_scores(q, keys) - lse), 0)
-            of_scores = weights * (jnp.einsum("bkgqd,bskd->bkgqs", upstream, values) - inner) * q.shape[-1] ** -0.5
-            of_keys = jnp.einsum("bkgqs,bkgqd->bskd", of_scores, q)
-            of_values = jnp.einsum("bkgqs,bkgqd->bskd", weights, upstream)
-            return total + jnp.einsum("bkgqs,bskd->bkgqd", of_scores, keys), (of_keys, of_values)
+    def of_chunk(of_kv, chunk):
+        q, upstream, lse, inner, first = chunk
 
-        (total,) = _alike((jnp.zeros_like(queries[0]),), (q, k, v, upstream))
-        for i, (keys, values) in enumerate(zip(_cut(k, k_chunks), _cut(v, k_chunks), strict=True)):
-            total, (more_k, more_v) = _if_seen(add, total, keys, values, number, k_chunks[i])
-            of_k[i], of_v[i] = of_k[i] + more_k, of_v[i] + more_v
-        of_q.append(total)
-    return _in_heads(jnp.concatenate(of_q, 3), q.shape), jnp.concatenate(of_k, 1), jnp.concatenate(of_v, 1)
+        def add(of_q, piece):
+            keys, values, start = piece
 
+            def seen(of_q):
+                weights = jnp.where(_allowed(q, first, keys, start), jnp.exp(_scores(q, keys) - lse), 0)
+                of_scores = weights * (jnp.einsum("bkgqd,bskd->bkgqs", upstream, values) - inner) * q.shape[-1] ** -0.5
+                of_keys = jnp.einsum("bkgqs,bkgqd->bskd", of_scores, q)
+                of_values = jnp.einsum("bkgqs,bkgqd->bskd", weights, upstream)
+                return of_q + jnp.einsum("bkgqs,bskd->bkgqd", of_scores, keys), of_keys, of_values
 
-def _if_seen(add: Callable[..., Any], carry: Any, keys: jax.Array, values: jax.Array, number: Any, theirs: Any) -> Any:
-    """Call ``add`` for pieces of a chunk of keys, if the chunk ``number`` of queries sees any of them.
+            nothing = _alike((jnp.zeros_like(keys), jnp.zeros_like(values)), (q, k, v, upstream))
+            of_q, *more = lax.cond(start < first + q.shape[3], seen, lambda of_q: (of_q, *nothing), of_q)
+            return of_q, tuple(more)
 
-    Returns:
-        The last ``carry``, and the other results of ``add``, joined along their ``keys`` dim; zeros if nothing is seen.
-    """
-    length = keys.shape[1]
-    piece = min(length, KEYS_AT_ONCE)
-    if length % piece:
-        raise ValueError(f"a chunk of {length} keys is not a multiple of {KEYS_AT_ONCE}")
+        (of_q,) = _alike((jnp.zeros_like(q),), (q, k, v, upstream))
+        of_q, more = lax.scan(add, of_q, pieces)
+        return jax.tree.map(jnp.add, of_kv, more), of_q
 
-    def step(carry, start):
-        part = (lax.dynamic_slice_in_dim(x, start, piece, 1) for x in (keys, values))
-        places = jnp.arange(length)[:, None] + (number - theirs) * length
-        return add(carry, *part, places >= start + jnp.arange(piece))
-
-    def seen(carry):
-        carry, more = lax.scan(step, carry, jnp.arange(0, length, piece))
-        return carry, tuple(jnp.moveaxis(x, 0, 1).reshape(x.shape[1], length, *x.shape[3:]) for x in more)
-
-    def skip(carry):
-        return carry, jax.tree.map(lambda x: _alike((jnp.zeros(x.shape, x.dtype),), (x,))[0], of_seen)
-
-    of_seen = jax.eval_shape(seen, carry)[1]
-    return lax.cond(number >= theirs, seen, skip, carry)
+    pieces = _in_pieces(k, k_chunks), _in_pieces(v, k_chunks), _starts(k, k_chunks)
+    zeros = _alike(tuple(map(jnp.zeros_like, pieces[:2])), (q, k, v, upstream))
+    chunks = (*(_in_groups(x, k, q_chunks) for x in (q, upstream, lse[..., None], inner)), q_chunks * (q.shape[1] // len(q_chunks)))
+    of_kv, of_q = lax.scan(of_chunk, zeros, chunks)
+    of_k, of_v = (jnp.moveaxis(x, 0, 1).reshape(k.shape) for x in of_kv)
+    return _in_heads(of_q, q.shape), of_k, of_v
 
 
 def _scores(q: jax.Array, keys: jax.Array) -> jax.Array:
     return jnp.einsum("bkgqd,bskd->bkgqs", q, keys) * q.shape[-1] ** -0.5
 
 
-def _cut(x: jax.Array, chunks: jax.Array) -> list[jax.Array]:
-    return jnp.split(x, len(chunks), 1)
+def _allowed(q: jax.Array, first: jax.Array, keys: jax.Array, start: jax.Array) -> jax.Array:
+    """Which keys of a piece each query sees, ``[queries, keys]``; the first of them are at these positions."""
+    return first + jnp.arange(q.shape[3])[:, None] >= start + jnp.arange(keys.shape[1])
 
 
-def _in_groups(x: jax.Array, k: jax.Array, chunks: jax.Array) -> list[jax.Array]:
-    """``[batch, queries, num_heads, d]`` as one array a chunk, ``[batch, num_kv_heads, group, length, d]``."""
-    grouped = x.reshape(*x.shape[:2], k.shape[2], -1, x.shape[-1])
-    return jnp.split(jnp.moveaxis(grouped, 1, 3), len(chunks), 3)
+def _piece(x: jax.Array, chunks: jax.Array) -> int:
+    """The number of keys in a piece.
+
+    Raises:
+        ValueError: A chunk has more keys than fit one piece, and no multiple of them.
+    """
+    length = x.shape[1] // len(chunks)
+    if length % min(length, KEYS_AT_ONCE):
+        raise ValueError(f"a chunk of {length} keys is not a multiple of {KEYS_AT_ONCE}")
+    return min(length, KEYS_AT_ONCE)
+
+
+def _starts(x: jax.Array, chunks: jax.Array) -> jax.Array:
+    """The position in the sequence at which each piece begins."""
+    length = x.shape[1] // len(chunks)
+    return (chunks[:, None] * length + jnp.arange(0, length, _piece(x, chunks))).reshape(-1)
+
+
+def _in_pieces(x: jax.Array, chunks: jax.Array) -> jax.Array:
+    """``[batch, keys, ...]`` as ``[pieces, batch, piece, ...]``."""
+    return jnp.moveaxis(x.reshape(x.shape[0], -1, _piece(x, chunks), *x.shape[2:]), 1, 0)
+
+
+def _in_groups(x: jax.Array, k: jax.Array, chunks: jax.Array) -> jax.Array:
+    """``[batch, queries, num_heads, d]`` as ``[chunks, batch, num_kv_heads, group, length, d]``."""
+    batch, queries, _, d = x.shape
+    split = x.reshape(batch, len(chunks), queries // len(chunks), k.shape[2], -1, d)
+    return split.transpose(1, 0, 3, 4, 2, 5)
 
 
 def _in_heads(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The inverse of ``_in_groups``, for all chunks together."""
-    return jnp.moveaxis(x, 3, 1).reshape(shape)
+    """The inverse of ``_in_groups``, with or without its last dim."""
+    return jnp.moveaxis(jnp.moveaxis(x, 0, 3), (3, 4), (1, 2)).reshape(shape)
 
 
-def _alike(arrays: tuple[jax.Array, ...], others: tuple[Any, ...]) -> tuple[jax.Array, ...]:
+def _alike(arrays: tuple[Any, ...], others: tuple[Any, ...]) -> tuple[Any, ...]:
     """``arrays``, each typed as varying over the axes over which any of ``others`` varies."""
     for axis in sorted(frozenset().union(*map(varying_axes, others))):
         arrays = tuple(as_varying(array, axis) for array in arrays)

@@ -146,7 +146,7 @@ if __name__ == "__main__":
 # | bytes sent, forward | exactly `n - 1` times this device's keys and values, by `ppermute` |
 # | bytes sent, forward and backward | `3 (n - 1)` to `3 n - 1` times that |
 # | any other collective | none |
-# | temporaries that live at once, forward and backward | at most 1.18 times the reference's |
+# | temporaries that live at once, forward and backward | at most 1.2 times the reference's |
 # | exposed communication on 8 H100 | at most 0.3 of gathering all keys and values |
 # | predicted time of a step on 8 H100 | at most 1.2 times the reference's |
 #

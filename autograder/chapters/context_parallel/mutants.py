@@ -95,9 +95,9 @@ def saves_every_block(q, k, v, order, axis_name):
 def _without_skipping():
     """The functions of ``course.attention`` when every pair of chunks is computed and masked."""
     source, space = inspect.getsource(attention), {}
-    skipping = "lax.cond(number >= theirs, seen, skip, carry)"
-    assert source.count(skipping) == 1
-    exec(compile(source.replace(skipping, "seen(carry)"), "<computes every pair>", "exec"), space)
+    skipping = "lax.cond(start < first + q.shape[3], "
+    assert source.count(skipping) == 2
+    exec(compile(source.replace(skipping, "lax.cond(start >= 0, "), "<computes every pair>", "exec"), space)
     return {name: space[name] for name in ("attend_chunks", "attend_chunks_backward")}
 
 

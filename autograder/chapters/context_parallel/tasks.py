@@ -33,9 +33,9 @@ from autograder.contract.wrapping import wrappings
 WRAPPINGS = wrappings("context_parallel")
 ONE = {"data": 1}
 # Exposed communication relative to that of gathering all keys and values, and live temporaries and time of the ring
-# relative to the reference's. A ring that gathers has 1.40 times its temporaries, and one that skips nothing takes 1.7
+# relative to the reference's. A ring that gathers has 1.63 times its temporaries, and one that skips nothing takes 1.7
 # times as long.
-EXPOSED, TEMPORARIES, TIME = 0.3, 1.18, 1.2
+EXPOSED, TEMPORARIES, TIME = 0.3, 1.2, 1.2
 # The most a device may compute relative to the mean, and the time relative to that of contiguous tokens.
 LOADED, FASTER = 1.05, 0.65
 # Live temporaries of a step, relative to the reference's.
@@ -210,7 +210,7 @@ def _unseen_heads(rng: np.random.Generator) -> Case[Heads]:
 
 
 _HEADS = Heads(rows=1, length=3, num_heads=4, num_kv_heads=2, head_dim=5)
-_LARGE = {"length": 1024, "num_heads": 16, "num_kv_heads": 4, "head_dim": 128}
+_LARGE = {"length": 1024, "num_heads": 16, "num_kv_heads": 8, "head_dim": 128}
 RING_ATTENTION = Task(
     wrapping=WRAPPINGS["ring_attention"],
     points=6,
@@ -227,7 +227,7 @@ RING_ATTENTION = Task(
     oracle=ring_oracle,
     facts=ring_facts,
     given=_given,
-    stretches=({"length": 128}, {"num_heads": 16, "num_kv_heads": 4, "head_dim": 128}),
+    stretches=({"length": 128}, {"num_heads": 16, "num_kv_heads": 8, "head_dim": 128}),
     at_scale=(Case("context=8, 16,384 tokens", {"context": 8}, _HEADS.but(**_LARGE)), "context=8"),
     naive_memory="gathers_keys_and_values",
     naive_time="gathers_keys_and_values",
