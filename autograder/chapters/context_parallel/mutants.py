@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.chapters.mutant import mutant, patch, there_and_back
+from autograder.chapters.mutant import gathered_and_scattered, mutant, patch
 from course import attention
 from course.attention import attend_chunks, attend_chunks_backward
 from course.mesh import vary_alike
@@ -144,9 +144,9 @@ MUTANTS = (
     mutant("ring_attention", gathers_keys_and_values, SENT, OTHERS, HELD, LATE),
     mutant("ring_attention", saves_every_block, SENT, HELD),
     ring("sends_to_the_wrong_side", {"(i, (i + 1) % size)": "(i, (i - 1) % size)"}, *NUMBERS),
-    ring("skips_the_last_block", {"out, lse = add(found, *last, size - 1)": "out, lse = found"}, *NUMBERS, TIME),
+    ring("skips_the_last_block", {"out, lse = add(found, *last, size - 1)": "out, lse = found"}, *NUMBERS),
     ring("adds_its_own_block_twice", {"add(found, *last, size - 1)": "add(add(found, *last, size - 1), k, v, 0)"}, *NUMBERS),
-    ring("leaves_gradients_one_device_early", {"return of_q, *send(of_kv)": "return of_q, *of_kv"}, "gradients", SENT),
+    ring("leaves_gradients_one_device_early", {"return of_q, *send(of_kv)": "return of_q, *of_kv"}, "gradients"),
     ring("sends_in_bfloat16", {HOPS: IN_BFLOAT16}, *NUMBERS, SENT),
     ring(
         "waits_for_the_transfer",
@@ -155,15 +155,12 @@ MUTANTS = (
             "more, own_kv = own(*travelling, step)": "more, own_kv = own(*lax.optimization_barrier((coming, arriving, travelling))[2], step)",
         },
         LATE,
-        TIME,
     ),
     ring(
         "sends_sums_after_adding",
         {
             "coming, arriving = send(travelling), send(of_kv)": "coming = send(travelling)",
-            "jax.tree.map(jnp.add, arriving, own_kv)": "jax.tree.map(jnp.add, of_kv, own_kv)",
-            "coming, jax.tree.map": "coming, send(jax.tree.map",
-            "own_kv)), None": "own_kv))), None",
+            "jax.tree.map(jnp.add, arriving, own_kv)": "send(jax.tree.map(jnp.add, of_kv, own_kv))",
             "send((k, v)), of_kv)": "send((k, v)), send(of_kv))",
             "return of_q, *send(of_kv)": "return of_q, *of_kv",
         },
@@ -177,7 +174,7 @@ MUTANTS = (
     patch(zigzag_order, "gives_a_chunk_twice", {"2 * num_devices - 1 - device)": "2 * num_devices - 2 - device)"}, "values"),
     step("numbers_positions_on_each_device", {'["position"][places]': '["position"][jnp.arange(len(places))]'}, *STEP),
     step("takes_positions_for_contiguous", {"chunks[:, None] * length": "chunks[:1, None] * length + length * jnp.arange(len(chunks))[:, None]"}, *STEP),
-    step("averages_means_of_devices", {"* own / total": "/ (lax.axis_size(data_axis) * lax.axis_size(context_axis))"}, *STEP, REDUCED),
+    step("averages_means_of_devices", {"* own / total": "/ (lax.axis_size(data_axis) * lax.axis_size(context_axis))"}, *STEP),
     step("averages_gradients", {"lambda share: lax.psum(share, axes)": "lambda share: lax.pmean(share, axes)"}, *STEP),
     step("forgets_the_context_axis", {"lambda share: lax.psum(share, axes)": "lambda share: lax.psum(share, data_axis)"}, *STEP, REDUCED),
     step("drops_the_same_in_every_chunk", {"(chunks)\n        attend": "(0 * chunks)\n        attend"}, *STEP, shown_by=("data=2 x context=2, dropout",)),
@@ -185,5 +182,5 @@ MUTANTS = (
     step("reduces_axis_by_axis", {"lax.psum(share, axes)": "lax.psum(lax.psum(share, context_axis), data_axis)"}, REDUCED, shown_by=("data=2 x context=2, dropout",)),
     step("keeps_every_activation", {"@jax.checkpoint\n    ": ""}, HELD),
     step("reports_its_own_loss", {"learning_rate * g, params, gradients), loss": "learning_rate * g, params, gradients), shares[0]"}, "values"),
-    step("sends_activations_round", {"return layer_with(attend, weights, x, split_key(keys), rate), None": f"x = {there_and_back('x', 'context_axis')}\n        return layer_with(attend, weights, x, split_key(keys), rate), None"}, OTHERS),
+    step("sends_activations_round", {"return layer_with(attend, weights, x, split_key(keys), rate), None": f"x = {gathered_and_scattered('x', 'context_axis')}\n        return layer_with(attend, weights, x, split_key(keys), rate), None"}, OTHERS),
 )
