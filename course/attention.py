@@ -43,6 +43,7 @@ def attend_chunks(
         def add(carry, piece):
             keys, values, start = piece
 
+            @jax.checkpoint  # else a caller's checkpoint keeps the masks of all pieces
             def seen(carry):
                 largest, total, mixed = carry
                 scores = jnp.where(_allowed(q, first, keys, start), _scores(q, keys), -jnp.inf)
@@ -101,6 +102,7 @@ def attend_chunks_backward(
         def add(of_q, piece):
             keys, values, start = piece
 
+            @jax.checkpoint  # else a caller's checkpoint keeps the masks of all pieces
             def seen(of_q):
                 weights = jnp.where(_allowed(q, first, keys, start), jnp.exp(_scores(q, keys) - lse), 0)
                 of_scores = weights * (jnp.einsum("bkgqd,bskd->bkgqs", upstream, values) - inner) * q.shape[-1] ** -0.5
