@@ -120,7 +120,10 @@ def attend_chunks_backward(
 
     pieces = _in_pieces(k, k_chunks), _in_pieces(v, k_chunks), _starts(k, k_chunks)
     zeros = _alike(tuple(map(jnp.zeros_like, pieces[:2])), (q, k, v, upstream))
-    chunks = (*(_in_groups(x, k, q_chunks) for x in (q, upstream, lse[..., None], inner)), q_chunks * (q.shape[1] // len(q_chunks)))
+    chunks = (
+        *(_in_groups(x, k, q_chunks) for x in (q, upstream, lse[..., None], inner)),
+        q_chunks * (q.shape[1] // len(q_chunks)),
+    )
     of_kv, of_q = lax.scan(of_chunk, zeros, chunks)
     of_k, of_v = (jnp.moveaxis(x, 0, 1).reshape(k.shape) for x in of_kv)
     return _in_heads(of_q, q.shape), of_k, of_v

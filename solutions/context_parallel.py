@@ -459,7 +459,9 @@ if __name__ == "__main__":
 
     def predicted(order):
         """The prediction of one forward pass on eight H100."""
-        shapes = {name: jax.ShapeDtypeStruct((1, 16384, heads, 128), "float32") for name, heads in zip("qkv", (16, 4, 4))}
+        shapes = {
+            name: jax.ShapeDtypeStruct((1, 16384, heads, 128), "float32") for name, heads in zip("qkv", (16, 4, 4))
+        }
         spec, mesh = P(None, "context"), {"context": 8}
 
         def attend(q, k, v):

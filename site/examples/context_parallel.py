@@ -61,14 +61,19 @@ def ways() -> Table:
     assert table[RING].exposed < 0.3 * table[GATHERED].exposed
     assert table[RING].step < 0.65 * table[CONTIGUOUS].step and table[GATHERED].step < table[RING].step
     assert table[GATHERED].resident > 1.2 * 1.15 * table[RING].resident
-    say(faster=f"{table[RING].step / table[CONTIGUOUS].step:.2f}", hidden=f"{table[RING].exposed / table[GATHERED].exposed:.2f}")
+    say(
+        faster=f"{table[RING].step / table[CONTIGUOUS].step:.2f}",
+        hidden=f"{table[RING].exposed / table[GATHERED].exposed:.2f}",
+    )
     return table
 
 
 @example
 def memory() -> Table:
     """Live temporaries of the ring, forward and backward, as sequences grow."""
-    table = Table("tokens", "ring, MiB .0f", "a token of a device, KiB .1f", "largest, million elements .1f", "gather, MiB .0f")
+    table = Table(
+        "tokens", "ring, MiB .0f", "a token of a device, KiB .1f", "largest, million elements .1f", "gather, MiB .0f"
+    )
     for tokens in (8192, 16_384, 32_768):
         ring, gather = (predict(passes(WAYS[name][0], ZIGZAG, tokens), IDEAL).memory for name in (RING, GATHERED))
         each = ring.temporaries / (tokens / N) / 1024
@@ -98,7 +103,13 @@ def balance() -> Table:
 @example
 def hides() -> Table:
     """The least tokens a device from which a block of the forward pass takes as long as its transfer."""
-    columns = "TFLOP/s in bfloat16 .0f", "GB/s .0f", "one head of keys a query head ,.0f", "one for 8 ,.0f", "8 devices, one for 8 ,.0f"
+    columns = (
+        "TFLOP/s in bfloat16 .0f",
+        "GB/s .0f",
+        "one head of keys a query head ,.0f",
+        "one for 8 ,.0f",
+        "8 devices, one for 8 ,.0f",
+    )
     table = Table("machine", *columns, markdown=True)
     for name in ("8xA100", "8xH100", "8xTPUv5e", "2x8xA100"):
         where = machine(name)

@@ -32,6 +32,7 @@ SENT, OTHERS, HELD, TIME = ("permute bytes",), ("other collectives",), ("live te
 # Pieces of the notebook's text, and the facts that hold them.
 PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "merge_attention": {
+        "To combine the means over two sets, you must know": (),
         "That sum overflows easily": ("values",),
         "Merging must leave the other result unchanged": ("values",),
         "The gradient of such a query is 0, never NaN.": ("gradients",),
@@ -41,6 +42,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "``(out, lse)`` for the keys of both.": NUMBERS,
     },
     "ring_attention": {
+        "A sequence is cut into equal chunks": (),
         "It skips every pair of chunks in which no query sees a key.": (),
         "send the keys and values that you have to the next device": SENT,
         "must end on the device that the keys came from": ("gradients",),
@@ -71,6 +73,9 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "the chunk decides, not the device": ("values",),
         "The loss is the mean over all that count on all devices": ("values",),
         "each device has a share of every leaf's gradient, and all shares are added": ("gradients", "gradient norm"),
+        "Keys and values that travel do not change that": (),
+        "Its attention then goes round once more.": SENT,
+        "The returned loss is the same on every device.": ("values",),
         "keep each layer's input, and compute the layer again": HELD,
         "Update by plain SGD": ("values",),
         "| all-reduce |": ("all-reduce bytes",),

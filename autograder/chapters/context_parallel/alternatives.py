@@ -134,7 +134,7 @@ def the_other_way_round(q, k, v, order, axis_name):
 def by_folding(num_devices):
     """The list of chunks, folded in the middle."""
     chunks = list(range(2 * num_devices))
-    return list(zip(chunks[:num_devices], chunks[:num_devices - 1 : -1], strict=True))
+    return list(zip(chunks[:num_devices], chunks[: num_devices - 1 : -1], strict=True))
 
 
 def from_the_middle(num_devices):

@@ -129,7 +129,11 @@ IN_BFLOAT16 = "lax.ppermute(x.astype(jnp.bfloat16), axis_name, to_next).astype(x
 FORWARD = "coming = send(travelling)\n            return (add(found, *travelling, step), coming), None"
 
 MUTANTS = (
-    merge("takes_the_plain_mean", {"(a[..., None] * out_a + b[..., None] * out_b) / total[..., None]": "(out_a + out_b) / 2"}, *NUMBERS),
+    merge(
+        "takes_the_plain_mean",
+        {"(a[..., None] * out_a + b[..., None] * out_b) / total[..., None]": "(out_a + out_b) / 2"},
+        *NUMBERS,
+    ),
     merge("returns_the_larger_log_sum_exp", {"largest + jnp.log(total)": "largest"}, *NUMBERS),
     merge("forgets_to_divide", {" / total[..., None]": ""}, *NUMBERS),
     merge("forgets_queries_without_keys", {LARGEST: "largest = largest"}, *NUMBERS),
@@ -139,13 +143,21 @@ MUTANTS = (
         *NUMBERS,
         shown_by=("scores near 10,000",),
     ),
-    merge("has_no_gradient_of_the_weights", {"seen = a + b > 0": "a, b = lax.stop_gradient((a, b))\n    seen = a + b > 0"}, "gradients"),
+    merge(
+        "has_no_gradient_of_the_weights",
+        {"seen = a + b > 0": "a, b = lax.stop_gradient((a, b))\n    seen = a + b > 0"},
+        "gradients",
+    ),
     mutant("merge_attention", weighs_by_the_larger_score, *NUMBERS),
     mutant("ring_attention", gathers_keys_and_values, SENT, OTHERS, HELD, LATE),
     mutant("ring_attention", saves_every_block, SENT, HELD),
     ring("sends_to_the_wrong_side", {"(i, (i + 1) % size)": "(i, (i - 1) % size)"}, *NUMBERS),
     ring("skips_the_last_block", {"out, lse = add(found, *last, size - 1)": "out, lse = found"}, *NUMBERS),
-    ring("adds_its_own_block_twice", {"add(found, *last, size - 1)": "add(add(found, *last, size - 1), k, v, 0)"}, *NUMBERS),
+    ring(
+        "adds_its_own_block_twice",
+        {"add(found, *last, size - 1)": "add(add(found, *last, size - 1), k, v, 0)"},
+        *NUMBERS,
+    ),
     ring("leaves_gradients_one_device_early", {"return of_q, *send(of_kv)": "return of_q, *of_kv"}, "gradients"),
     ring("sends_in_bfloat16", {HOPS: IN_BFLOAT16}, *NUMBERS, SENT),
     ring(
@@ -170,17 +182,66 @@ MUTANTS = (
     mutant("zigzag_order", contiguous_order, "most loaded device", TIME),
     mutant("zigzag_order", interleaved_order, "most loaded device", TIME, shown_by=("context=8",)),
     mutant("zigzag_order", zigzag_of_eight, "values", shown_by=("context=3",)),
-    patch(zigzag_order, "counts_from_one", {"(device, 2 * num_devices - 1 - device)": "(device + 1, 2 * num_devices - device)"}, "values", "most loaded device"),
-    patch(zigzag_order, "gives_a_chunk_twice", {"2 * num_devices - 1 - device)": "2 * num_devices - 2 - device)"}, "values"),
+    patch(
+        zigzag_order,
+        "counts_from_one",
+        {"(device, 2 * num_devices - 1 - device)": "(device + 1, 2 * num_devices - device)"},
+        "values",
+        "most loaded device",
+    ),
+    patch(
+        zigzag_order,
+        "gives_a_chunk_twice",
+        {"2 * num_devices - 1 - device)": "2 * num_devices - 2 - device)"},
+        "values",
+    ),
     step("numbers_positions_on_each_device", {'["position"][places]': '["position"][jnp.arange(len(places))]'}, *STEP),
-    step("takes_positions_for_contiguous", {"chunks[:, None] * length": "chunks[:1, None] * length + length * jnp.arange(len(chunks))[:, None]"}, *STEP),
-    step("averages_means_of_devices", {"* own / total": "/ (lax.axis_size(data_axis) * lax.axis_size(context_axis))"}, *STEP),
+    step(
+        "takes_positions_for_contiguous",
+        {"chunks[:, None] * length": "chunks[:1, None] * length + length * jnp.arange(len(chunks))[:, None]"},
+        *STEP,
+    ),
+    step(
+        "averages_means_of_devices",
+        {"* own / total": "/ (lax.axis_size(data_axis) * lax.axis_size(context_axis))"},
+        *STEP,
+    ),
     step("averages_gradients", {"lambda share: lax.psum(share, axes)": "lambda share: lax.pmean(share, axes)"}, *STEP),
-    step("forgets_the_context_axis", {"lambda share: lax.psum(share, axes)": "lambda share: lax.psum(share, data_axis)"}, *STEP, REDUCED),
-    step("drops_the_same_in_every_chunk", {"(chunks)\n        attend": "(0 * chunks)\n        attend"}, *STEP, shown_by=("data=2 x context=2, dropout",)),
-    step("drops_the_same_at_every_place", {"fold_key_over_axes(key, (data_axis,))": "key"}, *STEP, shown_by=("data=2 x context=2, dropout",)),
-    step("reduces_axis_by_axis", {"lax.psum(share, axes)": "lax.psum(lax.psum(share, context_axis), data_axis)"}, REDUCED, shown_by=("data=2 x context=2, dropout",)),
+    step(
+        "forgets_the_context_axis",
+        {"lambda share: lax.psum(share, axes)": "lambda share: lax.psum(share, data_axis)"},
+        *STEP,
+        REDUCED,
+    ),
+    step(
+        "drops_the_same_in_every_chunk",
+        {"(chunks)\n        attend": "(0 * chunks)\n        attend"},
+        *STEP,
+        shown_by=("data=2 x context=2, dropout",),
+    ),
+    step(
+        "drops_the_same_at_every_place",
+        {"fold_key_over_axes(key, (data_axis,))": "key"},
+        *STEP,
+        shown_by=("data=2 x context=2, dropout",),
+    ),
+    step(
+        "reduces_axis_by_axis",
+        {"lax.psum(share, axes)": "lax.psum(lax.psum(share, context_axis), data_axis)"},
+        REDUCED,
+        shown_by=("data=2 x context=2, dropout",),
+    ),
     step("keeps_every_activation", {"@jax.checkpoint\n    ": ""}, HELD),
-    step("reports_its_own_loss", {"learning_rate * g, params, gradients), loss": "learning_rate * g, params, gradients), shares[0]"}, "values"),
-    step("sends_activations_round", {"return layer_with(attend, weights, x, split_key(keys), rate), None": f"x = {gathered_and_scattered('x', 'context_axis')}\n        return layer_with(attend, weights, x, split_key(keys), rate), None"}, OTHERS),
+    step(
+        "reports_its_own_loss",
+        {"learning_rate * g, params, gradients), loss": "learning_rate * g, params, gradients), shares[0]"},
+        "values",
+    ),
+    step(
+        "sends_activations_round",
+        {
+            "return layer_with(attend, weights, x, split_key(keys), rate), None": f"x = {gathered_and_scattered('x', 'context_axis')}\n        return layer_with(attend, weights, x, split_key(keys), rate), None"
+        },
+        OTHERS,
+    ),
 )

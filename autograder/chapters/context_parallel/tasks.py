@@ -101,8 +101,12 @@ def merge_oracle(inputs: dict[str, Any], case: Case[Partials]) -> dict[str, Any]
 
 
 def merge_facts(judged: Judged) -> list[Fact]:
-    values = "By how much of the whole sum does each result count, and what if a query has no key in one set, or in both?"
-    back = "Which numbers does the other result change, and is there a derivative that is infinite where nothing is used?"
+    values = (
+        "By how much of the whole sum does each result count, and what if a query has no key in one set, or in both?"
+    )
+    back = (
+        "Which numbers does the other result change, and is there a derivative that is infinite where nothing is used?"
+    )
     return [
         facts.arrays_match("values", judged.cases, "values", values, weight=2, not_finite=values),
         facts.arrays_match("gradients", judged.cases, "gradients", back, not_finite=back),
@@ -156,7 +160,9 @@ def _both_passes() -> Any:
 def ring_oracle(inputs: dict[str, Any], case: Case[Heads]) -> dict[str, Any]:
     arranged = {name: in_sequence(x, case, 1) for name, x in inputs.items()}
     upstream = arranged.pop("upstream", np.ones_like(arranged["q"]))
-    values, gradients = jax.tree.map(lambda x: on_devices(np.asarray(x), case, 1), _both_passes()(**arranged, upstream=upstream))
+    values, gradients = jax.tree.map(
+        lambda x: on_devices(np.asarray(x), case, 1), _both_passes()(**arranged, upstream=upstream)
+    )
     if not case.sizes.backward:
         return {"values": values}
     return {"values": values, "gradients": dict(zip("qkv", gradients, strict=True))}
@@ -179,7 +185,9 @@ def _ring_bytes(e: Evidence, backward: tuple[int, int]) -> float:
 
 
 def ring_facts(judged: Judged) -> list[Fact]:
-    values = "After how many steps has a device seen which keys, and which of them are in the result twice, or not at all?"
+    values = (
+        "After how many steps has a device seen which keys, and which of them are in the result twice, or not at all?"
+    )
     back = "Whose keys has a device when it adds to a sum, and on which device does that sum end?"
     late = "Which transfer waits for what is computed in the same step, or is waited for?"
     kept = "How many devices' keys and values are on one device at the same time?"
@@ -205,7 +213,13 @@ def ring_facts(judged: Judged) -> list[Fact]:
 def _unseen_heads(rng: np.random.Generator) -> Case[Heads]:
     mesh = dict(zip(axis_names(rng, 2), ((1, 4), (2, 2), (2, 3), (1, 5), (1, 6))[rng.integers(5)], strict=True))
     heads = (4, 1) if rng.integers(2) else (6, 3)
-    sizes = Heads(rows=int(rng.integers(1, 3)), length=int(rng.choice([2, 5])), num_heads=heads[0], num_kv_heads=heads[1], head_dim=7)
+    sizes = Heads(
+        rows=int(rng.integers(1, 3)),
+        length=int(rng.choice([2, 5])),
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_dim=7,
+    )
     return Case(UNSEEN, mesh, sizes.but(chunks=int(rng.integers(1, 3)), turn=int(rng.integers(0, 3))))
 
 
@@ -217,7 +231,12 @@ RING_ATTENTION = Task(
     point=("exposed communication", "live temporaries"),
     cases=(
         Case("context=8", {"context": 8}, _HEADS, quick=True),
-        Case("data=2 x context=3", {"data": 2, "context": 3}, _HEADS.but(rows=2, chunks=1, length=4, num_heads=6), quick=True),
+        Case(
+            "data=2 x context=3",
+            {"data": 2, "context": 3},
+            _HEADS.but(rows=2, chunks=1, length=4, num_heads=6),
+            quick=True,
+        ),
         Case("context=4, forward alone", {"context": 4}, _HEADS.but(backward=False)),
         Case("model=2 x ring=4, moved", {"model": 2, "ring": 4}, _HEADS.but(turn=1, num_heads=2)),
         Case("data=2 x context=1", {"data": 2, "context": 1}, _HEADS),
@@ -388,7 +407,9 @@ def step_facts(judged: Judged) -> list[Fact]:
     kept = "Which activations of a layer stay until the backward pass gets there?"
     return [
         *facts.values_and_gradients(judged.cases, values, back, step=True),
-        facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", lambda e: _reduced(e, 2), least=lambda e: _reduced(e, 0)),
+        facts.bytes_sent(
+            "all-reduce bytes", judged.all, "all_reduce", lambda e: _reduced(e, 2), least=lambda e: _reduced(e, 0)
+        ),
         facts.bytes_sent(
             "permute bytes",
             judged.all,
@@ -402,7 +423,15 @@ def step_facts(judged: Judged) -> list[Fact]:
 
 
 _STEP = Training(width=8, hidden=12, num_layers=2, num_heads=2, vocab=20, seq=16, max_seq=18, rows=2)
-_WIDE = {"width": 1024, "hidden": 4096, "num_heads": 8, "vocab": 2048, "seq": 16384, "max_seq": 16384, "rate_scale": 0.01}
+_WIDE = {
+    "width": 1024,
+    "hidden": 4096,
+    "num_heads": 8,
+    "vocab": 2048,
+    "seq": 16384,
+    "max_seq": 16384,
+    "rate_scale": 0.01,
+}
 
 
 def _unseen_step(rng: np.random.Generator) -> Case[Training]:
@@ -416,10 +445,17 @@ CP_TRANSFORMER_STEP = Task(
     wrapping=WRAPPINGS["cp_transformer_step"],
     points=5,
     cases=(
-        Case("data=1 x context=8", {"data": 1, "context": 8}, _STEP.but(seq=32, max_seq=34, num_layers=3, rows=1), quick=True),
+        Case(
+            "data=1 x context=8",
+            {"data": 1, "context": 8},
+            _STEP.but(seq=32, max_seq=34, num_layers=3, rows=1),
+            quick=True,
+        ),
         Case("data=2 x context=2, dropout", {"data": 2, "context": 2}, _STEP.but(dropout=0.25), quick=True),
         Case("data=2 x context=4, contiguous", {"data": 2, "context": 4}, _STEP.but(chunks=1, dropout=0.25)),
-        Case("replica=2 x ring=3, 3 steps", {"replica": 2, "ring": 3}, _STEP.but(seq=12, steps=3, turn=1, rate_scale=0.4)),
+        Case(
+            "replica=2 x ring=3, 3 steps", {"replica": 2, "ring": 3}, _STEP.but(seq=12, steps=3, turn=1, rate_scale=0.4)
+        ),
         Case("data=8 x context=1", {"data": 8, "context": 1}, _STEP.but(rows=1)),
         Case("data=1 x context=1", {"data": 1, "context": 1}, _STEP.but(num_layers=1)),
     ),
