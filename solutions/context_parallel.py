@@ -10,9 +10,10 @@
 # # Context parallelism
 #
 # A sequence of 128,000 tokens does not fit on one device: not its activations, and not the keys and values that every
-# token attends to. Context parallelism splits the sequence over a mesh axis, `context`. Norms, MLPs and the loss work on
-# each token separately, so nothing changes for them. Attention is different, because a query needs the keys and values
-# of all tokens before it, and most of these are on other devices. No device ever has room for all of them at once.
+# token attends to. Context parallelism splits the sequence over a mesh axis, `context`. Norms, MLPs and the loss work
+# on each token separately, so nothing changes for them. Attention is different, because a query needs the keys and
+# values of all tokens before it, and most of these are on other devices. No device ever has room for all of them at
+# once.
 #
 # So the keys and values travel. Each device computes attention to the block that it has, while that block is already
 # on its way to the next device. You will write four functions:
@@ -51,8 +52,9 @@ Order = tuple[tuple[int, ...], ...]
 # ## Two results into one: `merge_attention`
 #
 # Attention to a set of keys is a weighted mean of their values. To combine the means over two sets, you must know how
-# much weight each set had in total: the sum of the exponentials of its scores. That sum overflows easily, so we keep its
-# logarithm, the **log-sum-exp**, `lse`. A pair `(out, lse)` is all there is to know about attention to a set of keys.
+# much weight each set had in total: the sum of the exponentials of its scores. That sum overflows easily, so we keep
+# its logarithm, the **log-sum-exp**, `lse`. A pair `(out, lse)` is all there is to know about attention to a set of
+# keys.
 #
 # Two sets, for one query with values of a single number:
 
@@ -106,13 +108,13 @@ def merge_attention(
 # ## Keys and values travel: `ring_attention`
 #
 # A sequence is cut into equal chunks, numbered in order. `order[i]` has the numbers of the chunks on device `i`, in
-# the order in which they are stored there, for example `((0,), (1,), (2,))`, or `((0, 5), (1, 4), (2, 3))` with two chunks
-# on each of three devices. The arrays of a device are its chunks, one after the other.
+# the order in which they are stored there, for example `((0,), (1,), (2,))`, or `((0, 5), (1, 4), (2, 3))` with two
+# chunks on each of three devices. The arrays of a device are its chunks, one after the other.
 #
 # Attention between chunks is given, in `course.attention`:
 #
-# - `attend_chunks(q, k, v, q_chunks, k_chunks)` returns `(out, lse)` for these queries and keys. The last two are arrays
-#   with the chunk numbers. It skips every pair of chunks in which no query sees a key.
+# - `attend_chunks(q, k, v, q_chunks, k_chunks)` returns `(out, lse)` for these queries and keys. The last two are
+#   arrays with the chunk numbers. It skips every pair of chunks in which no query sees a key.
 # - `attend_chunks_backward(q, k, v, out, lse, upstream, q_chunks, k_chunks)` returns what these keys add to the
 #   gradient of `q`, and what these queries add to the gradients of `k` and `v`. Its `out` and `lse` are the finished
 #   ones, over *all* keys, and so is `upstream`, the gradient of the loss with respect to `out`. It computes the weights
@@ -138,22 +140,22 @@ if __name__ == "__main__":
 #   whole sequence. Write the derivative with `jax.custom_vjp`, from this device's `q`, `k`, `v`, `out` and `lse`.
 #   Compute everything else, such as this device's place on the axis, inside of both passes: an array from outside is a
 #   leaked tracer as soon as somebody wraps the function in `jax.checkpoint`.
-# - A sum should not wait for the computation of the same step. If it arrives while you compute your contribution, and you
-#   add afterwards, it is one step behind its keys, and needs one more transfer at the end to get home.
+# - A sum should not wait for the computation of the same step. If it arrives while you compute your contribution, and
+#   you add afterwards, it is one step behind its keys, and needs one more transfer at the end to get home.
 #
 # | budget | |
 # |---|---|
 # | bytes sent, forward | exactly `n - 1` times this device's keys and values, by `ppermute` |
 # | bytes sent, forward and backward | `3 (n - 1)` to `3 n - 1` times that |
 # | any other collective | none |
-# | temporaries that live at once, forward and backward | at most 1.2 times the reference's |
+# | temporaries that live at once, forward and backward | at most 1.15 times the reference's |
 # | exposed communication on 8 H100 | at most 0.3 of gathering all keys and values |
 # | predicted time of a step on 8 H100 | at most 1.2 times the reference's |
 #
-# Time and memory are judged for 16,384 tokens in the order `((0, 15), (1, 14), ...)`. There may be fewer heads of keys and
-# values than of queries. Any axis size works, 1 included, and the mesh may have other axes over which the batch is split.
-# As in the chapter `async_tensor_parallel`, an iteration of a loop ends when its computations and its transfers have
-# ended, and a loop's carry must keep its type: `vary_alike(zeros, x)[0]` is `zeros`, typed like `x`.
+# Time and memory are judged for 16,384 tokens in the order `((0, 15), (1, 14), ...)`. There may be fewer heads of keys
+# and values than of queries. Any axis size works, 1 included, and the mesh may have other axes over which the batch is
+# split. As in the chapter `async_tensor_parallel`, an iteration of a loop ends when its computations and its transfers
+# have ended, and a loop's carry must keep its type: `vary_alike(zeros, x)[0]` is `zeros`, typed like `x`.
 #
 # Useful: `lax.ppermute`, `lax.scan`, `jnp.array(order)[lax.axis_index(axis_name)]`.
 
@@ -265,8 +267,8 @@ def zigzag_order(num_devices: int) -> Order:
 # %% [markdown]
 # ## The whole step: `cp_transformer_step`
 #
-# Now the rest of the model. One layer is given, with attention as an argument; `keys` are two arrays of dropout keys, one
-# for each of a device's chunks, and `drop` applies each key to its part of the sequence.
+# Now the rest of the model. One layer is given, with attention as an argument; `keys` are two arrays of dropout keys,
+# one for each of a device's chunks, and `drop` applies each key to its part of the sequence.
 
 
 # %%
@@ -287,13 +289,15 @@ def layer_with(
 # Every device holds the whole model and its part of each sequence. Three things depend on where a token is:
 #
 # - **Positions.** The embedding adds a learned vector for each position in the sequence: token `t` of chunk `c` is at
-#   `c * length + t`. With two chunks on a device, its positions are not contiguous. The table may be longer than a sequence.
+#   `c * length + t`. With two chunks on a device, its positions are not contiguous. The table may be longer than a
+#   sequence.
 # - **Keys.** Place `i` on `data_axis` uses `fold_in(key, i)`, layer `l` of it `fold_in(that, l)`, and chunk `c` of that
 #   layer `fold_in(that, c)`: the chunk decides, not the device, so the result is the same in every order. `split_key`
 #   of an array of keys, one for each chunk, returns the two arrays for `layer_with`.
-# - **The mean.** `batch["mask"]` is 1 for tokens that count and 0 for the others, such as padding at the end of a sequence.
-#   Devices count different numbers of tokens, some none at all. The loss is the mean over **all that count on all
-#   devices**. `model.loss(params["head"], x, targets, mask)` is the mean over those of one device, and 0 where it has none.
+# - **The mean.** `batch["mask"]` is 1 for tokens that count and 0 for the others, such as padding at the end of a
+#   sequence. Devices count different numbers of tokens, some none at all. The loss is the mean over **all that count
+#   on all devices**. `model.loss(params["head"], x, targets, mask)` is the mean over those of one device, and 0 where
+#   it has none.
 #
 # What two devices would get wrong, if one counts three tokens and the other a single one:
 
@@ -304,9 +308,9 @@ if __name__ == "__main__":
     print(f"mean of the means {means.mean():.2f}, mean over all tokens {(losses * mask).sum() / mask.sum():.2f}")
 
 # %% [markdown]
-# Both axes are alike for gradients: each device has a share of every leaf's gradient, and all shares are added. Keys and
-# values that travel do not change that, because the derivative of `ring_attention` has brought home what belongs to their
-# tokens.
+# Both axes are alike for gradients: each device has a share of every leaf's gradient, and all shares are added. Keys
+# and values that travel do not change that, because the derivative of `ring_attention` has brought home what belongs
+# to their tokens.
 #
 # Sequences are long, so a layer's activations should not stay for the backward pass: keep each layer's input, and
 # compute the layer again. Its attention then goes round once more.
@@ -451,8 +455,8 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: when a ring hides its transfers
 #
-# Last, your ring on eight H100 with 16,384 tokens, contiguous and zigzag, forward only. Nothing is computed: each program
-# is written down and followed. Which device is idle in which step of the contiguous order?
+# Last, your ring on eight H100 with 16,384 tokens, contiguous and zigzag, forward only. Nothing is computed: each
+# program is written down and followed. Which device is idle in which step of the contiguous order?
 
 # %%
 if __name__ == "__main__":
@@ -460,7 +464,8 @@ if __name__ == "__main__":
     def predicted(order):
         """The prediction of one forward pass on eight H100."""
         shapes = {
-            name: jax.ShapeDtypeStruct((1, 16384, heads, 128), "float32") for name, heads in zip("qkv", (16, 4, 4))
+            name: jax.ShapeDtypeStruct((1, 16384, heads, 128), "float32")
+            for name, heads in zip("qkv", (16, 4, 4), strict=True)
         }
         spec, mesh = P(None, "context"), {"context": 8}
 

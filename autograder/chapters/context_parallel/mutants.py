@@ -26,7 +26,7 @@ def weighs_by_the_larger_score(first, second):
 
 
 def gathers_keys_and_values(q, k, v, order, axis_name):
-    """The naive baseline, as in Llama 3: every device gets all keys and values, skips what is masked, and recomputes."""
+    """The naive baseline, as in Llama 3: every device gets all keys and values, and skips what is masked."""
 
     def gather(x):
         return lax.all_gather(x, axis_name, axis=1, tiled=True)
@@ -163,8 +163,11 @@ MUTANTS = (
     ring(
         "waits_for_the_transfer",
         {
-            FORWARD: "found = add(found, *travelling, step)\n            return (found, send(lax.optimization_barrier((found, travelling))[1])), None",
-            "more, own_kv = own(*travelling, step)": "more, own_kv = own(*lax.optimization_barrier((coming, arriving, travelling))[2], step)",
+            FORWARD: (
+                "found = add(found, *travelling, step)\n"
+                "            return (found, send(lax.optimization_barrier((found, travelling))[1])), None"
+            ),
+            "own(*travelling, step)": "own(*lax.optimization_barrier((coming, arriving, travelling))[2], step)",
         },
         LATE,
     ),
@@ -240,7 +243,9 @@ MUTANTS = (
     step(
         "sends_activations_round",
         {
-            "return layer_with(attend, weights, x, split_key(keys), rate), None": f"x = {gathered_and_scattered('x', 'context_axis')}\n        return layer_with(attend, weights, x, split_key(keys), rate), None"
+            "return layer_with(attend, weights, x,": (
+                f"x = {gathered_and_scattered('x', 'context_axis')}\n        return layer_with(attend, weights, x,"
+            )
         },
         OTHERS,
     ),
