@@ -185,33 +185,34 @@ def ring_attention(q: jax.Array, k: jax.Array, v: jax.Array, order: Order, axis_
         return jax.tree.map(lambda x: lax.ppermute(x, axis_name, to_next), arrays)
 
     def forward(q, k, v):
-        def add(found, k, v, step):
-            return merge_attention(found, attend_chunks(q, k, v, held(0), held(step)))
+        def add(found, block, step):
+            return merge_attention(found, attend_chunks(q, block[0], block[1], held(0), held(step)))
 
         def pass_on(carry, step):
             found, travelling = carry
             coming = send(travelling)
-            return (add(found, *travelling, step), coming), None
+            return (add(found, travelling, step), coming), None
 
         nothing = vary_alike(jnp.zeros_like(q), jnp.full(q.shape[:-1], -jnp.inf), q)[:2]
         (found, last), _ = lax.scan(pass_on, (nothing, (k, v)), jnp.arange(size - 1))
-        out, lse = add(found, *last, size - 1)
+        out, lse = add(found, last, size - 1)
         return out, (q, k, v, out, lse)
 
     def backward(saved, upstream):
         q, k, v, out, lse = saved
 
-        def own(k, v, step):
+        def own(block, step):
+            k, v = block
             of_q, *of_kv = attend_chunks_backward(q, k, v, out, lse, upstream, held(0), held(step))
             return of_q, tuple(of_kv)
 
         def pass_on(carry, step):
             of_q, travelling, of_kv = carry
             coming, arriving = send(travelling), send(of_kv)
-            more, own_kv = own(*travelling, step)
+            more, own_kv = own(travelling, step)
             return (of_q + more, coming, jax.tree.map(jnp.add, arriving, own_kv)), None
 
-        of_q, of_kv = own(k, v, 0)
+        of_q, of_kv = own((k, v), 0)
         (of_q, _, of_kv), _ = lax.scan(pass_on, (of_q, send((k, v)), of_kv), jnp.arange(1, size))
         return of_q, *send(of_kv)
 

@@ -1,6 +1,7 @@
 """Rings of keys and values, and gathering them: time, memory, balance, and when a ring hides its transfers."""
 
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ WAYS = {
     CONTIGUOUS: (ring_attention, ONE_EACH),
     RING: (ring_attention, ZIGZAG),
 }
-HEADS, KV_HEADS, SIZE = 8, 4, 256
+HEADS, KV_HEADS, SIZE = 16, 8, 128
 MIB, GIB = 2**20, 2**30
 
 
@@ -130,10 +131,17 @@ def with_compiler() -> Table:
     return compiled("forward and backward", reports, *columns, least=MIB)
 
 
-LONG = {"width": 2048, "hidden": 8192, "num_layers": 20, "num_heads": 16, "vocab": 4096, "max_seq": 131_072}
+LONG: dict[str, Any] = {
+    "width": 2048,
+    "hidden": 8192,
+    "num_layers": 20,
+    "num_heads": 16,
+    "vocab": 4096,
+    "max_seq": 131_072,
+}
 
 
-def long_step(platform: str = "cpu", **sizes: int):
+def long_step(platform: str = "cpu", **sizes: Any):
     """A training step of a billion parameters on one sequence of 131,072 tokens, eight devices."""
     model = transformer(**{**LONG, **sizes})
 

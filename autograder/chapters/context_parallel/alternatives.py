@@ -59,7 +59,7 @@ def that_starts_at_home(q, k, v, order, axis_name):
         else:
             first = attend_chunks(q, k, v, chunks_of(0), chunks_of(0))
             out, lse, *last = lax.fori_loop(1, n - 1, body, (*first, *forth(k, v)))
-            out, lse = merge_attention((out, lse), attend_chunks(q, *last, chunks_of(0), chunks_of(n - 1)))
+            out, lse = merge_attention((out, lse), attend_chunks(q, last[0], last[1], chunks_of(0), chunks_of(n - 1)))
         return out, (q, k, v, out, lse)
 
     def back(saved, upstream):
@@ -108,10 +108,10 @@ def the_other_way_round(q, k, v, order, axis_name):
         return out, (q, k, v, out, lse)
 
     def backward(saved, upstream):
-        q, k, v, *finished = saved
+        q, k, v, out, lse = saved
 
         def own(kv, step):
-            of_q, *of_kv = attend_chunks_backward(q, kv[0], kv[1], *finished, upstream, held(0), held(step))
+            of_q, *of_kv = attend_chunks_backward(q, kv[0], kv[1], out, lse, upstream, held(0), held(step))
             return of_q, jnp.stack(of_kv)
 
         def pass_on(carry, step):

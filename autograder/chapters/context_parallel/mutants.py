@@ -61,30 +61,30 @@ def saves_every_block(q, k, v, order, axis_name):
 
     def forward(q, k, v):
         def pass_on(carry, step):
-            found, travelling = carry
-            coming = send(travelling)
-            found = merge_attention(found, attend_chunks(q, *travelling, held(0), held(step)))
-            return (found, coming), travelling
+            found, block = carry
+            coming = send(block)
+            found = merge_attention(found, attend_chunks(q, block[0], block[1], held(0), held(step)))
+            return (found, coming), block
 
-        nothing = vary_alike(jnp.zeros_like(q), jnp.full(q.shape[:-1], -jnp.inf), q)[:2]
+        nothing: Any = vary_alike(jnp.zeros_like(q), jnp.full(q.shape[:-1], -jnp.inf), q)[:2]
         (found, last), every = lax.scan(pass_on, (nothing, (k, v)), jnp.arange(size - 1))
-        out, lse = merge_attention(found, attend_chunks(q, *last, held(0), held(size - 1)))
+        out, lse = merge_attention(found, attend_chunks(q, last[0], last[1], held(0), held(size - 1)))
         return out, (q, jax.tree.map(lambda some, x: jnp.concatenate([some, x[None]]), every, last), out, lse)
 
     def backward(saved, upstream):
         q, every, out, lse = saved
 
-        def own(k, v, step):
-            of_q, *of_kv = attend_chunks_backward(q, k, v, out, lse, upstream, held(0), held(step))
+        def own(block, step):
+            of_q, *of_kv = attend_chunks_backward(q, block[0], block[1], out, lse, upstream, held(0), held(step))
             return of_q, tuple(of_kv)
 
         def pass_on(carry, numbered):
             (of_q, of_kv), (step, block) = carry, numbered
-            arriving, (more, own_kv) = send(of_kv), own(*block, step)
+            arriving, (more, own_kv) = send(of_kv), own(block, step)
             return (of_q + more, jax.tree.map(jnp.add, arriving, own_kv)), None
 
         first, others = (jax.tree.map(lambda x, part=part: x[part], every) for part in (0, slice(1, None)))
-        (of_q, of_kv), _ = lax.scan(pass_on, own(*first, 0), (jnp.arange(1, size), others))
+        (of_q, of_kv), _ = lax.scan(pass_on, own(first, 0), (jnp.arange(1, size), others))
         return of_q, *send(of_kv)
 
     attend: Any = jax.custom_vjp(lambda q, k, v: forward(q, k, v)[0])
@@ -126,7 +126,7 @@ merge, ring, step = (partial(patch, f) for f in (merge_attention, ring_attention
 LARGEST = "largest = jnp.where(largest == -jnp.inf, 0, largest)"
 HOPS = "lax.ppermute(x, axis_name, to_next)"
 IN_BFLOAT16 = "lax.ppermute(x.astype(jnp.bfloat16), axis_name, to_next).astype(x.dtype)"
-FORWARD = "coming = send(travelling)\n            return (add(found, *travelling, step), coming), None"
+FORWARD = "coming = send(travelling)\n            return (add(found, travelling, step), coming), None"
 
 MUTANTS = (
     merge(
@@ -152,10 +152,10 @@ MUTANTS = (
     mutant("ring_attention", gathers_keys_and_values, SENT, OTHERS, HELD, LATE),
     mutant("ring_attention", saves_every_block, SENT, HELD),
     ring("sends_to_the_wrong_side", {"(i, (i + 1) % size)": "(i, (i - 1) % size)"}, *NUMBERS),
-    ring("skips_the_last_block", {"out, lse = add(found, *last, size - 1)": "out, lse = found"}, *NUMBERS),
+    ring("skips_the_last_block", {"out, lse = add(found, last, size - 1)": "out, lse = found"}, *NUMBERS),
     ring(
         "adds_its_own_block_twice",
-        {"add(found, *last, size - 1)": "add(add(found, *last, size - 1), k, v, 0)"},
+        {"add(found, last, size - 1)": "add(add(found, last, size - 1), (k, v), 0)"},
         *NUMBERS,
     ),
     ring("leaves_gradients_one_device_early", {"return of_q, *send(of_kv)": "return of_q, *of_kv"}, "gradients"),
@@ -164,10 +164,10 @@ MUTANTS = (
         "waits_for_the_transfer",
         {
             FORWARD: (
-                "found = add(found, *travelling, step)\n"
+                "found = add(found, travelling, step)\n"
                 "            return (found, send(lax.optimization_barrier((found, travelling))[1])), None"
             ),
-            "own(*travelling, step)": "own(*lax.optimization_barrier((coming, arriving, travelling))[2], step)",
+            "own(travelling, step)": "own(lax.optimization_barrier((coming, arriving, travelling))[2], step)",
         },
         LATE,
     ),

@@ -261,7 +261,7 @@ def draw_chunks(rng: np.random.Generator, case: Case[Chunks]) -> dict[str, Any]:
 def order_oracle(inputs: dict[str, Any], case: Case[Chunks]) -> dict[str, Any]:
     """Products of all queries with all earlier keys, in float64; the mean over each chunk."""
     q, k, v = (np.float64(inputs[name]) for name in "qkv")
-    mixed = np.tril(q @ k.T) @ v
+    mixed = np.matmul(np.tril(np.matmul(q, k.T)), v)
     return {"values": np.float32(mixed.reshape(2 * shards_of(case), case.sizes.length, -1).mean(1))}
 
 
