@@ -201,6 +201,17 @@ CHAPTERS = (
         ),
     ),
     Chapter(
+        "context_parallel",
+        "Context parallelism",
+        "attention over a sequence that no device holds",
+        (
+            Function("merge_attention", 20, MEDIUM),
+            Function("ring_attention", 60, HARD),
+            Function("zigzag_order", 10, EASY),
+            Function("cp_transformer_step", 40, MEDIUM),
+        ),
+    ),
+    Chapter(
         "transformer_3d",
         "Everything together",
         "data x pipe x tensor in one training step",

@@ -69,6 +69,8 @@ TICKS = {"loss": of_ticks, "gradients": lambda found: {**found, "arrived": np.mo
 SHARES = {"loss": lambda shares, _: np.sum(shares), "one": lambda gradient, leaf: same(gradient, leaf)}
 ADAMW = {"loss": lambda values, _: values["loss"], "one": same}  # its steps do not subtract their gradients
 STEP, FAR = {"loss": lambda values, _: values["loss"], "one": same}, {"step": 2e-2, "rel": 2e-2}
+MERGED = {"loss": lambda values, inputs: returned({"lse": values["lse"], "out": values["out"]}, inputs)}
+SQUARED = {"loss": quadratic, "step": 1e-2}
 PURE = ("pipe=3 x tensor=2", "data=8", "data=2")
 LOOPED = ("data=2 x pipe=3", "pipe=4", "pipe=1")
 # A task, the cases (only the first, except in `make test-full`), the perturbed inputs, and how to compare them.
@@ -97,6 +99,9 @@ GRADIENTS: list[tuple[str, tuple[str, ...], str | tuple[str, ...], dict[str, Any
     ("tp_transformer.vocab_parallel_embed", ("data=2 x model=2", "tensor=4"), "params", {}),
     *((f"sequence_parallel.{name}", *STACKED) for name in ("sp_block", "selective_recompute")),
     ("sequence_parallel.ulysses_attention", ("tensor=8", "data=2 x model=3"), ("q", "k", "v"), {"step": 1e-2}),
+    ("context_parallel.merge_attention", ("scores near zero", "scores near 90"), "partials", MERGED),
+    ("context_parallel.ring_attention", ("data=2 x context=3", "context=8", "model=2"), ("q", "k", "v"), SQUARED),
+    ("context_parallel.cp_transformer_step", ("data=2 x context=2", "data=2 x context=4"), "params", {**STEP, **FAR}),
     ("pipeline.pipeline_tick", ("pipe=4", "pipe=1"), ("weights", "arrived", "microbatches"), TICKS),
     ("pipeline.execute_pipeline", ("data=2", "pipe=4"), ("weights", "microbatches"), {"loss": of_the_last_stage}),
     ("pipeline.pipeline_loss", ("data=2 x pipe=3", "pipe=4"), "params", {"loss": of_each_pipeline}),

@@ -188,6 +188,13 @@ CHEATS: list[tuple[str, Cheat]] = [
     ("tensor_parallel.tp_train_step", another_rate(0.5, wide(6))),
     ("tp_transformer.vocab_parallel_loss", supposes_ones("params", "x")),
     ("tp_transformer.vocab_parallel_embed", elsewhere(twice)),
+    ("context_parallel.merge_attention", unless(lambda given, _: given["first"][0].shape[-1] == 5, twice)),
+    ("context_parallel.ring_attention", elsewhere(twice)),
+    (
+        "context_parallel.zigzag_order",
+        unless(lambda given, _: given["num_devices"] in (1, 3, 8), lambda pairs: pairs[:1] * len(pairs)),
+    ),
+    ("context_parallel.cp_transformer_step", elsewhere(lambda found: (found[0], 2 * found[1]), "context_axis")),
     ("tp_transformer.tp_transformer_block", lambda solve, given, _: solve(rate=0.25 if given["rate"] else 0)),
     ("sequence_parallel.enter_tensor_region", elsewhere(twice)),
     ("sequence_parallel.leave_tensor_region", supposes_ones("x")),
