@@ -494,7 +494,10 @@ if __name__ == "__main__":
         def local(params, batches):
             for axis in mesh.axis_names:
                 params = jax.tree.map(lambda leaf, axis=axis: as_varying(leaf, axis), params)
-            step = lambda params, batch: moe_step(params, batch, model, capacity, "data", "expert", jnp.float32(0.5))
+
+            def step(params, batch):
+                return moe_step(params, batch, model, capacity, "data", "expert", jnp.float32(0.5))
+
             return lax.scan(step, params, batches)[1]
 
         in_specs = specs_of(start), P(None, ("data", "expert"))

@@ -271,7 +271,9 @@ def _moving(name: str, **how: Any) -> Task:
         point=("FLOPs",),
         cases=(
             Case("6 experts", ALONE, _MOVED, quick=True),
-            Case("one choice of 5 experts", ALONE, Routing(tokens=9, num_experts=5, k=1, capacity=2, width=8), quick=True),
+            Case(
+                "one choice of 5 experts", ALONE, Routing(tokens=9, num_experts=5, k=1, capacity=2, width=8), quick=True
+            ),
             Case("all of 3 experts", ALONE, Routing(tokens=7, num_experts=3, k=3, capacity=8, width=4)),
         ),
         unseen=lambda rng: unseen_case(rng, _unseen_routing(rng, width=10), (1,)),
@@ -375,14 +377,14 @@ def overlapped_facts(judged: Judged) -> list[Fact]:
 
 
 _LAYER = Layer(tokens=20, width=16, hidden=12, num_experts=32, k=4, capacity=4, num_chunks=4)
-_ODD = Layer(tokens=10, width=6, hidden=8, num_experts=6, k=2, capacity=4)
+_ODD = Layer(tokens=10, width=6, hidden=8, num_experts=6, k=2, capacity=3, num_chunks=3)
 # Experts as small and as many as in DeepSeek-V3's proportions, where tokens take about as long as products.
 _LARGE = _LAYER.but(tokens=4096, width=2048, hidden=1024, num_experts=64, k=8, capacity=640)
 
 
 def _unseen_layer(rng: np.random.Generator) -> Case[Layer]:
-    sizes = Layer(tokens=14, width=10, hidden=6, num_experts=30, k=int(rng.choice([2, 3])), capacity=6, num_chunks=3)
-    return unseen_case(rng, sizes, (3,), (5,), (6,), (2, 3))
+    sizes = Layer(tokens=40, width=10, hidden=6, num_experts=36, k=int(rng.choice([2, 4])), capacity=3, num_chunks=3)
+    return unseen_case(rng, sizes, (3,), (4,), (6,), (2, 3))
 
 
 def _layer(name: str, **how: Any) -> Task:
@@ -391,7 +393,7 @@ def _layer(name: str, **how: Any) -> Task:
         cases=(
             Case("expert=8", {"expert": 8}, _LAYER, quick=True),
             Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _ODD, quick=True),
-            Case("expert=3 x data=2", {"expert": 3, "data": 2}, _ODD.but(k=1, num_experts=9, num_chunks=1, capacity=3)),
+            Case("expert=3 x data=2", {"expert": 3, "data": 2}, _ODD.but(k=1, num_experts=9, num_chunks=1, capacity=2)),
             Case("expert=1", {"expert": 1}, _ODD.but(k=5)),
         ),
         unseen=_unseen_layer,
@@ -425,12 +427,14 @@ OVERLAPPED_MOE = _layer(
 def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
     s, rows = case.sizes, devices_of(case) * case.sizes.rows
     params = draw_leaves(rng, moe_shapes(s), rng.uniform(0.2, 0.4))
-    bias = params["layers"]["moe"]["router"]["bias"]
-    params["layers"]["moe"]["router"]["bias"] = _float(rng.uniform(0, 0.1, bias.shape))
-    seed = int(rng.integers(2**31))
+    layers, bias = params["layers"], params["layers"]["moe"]["router"]["bias"]
+    layers["moe"]["router"]["bias"] = _float(rng.uniform(0, 0.1, bias.shape))
+    layers["norm"]["scale"] += 1  # else experts read so little that an update of them is lost in rounding
     return {
         "params": params,
-        "batch": stacked(lambda: token_batch(seed, 0, batch=rows, seq=s.seq, vocab=s.vocab), s.steps),
+        "batch": stacked(
+            lambda: token_batch(int(rng.integers(2**31)), 0, batch=rows, seq=s.seq, vocab=s.vocab), s.steps
+        ),
         "learning_rate": draw_rate(rng, s.rate_scale),
     }
 
@@ -482,7 +486,9 @@ def _averaged(most: bool) -> Callable[[Evidence], float]:
 
 
 def step_facts(judged: Judged) -> list[Fact]:
-    whose = "Is this leaf an expert's? Over which axes do devices have copies of it, and whose tokens has its gradient? "
+    whose = (
+        "Is this leaf an expert's? Over which axes do devices have copies of it, and whose tokens has its gradient? "
+    )
     own = "Which devices have a copy of an expert?"
     return [
         *facts.values_and_gradients(judged.cases, gradients=whose, step=True),
@@ -522,7 +528,7 @@ MOE_STEP = Task(
         _step_case("data=1 x expert=8"),
         _step_case("expert=2 x data=4", num_experts=6),
         _step_case("data=5 x expert=1", num_experts=5),
-        _step_case("data=1 x expert=1", num_experts=3, steps=2, rate_scale=0.5),
+        _step_case("data=1 x expert=1", num_experts=3, steps=2, rate_scale=1.5),
     ),
     unseen=_unseen_step,
     draw=draw_step,

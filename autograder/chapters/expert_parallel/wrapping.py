@@ -59,7 +59,7 @@ class Training(Sizes):
     seq: int
     rows: int
     steps: int = 1
-    rate_scale: float = 1.0
+    rate_scale: float = 4.0
     balance: float = 0.3
     z: float = 0.1
 
@@ -152,7 +152,9 @@ def wrap_balance(function: Any, case: Case[Routing]) -> Wrapped:
     def local(logits, bias, upstream):
         def losses(logits):
             parts = ("balance", "z", "bias")
-            found = varying(_tuple("balancing_loss", function(logits, bias, s.k, s.rate, every), like, parts, case), every)
+            found = varying(
+                _tuple("balancing_loss", function(logits, bias, s.k, s.rate, every), like, parts, case), every
+            )
             return found[:2], found[2]
 
         (found, after), (back,) = _pulled_back(losses, (logits,), tuple(varying(upstream, every)))
