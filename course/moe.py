@@ -26,7 +26,8 @@ class MoEModel:
         z: Weight of the router's z-loss, the mean over layers.
         init: ``key -> params``.
         embed: ``(params["embed"], tokens) -> x``: ``[batch, seq] -> [batch, seq, width]``.
-        attend: ``(one layer's params, x) -> (x, normed)``: ``x`` with attention added, and what router and experts read.
+        attend: ``(one layer's params, x) -> (x, normed)``: ``x`` with attention added, and what router and experts
+            read.
         loss: ``(params["head"], x, targets) -> scalar``: the mean over the tokens given.
     """
 
@@ -61,8 +62,8 @@ def moe(params: Params, x: jax.Array, k: int, capacity: int) -> tuple[jax.Array,
     """The layer on one device: every expert computes all tokens, and only those that it was given count.
 
     Args:
-        params: ``router``: ``kernel`` ``[width, experts]`` and ``bias`` ``[experts]``; ``experts``: ``up`` and ``down``,
-            ``[experts, ...]``; ``shared``: ``up`` and ``down``.
+        params: ``router``: ``kernel`` ``[width, experts]`` and ``bias`` ``[experts]``; ``experts``: ``up`` and
+            ``down``, ``[experts, ...]``; ``shared``: ``up`` and ``down``.
         x: ``[tokens, width]``.
         k: Number of experts that a token chooses.
         capacity: Number of places an expert has: it serves the first tokens that choose it, and drops the others.
@@ -73,12 +74,16 @@ def moe(params: Params, x: jax.Array, k: int, capacity: int) -> tuple[jax.Array,
     logits = x @ params["router"]["kernel"]
     gates = jax.nn.softmax(logits)
     chosen = jax.lax.top_k(gates + params["router"]["bias"], k)[1]
-    y = expert_mlp(params["shared"], x)
-    for expert in range(logits.shape[-1]):
-        chosen_here = (chosen == expert).any(axis=-1)
-        served = chosen_here & (jnp.cumsum(chosen_here) <= capacity)
-        weights = jax.tree.map(lambda leaf, expert=expert: leaf[expert], params["experts"])
-        y += jnp.where(served, gates[:, expert], 0)[:, None] * expert_mlp(weights, x)
+
+    def add_expert(y, each):
+        expert, weights = each
+        chose_it = (chosen == expert).any(axis=-1)
+        served = chose_it & (jnp.cumsum(chose_it) <= capacity)
+        gate = jnp.where(served, jnp.take(gates, expert, axis=-1), 0)
+        return y + gate[:, None] * expert_mlp(weights, x), None
+
+    every = jnp.arange(logits.shape[-1]), params["experts"]
+    y, _ = jax.lax.scan(add_expert, expert_mlp(params["shared"], x), every)
     return y, logits
 
 
@@ -147,7 +152,7 @@ def moe_transformer(
     balance: float = 0.01,
     z: float = 0.001,
 ) -> MoEModel:
-    """A decoder in which every layer has ``num_experts`` routed experts and a shared one, each with ``hidden`` features."""
+    """A decoder whose layers have ``num_experts`` routed experts and a shared one, each with ``hidden`` features."""
     embed_init, embed = _functional(lambda rngs: TokenEmbedding(vocab, max_seq, width, rngs=rngs))
     attention_init, attention = _functional(lambda rngs: Attention(width, num_heads, rngs=rngs))
     head_init, head = _functional(lambda rngs: Head(width, vocab, rngs=rngs))

@@ -75,12 +75,12 @@ def by_a_table_of_tokens(x, experts, places, num_experts, capacity):
 
 
 def choice_by_choice(x, experts, places, num_experts, capacity):
-    """A flat array of places, one choice of every token after the other."""
+    """A flat array of places, written one choice of every token after the other."""
     flat = jnp.zeros((num_experts * capacity, x.shape[1]), x.dtype)
     for choice in range(experts.shape[1]):
         place = places[:, choice]
         index = jnp.where(place < capacity, experts[:, choice] * capacity + place, num_experts * capacity)
-        flat = flat.at[index].set(x, mode="drop", unique_indices=False)
+        flat = flat.at[index].set(x, mode="drop")
     return flat.reshape(num_experts, capacity, -1)
 
 
@@ -146,18 +146,17 @@ def one_chunk_ahead(params, x, k, capacity, axis_name, num_chunks):
     return y + expert_mlp(params["shared"], x), logits
 
 
-def expert_by_expert(params, x, k, capacity, axis_name, num_chunks):
-    """Chunks of each device's experts instead of places: no weight is read twice."""
+def with_dims_for_devices_and_chunks(params, x, k, capacity, axis_name, num_chunks):
+    """Devices and chunks in dims of their own; each chunk's results are put where they belong."""
     logits, n = x @ params["router"]["kernel"], lax.axis_size(axis_name)
     gates, experts, places = route(logits, params["router"]["bias"], k, capacity)
-    sent = dispatch(x, experts, places, logits.shape[1], capacity).reshape(n, -1, capacity, x.shape[1])
-    received = [lax.all_to_all(part, axis_name, 0, 2, tiled=True)[0] for part in jnp.split(sent, num_chunks, axis=1)]
-    shared, own, results = expert_mlp(params["shared"], x), sent.shape[1] // num_chunks, []
-    for chunk, tokens in enumerate(received):
-        weights = jax.tree.map(lambda w, first=chunk * own: w[first : first + own], params["experts"])
-        results.append(lax.all_to_all(expert_mlp(weights, tokens)[None], axis_name, 2, 0, tiled=True))
-    returned = jnp.concatenate(results, axis=1).reshape(logits.shape[1], capacity, -1)
-    return shared + combine(returned, gates, experts, places), logits
+    sent = dispatch(x, experts, places, logits.shape[1], capacity)
+    sent = sent.reshape(n, logits.shape[1] // n, num_chunks, capacity // num_chunks, x.shape[1])
+    received = [lax.all_to_all(sent[:, :, chunk], axis_name, 0, 0) for chunk in range(num_chunks)]
+    y = expert_mlp(params["shared"], x)
+    results = [jax.vmap(expert_mlp, in_axes=(None, 0))(params["experts"], chunk) for chunk in received]
+    returned = jnp.stack([lax.all_to_all(result, axis_name, 0, 0) for result in results], axis=2)
+    return y + combine(returned.reshape(logits.shape[1], capacity, -1), gates, experts, places), logits
 
 
 def _loss(params, batch, model, layer_of):
@@ -220,6 +219,6 @@ ALTERNATIVES = {
     "dispatch": (by_a_table_of_tokens, choice_by_choice),
     "combine": (with_a_product_over_choices, adding_choice_by_choice),
     "moe_layer": (with_a_dim_for_devices, by_a_table),
-    "overlapped_moe": (one_chunk_ahead, expert_by_expert),
+    "overlapped_moe": (one_chunk_ahead, with_dims_for_devices_and_chunks),
     "moe_step": (summing_shares, in_two_messages),
 }

@@ -19,19 +19,21 @@ from solutions.expert_parallel import (
 )
 
 
-def _masks(experts, places, num_experts, capacity):
-    """``[tokens, k, experts, capacity]``: a one where the choice has its place."""
-    return jax.nn.one_hot(experts, num_experts)[..., None] * jax.nn.one_hot(places, capacity)[:, :, None]
+def _mask(weights, experts, places, num_experts, capacity):
+    """``[tokens, experts, capacity]``: the weight of the choice that has this place."""
+    chosen = weights[:, :, None] * jax.nn.one_hot(experts, num_experts)
+    return jnp.einsum("tke,tkc->tec", chosen, jax.nn.one_hot(places, capacity))
 
 
 def multiplies_by_a_one_hot_mask(x, experts, places, num_experts, capacity):
     """A matrix product with a mask of tokens and places."""
-    return jnp.einsum("tec,td->ecd", _masks(experts, places, num_experts, capacity).sum(1), x)
+    mask = _mask(jnp.ones(experts.shape), experts, places, num_experts, capacity)
+    return jnp.einsum("tec,td->ecd", mask, x)
 
 
 def multiplies_by_a_mask_of_gates(y, gates, experts, places):
     """A matrix product with the gates in a mask of tokens and places."""
-    return jnp.einsum("tec,ecd->td", jnp.einsum("tk,tkec->tec", gates, _masks(experts, places, *y.shape[:2])), y)
+    return jnp.einsum("tec,ecd->td", _mask(gates, experts, places, *y.shape[:2]), y)
 
 
 def multiplies_by_one_hot_masks(params, x, k, capacity, axis_name):
@@ -60,11 +62,6 @@ def gathers_every_place(params, x, k, capacity, axis_name):
 def waits_for_every_place(params, x, k, capacity, axis_name, num_chunks):
     """One transfer each way: the layer as it was."""
     return moe_layer(params, x, k, capacity, axis_name)
-
-
-def recomputes_what_it_sent(params, x, k, capacity, axis_name, num_chunks):
-    """Keeps nothing for the backward pass, which sends everything again."""
-    return jax.checkpoint(lambda params, x: overlapped_moe(params, x, k, capacity, axis_name, num_chunks))(params, x)
 
 
 # In route.
@@ -136,7 +133,7 @@ MUTANTS = (
     patch(
         route,
         "forgets_the_gate_of_a_dropped_choice",
-        {RETURNED_GATES: "gates = gates * (before < capacity)\n    " + RETURNED_GATES},
+        {RETURNED_GATES: "gates = jnp.where(before < capacity, gates, 0)\n    " + RETURNED_GATES},
         *LAYER,
     ),
     patch(
@@ -147,14 +144,14 @@ MUTANTS = (
     ),
     patch(
         balancing_loss,
-        "differentiates_a_mean_over_devices",
-        {MEAN_GATES: f"lax.pmean({MEAN_GATES}, axes)"},
+        "takes_gates_for_constants",
+        {MEAN_GATES: "jnp.mean(lax.stop_gradient(gates), axis=0)"},
         "gradients",
     ),
     patch(
         balancing_loss,
         "multiplies_gates_by_gates",
-        {"load * jnp": "lax.pmean(jnp.mean(gates, axis=0), axes) * jnp"},
+        {"load * jnp": "lax.stop_gradient(lax.pmean(jnp.mean(gates, axis=0), axes)) * jnp"},
         *LAYER,
     ),
     patch(balancing_loss, "forgets_the_number_of_experts", {"balance = num_experts * ": "balance = "}, *LAYER),
@@ -228,7 +225,13 @@ MUTANTS = (
         "gradients",
     ),
     mutant("overlapped_moe", waits_for_every_place, *LATE),
-    mutant("overlapped_moe", recomputes_what_it_sent, TRAVELS, *LATE),
+    patch(
+        overlapped_moe,
+        "sends_every_chunk_once_more",
+        {THERE: AGAIN},
+        TRAVELS,
+        *LATE,
+    ),
     patch(
         overlapped_moe, "puts_chunks_back_in_reverse", {"concatenate(returned": "concatenate(returned[::-1]"}, *LAYER
     ),
@@ -253,7 +256,7 @@ MUTANTS = (
         },
         OTHERS,
     ),
-    patch(moe_step, "averages_experts_over_both", {EXPERTS: "lax.pmean(gradient, both)"}, *STEP, REDUCED),
+    patch(moe_step, "averages_experts_over_both", {EXPERTS: "lax.pmean(gradient, both)"}, *STEP),
     patch(moe_step, "forgets_to_divide", {EXPERTS: "lax.pmean(gradient, data_axis)"}, *STEP),
     patch(moe_step, "forgets_the_copies", {EXPERTS: "gradient / lax.axis_size(expert_axis)"}, *STEP, REDUCED),
     patch(moe_step, "sums_the_others", {"return lax.pmean(gradient, both)": "return lax.psum(gradient, both)"}, *STEP),
@@ -262,7 +265,6 @@ MUTANTS = (
         "balances_each_device_in_the_step",
         {COUNTED: COUNTED.removeprefix("lax.psum(").removesuffix(", axes)")},
         *STEP,
-        REDUCED,
         inside=balancing_loss,
     ),
     patch(
