@@ -379,10 +379,11 @@ def overlapped_facts(judged: Judged) -> list[Fact]:
     ]
 
 
-_LAYER = Layer(tokens=64, width=16, hidden=12, num_experts=32, k=4, capacity=8, num_chunks=4)
+# As many experts at both sizes, and as many places as choices, so that the programs compare.
+_LAYER = Layer(tokens=128, width=16, hidden=12, num_experts=64, k=4, capacity=8, num_chunks=4)
 _ODD = Layer(tokens=10, width=6, hidden=8, num_experts=6, k=2, capacity=3, num_chunks=3)
 # Experts as small and as many as in DeepSeek-V3's proportions, where tokens take about as long as products.
-_LARGE = _LAYER.but(tokens=8192, width=2048, hidden=1024, num_experts=64, capacity=512)
+_LARGE = _LAYER.but(tokens=8192, width=2048, hidden=1024, capacity=512)
 
 
 def _unseen_layer(rng: np.random.Generator) -> Case[Layer]:
@@ -403,7 +404,7 @@ def _layer(name: str, **how: Any) -> Task:
         draw=draw_layer,
         oracle=layer_oracle,
         at_scale=(Case("expert=8, 64 experts of width 2048", {"expert": 8}, _LARGE), "expert=8"),
-        stretches=({"tokens": 512, "capacity": 80}, {"width": 256, "hidden": 128}),
+        stretches=({"tokens": 512, "capacity": 32}, {"width": 256, "hidden": 128}),
         **how,
     )
 
