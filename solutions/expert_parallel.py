@@ -11,8 +11,8 @@
 #
 # A mixture-of-experts layer has many MLPs, the *experts*, and sends each token to `k` of them. The model has the
 # parameters of all experts, and a token costs the FLOPs of `k`. So parameters grow and the work does not. Devices
-# along a mesh axis `expert` hold different experts, and tokens travel: with an all-to-all each device sends its tokens to
-# the experts they chose, and a second all-to-all brings the results back.
+# along a mesh axis `expert` hold different experts, and tokens travel: with an all-to-all each device sends its
+# tokens to the experts they chose, and a second all-to-all brings the results back.
 #
 # You will write it in seven functions:
 #
@@ -46,12 +46,13 @@ PyTree = Any
 # ## Who goes where: `route`
 #
 # The router is one matrix: it gives each token a logit for every expert. Their softmax are the *gates*. A token is
-# sent to the `k` experts with the largest **score**, its gate plus the expert's `bias`, and each expert's output is later
-# multiplied by its **gate**, without the bias. The bias is no parameter: it only steers the choice, and has no gradient.
+# sent to the `k` experts with the largest **score**, its gate plus the expert's `bias`, and each expert's output is
+# later multiplied by its **gate**, without the bias. The bias is no parameter: it only steers the choice, and has no
+# gradient.
 #
 # Shapes must be known before any token is, so each expert has `capacity` *places* for a device's tokens. Tokens take
-# places in their order: the first token that chooses an expert gets place 0, the next one place 1, until the expert is
-# full. A choice that finds it full is *dropped*: it contributes nothing to the token's result.
+# places in their order: the first token that chooses an expert gets place 0, the next one place 1, until the expert
+# is full. A choice that finds it full is *dropped*: it contributes nothing to the token's result.
 #
 # Four tokens, three experts, one choice each, two places:
 
@@ -65,10 +66,10 @@ if __name__ == "__main__":
 # Write `route`. Everything is exact: which expert, which place, and what is dropped.
 #
 # - Of equal scores, the lower index counts as larger, as in `lax.top_k`. Choices are in order of their scores.
-# - The place of a choice is the number of earlier tokens that chose the same expert, or `capacity` if that is larger or
-#   equal: then the choice is dropped. A dropped choice keeps its gate.
-# - Gates are *not* divided by the sum of those chosen. With `k = 1` that quotient is the constant 1, and the router would
-#   never get a gradient.
+# - The place of a choice is the number of earlier tokens that chose the same expert, or `capacity` if that is larger
+#   or equal: then the choice is dropped. A dropped choice keeps its gate.
+# - Gates are *not* divided by the sum of those chosen. With `k = 1` that quotient is the constant 1, and the router
+#   would never get a gradient.
 #
 # Useful: `lax.top_k`, `jnp.cumsum`, `jnp.take_along_axis`.
 
@@ -100,17 +101,17 @@ def route(logits: jax.Array, bias: jax.Array, k: int, capacity: int) -> tuple[ja
 # %% [markdown]
 # ## Equally busy: `balancing_loss`
 #
-# Left alone, a router sends most tokens to few experts: those that are trained more become better and are chosen more.
-# The load-balancing loss counts how often each expert was chosen. With `load[e]` the share of all choices that went to
-# expert `e`, and `gate[e]` the mean of its gate, both over *all tokens*, it is
+# Left alone, a router sends most tokens to few experts: those that are trained more become better and are chosen
+# more. The load-balancing loss counts how often each expert was chosen. With `load[e]` the share of all choices that
+# went to expert `e`, and `gate[e]` the mean of its gate, both over *all tokens*, it is
 #
 #     balance = experts * sum over e of load[e] * gate[e]
 #
-# which is 1 where all are equally busy, and more where they are not. `load` is counted, so only `gate` has a gradient. The
-# router's z-loss keeps logits small: the mean over all tokens of the square of `logsumexp(logits)`.
+# which is 1 where all are equally busy, and more where they are not. `load` is counted, so only `gate` has a
+# gradient. The router's z-loss keeps logits small: the mean over all tokens of the square of `logsumexp(logits)`.
 #
-# Each device has its own tokens, and this is a product of two means. Two devices, two experts, each device with
-# a favourite:
+# Each device has its own tokens, and this is a product of two means. Two devices, two experts, each device with a
+# favourite:
 
 # %%
 if __name__ == "__main__":
@@ -121,12 +122,13 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # The first number punishes the router though both experts are equally busy. In this course a device's loss is its own
-# contribution to a *mean over devices*, and the step averages gradients. So return losses of which that is true: **the mean
-# over devices of what you return is the loss over all tokens**, and the mean over devices of its gradients is that loss's
-# gradient. Which of the two factors must a device know of all tokens, and which of its own alone?
+# contribution to a *mean over devices*, and the step averages gradients. So return losses of which that is true:
+# **the mean over devices of what you return is the loss over all tokens**, and the mean over devices of its gradients
+# is that loss's gradient. Which of the two factors must a device know of all tokens, and which of its own alone?
 #
-# Balance without a loss is what the bias is for (Wang et al. 2024; DeepSeek-V3): after a step, the bias of every expert that
-# got less than `1/experts` of all choices grows by `rate`, and that of one that got more shrinks by `rate`. Return it too.
+# Balance without a loss is what the bias is for (Wang et al. 2024; DeepSeek-V3): after a step, the bias of every
+# expert that got less than `1/experts` of all choices grows by `rate`, and that of one that got more shrinks by
+# `rate`. Return it too.
 #
 # | budget | |
 # |---|---|
@@ -167,8 +169,8 @@ def balancing_loss(
 # %% [markdown]
 # ## Into their places: `dispatch`
 #
-# The first implementations of this layer multiplied by a mask `[tokens, experts, capacity]` with a one wherever a token has
-# a place. That is a matrix product, and almost all of it multiplies by zero:
+# The first implementations of this layer multiplied by a mask `[tokens, experts, capacity]` with a one wherever a
+# token has a place. That is a matrix product, and almost all of it multiplies by zero:
 
 # %%
 if __name__ == "__main__":
@@ -183,7 +185,7 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | FLOPs of matrix products | at most 6 for each choice and feature, forward and backward: none with experts or places |
+# | FLOPs of matrix products | at most 6 for each choice and feature, forward and backward |
 # | temporaries that live at once | at most 4 times the reference's |
 #
 # Useful: `array.at[i, j].add(x, mode="drop")` leaves out indices beyond the array's end.
@@ -219,12 +221,15 @@ def dispatch(x: jax.Array, experts: jax.Array, places: jax.Array, num_experts: i
 # %%
 if __name__ == "__main__":
     y = jnp.array([[10.0, 20.0], [30.0, 40.0]])
-    print("places of 2 experts, beyond the end filled:", y.at[jnp.array([0, 1]), jnp.array([1, 2])].get(mode="fill", fill_value=0))
+    print(
+        "places of 2 experts, beyond the end filled:",
+        y.at[jnp.array([0, 1]), jnp.array([1, 2])].get(mode="fill", fill_value=0),
+    )
 
 # %% [markdown]
 # | budget | |
 # |---|---|
-# | FLOPs of matrix products | at most 6 for each choice and feature, forward and backward: none with experts or places |
+# | FLOPs of matrix products | at most 6 for each choice and feature, forward and backward |
 # | temporaries that live at once | at most 4 times the reference's |
 
 
@@ -250,8 +255,8 @@ def combine(y: jax.Array, gates: jax.Array, experts: jax.Array, places: jax.Arra
 # %% [markdown]
 # ## The layer: `moe_layer`
 #
-# Experts are split over `axis_name`: with `n` devices, the first `experts/n` are on the first device. Each device
-# has its own tokens, and routes them to *all* experts. So it fills places `[experts, capacity, width]`, and the part for
+# Experts are split over `axis_name`: with `n` devices, the first `experts/n` are on the first device. Each device has
+# its own tokens, and routes them to *all* experts. So it fills places `[experts, capacity, width]`, and the part for
 # each device's experts must go there. Every device gets from each of the `n` devices the places of its own experts:
 #
 # | | shape on each device |
@@ -263,11 +268,11 @@ def combine(y: jax.Array, gates: jax.Array, experts: jax.Array, places: jax.Arra
 # On the result stands a *shared expert*, which serves every token without a gate: `expert_mlp(params["shared"], x)`.
 # `expert_mlp(params["experts"], ...)` computes several experts at once. It gives zeros for places that are zero.
 #
-# Capacity is *per device and expert*: tokens compete for places with those of their own device alone, and an expert has
-# `n * capacity` places in all. A device needs to know nothing of others to route.
+# Capacity is *per device and expert*: tokens compete for places with those of their own device alone, and an expert
+# has `n * capacity` places in all. A device needs to know nothing of others to route.
 #
-# The gradient of an expert's weights is the sum over all tokens that it served, of whatever device. The transpose of an
-# all-to-all is the all-to-all back, so JAX gives exactly that. What it means for a mean comes up in `moe_step`.
+# The gradient of an expert's weights is the sum over all tokens that it served, of whatever device. The transpose of
+# an all-to-all is the all-to-all back, so JAX gives exactly that. What it means for a mean comes up in `moe_step`.
 #
 # | budget | |
 # |---|---|
@@ -310,8 +315,8 @@ def moe_layer(params: PyTree, x: jax.Array, k: int, capacity: int, axis_name: st
 # ## Tokens on their way: `overlapped_moe`
 #
 # Experts wait for the first all-to-all, and the result for the second. The shared expert needs neither: compiler and
-# timeline alike move it to where the device would wait. It is not enough to fill both waits. What else is there to compute?
-# Other places: cut them into chunks, and the experts compute one chunk while another travels.
+# timeline alike move it to where the device would wait. It is not enough to fill both waits. What else is there to
+# compute? Other places: cut them into chunks, and the experts compute one chunk while another travels.
 
 # %%
 if __name__ == "__main__":
@@ -321,8 +326,8 @@ if __name__ == "__main__":
     print(f"in {chunks} chunks, each waiting only for its own:  {send / chunks + compute + send / chunks:.2f}")
 
 # %% [markdown]
-# Write it with `num_chunks` equal chunks of places: all experts' first `capacity / num_chunks`, then the next ones. It
-# divides `capacity`. Values and gradients are those of `moe_layer`, and so are the bytes.
+# Write it with `num_chunks` equal chunks of places: all experts' first `capacity / num_chunks`, then the next ones.
+# It divides `capacity`. Values and gradients are those of `moe_layer`, and so are the bytes.
 #
 # | budget | |
 # |---|---|
@@ -366,9 +371,9 @@ def overlapped_moe(
 # %% [markdown]
 # ## The step: `moe_step`
 #
-# Rows are split over both axes, `data` and `expert`. Experts are split over `expert`, and each has a copy along `data`.
-# Everything else is the same on all devices. Every device computes the loss of its own rows, and the step wants the
-# gradient of the **mean over all devices**.
+# Rows are split over both axes, `data` and `expert`. Experts are split over `expert`, and each has a copy along
+# `data`. Everything else is the same on all devices. Every device computes the loss of its own rows, and the step
+# wants the gradient of the **mean over all devices**.
 #
 # Take 2 x 4 devices whose losses are all equal to one number times a weight, so that every device's gradient is 1:
 
@@ -382,20 +387,22 @@ if __name__ == "__main__":
 # %% [markdown]
 # Write the step of SGD.
 #
-# 1. Each layer: `x, normed = model.attend(weights, x)`, then `moe_layer` on the tokens of `normed`, `[rows * seq, width]`,
-#    with `weights["moe"]`, `model.k` and `capacity`; its result is added to `x`.
+# 1. Each layer: `x, normed = model.attend(weights, x)`, then `moe_layer` on the tokens of `normed`, `[rows * seq,
+#    width]`, with `weights["moe"]`, `model.k` and `capacity`; its result is added to `x`.
 # 2. The loss is `model.loss(params["head"], x, targets)`, plus `model.balance` times the mean over layers of the
-#    load-balancing loss, plus `model.z` times the mean over layers of the z-loss; both over all tokens of all devices.
+#    load-balancing loss, plus `model.z` times the mean over layers of the z-loss; both over all tokens of all
+#    devices.
 # 3. Average each gradient over the devices that hold the leaf, and mind the scale. `bias` has no gradient, and stays.
 #
 # | budget | |
 # |---|---|
-# | all-reduce | experts over `data_axis` alone, all other leaves over both axes, once; counts of `balancing_loss`, the loss |
+# | all-reduce | experts over `data_axis`, other leaves over both axes, once; what `balancing_loss` sends, the loss |
 # | all-to-all | that of `moe_layer`, in each layer |
 # | any other collective | none |
 #
-# Parameters after one step and after two must equal one device's, and `check` also compares what you subtracted, divided
-# by `learning_rate`: that is your gradient, leaf by leaf. On one device, tokens compete for places in the same groups.
+# Parameters after one step and after two must equal one device's, and `check` also compares what you subtracted,
+# divided by `learning_rate`: that is your gradient, leaf by leaf. On one device, tokens compete for places in the
+# same groups.
 #
 # Useful: `lax.scan` over `params["layers"]`, `jax.tree.map_with_path`, whose paths have entries with a `key`.
 
@@ -413,8 +420,9 @@ def moe_step(
     """One step of SGD of a mixture-of-experts decoder. Runs inside ``shard_map``.
 
     Args:
-        params: The model's parameters, all varying over both axes; leaves under ``layers`` are ``[num_layers, ...]``, and
-            those under ``experts`` are this device's, ``[num_layers, experts/expert_axis, ...]``.
+        params: The model's parameters, all varying over both axes; leaves under ``layers`` are
+            ``[num_layers, ...]``, and those under ``experts`` are this device's,
+            ``[num_layers, experts/expert_axis, ...]``.
         batch: This device's rows, ``inputs`` and ``targets``, ``[batch/(data_axis * expert_axis), seq]``.
         model: The model's pure functions, ``k`` and the weights of the router's losses.
         capacity: Number of places that each expert has for each device's tokens.
@@ -455,24 +463,25 @@ def moe_step(
 # %% [markdown]
 # ## In your own words
 #
-# A colleague has 4 nodes of 8 devices and 64 experts, and splits experts over all 32 devices: "fewer experts for each, and
-# that is all that matters". Say what this changes in what is sent over which links, and what you would propose instead.
+# A colleague has 4 nodes of 8 devices and 64 experts, and splits experts over all 32 devices: "fewer experts for
+# each, and that is all that matters". Say what this changes in what is sent over which links, and what you would
+# propose instead.
 
 # %% [markdown]
 # ### BEGIN SOLUTION
-# A device sends `(n-1)/n` of its places in each of four all-to-alls, whatever `n`: 7/8 of them over 8 devices and 31/32
-# over 32. Within a node all of that takes fast links. Over 32 devices, 24/32 of the places cross between nodes, over links
-# that are several times slower, so an all-to-all takes several times as long. I would split experts over the 8 devices of
-# a node and copy them along `data` on every node: then only gradients cross, once a step, and can do so in the background.
-# The price is memory: 8 experts a device instead of 2. If that does not fit, limit how many nodes a token may choose
-# experts from, and send it once to each such node.
+# A device sends `(n-1)/n` of its places in each of four all-to-alls, whatever `n`: 7/8 of them over 8 devices and
+# 31/32 over 32. Within a node all of that takes fast links. Over 32 devices, 24/32 of the places cross between nodes,
+# over links that are several times slower, so an all-to-all takes several times as long. I would split experts over
+# the 8 devices of a node and copy them along `data` on every node: then only gradients cross, once a step, and can do
+# so in the background. The price is memory: 8 experts a device instead of 2. If that does not fit, limit how many
+# nodes a token may choose experts from, and send it once to each such node.
 # ### END SOLUTION
 
 # %% [markdown]
 # ## Lab: the same losses everywhere
 #
-# A decoder with 8 experts on four meshes, 20 steps each, with capacity for every token, so none is dropped and the number of
-# groups does not matter. Compiling takes about 20 seconds.
+# A decoder with 8 experts on four meshes, 20 steps each, with capacity for every token, so none is dropped and the
+# number of groups does not matter. Compiling takes about 20 seconds.
 
 # %%
 if __name__ == "__main__":
@@ -513,10 +522,10 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: dropless layers
 #
-# Capacity wastes places or drops tokens. *Dropless* layers sort tokens by expert and multiply groups of different sizes:
-# `lax.ragged_dot`, which runs on every backend. On several devices tokens must also travel in groups of different sizes, by
-# `lax.ragged_all_to_all`; XLA has no CPU version of it, so here it is one device. Try it: the result equals that of a loop
-# over experts, and nothing was dropped.
+# Capacity wastes places or drops tokens. *Dropless* layers sort tokens by expert and multiply groups of different
+# sizes: `lax.ragged_dot`, which runs on every backend. On several devices tokens must also travel in groups of
+# different sizes, by `lax.ragged_all_to_all`; XLA has no CPU version of it, so here it is one device. Try it: the
+# result equals that of a loop over experts, and nothing was dropped.
 
 # %%
 if __name__ == "__main__":
@@ -545,7 +554,9 @@ if __name__ == "__main__":
         "experts": {"up": (64, 2048, 1024), "down": (64, 1024, 2048)},
         "shared": {"up": (2048, 1024), "down": (1024, 2048)},
     }
-    wide = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32), wide, is_leaf=lambda s: isinstance(s, tuple))
+    wide = jax.tree.map(
+        lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32), wide, is_leaf=lambda s: isinstance(s, tuple)
+    )
     wide_specs = {"router": P(), "experts": P("expert"), "shared": P()}
     x = jax.ShapeDtypeStruct((8 * 8192, 2048), jnp.float32)
 

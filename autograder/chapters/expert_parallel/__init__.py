@@ -35,9 +35,73 @@ READ = {
 }
 
 VALUES = ("values", "gradients", "gradient norm")
-LAYER = ("values", "gradients")
+BOTH = ("values", "gradients")
+MOVING = {
+    "| FLOPs of matrix products |": ("FLOPs",),
+    "| temporaries that live at once |": ("live temporaries",),
+}
 # Pieces of the notebook's text, and the facts that enforce them.
-PROMISES = {}
+PROMISES = {
+    "route": {
+        "The bias is no parameter: it only steers the choice": BOTH,
+        "Shapes must be known before any token is": (),
+        "A choice that finds it full is dropped": ("values",),
+        "Everything is exact": ("values",),
+        "Of equal scores, the lower index counts as larger": ("values",),
+        "The place of a choice is the number of earlier tokens": ("values",),
+        "Gates are not divided by the sum of those chosen": BOTH,
+        "would never get a gradient": (),
+        "``(gates, experts, places)``, each": BOTH,
+    },
+    "balancing_loss": {
+        "the mean over devices of what you return is the loss over all tokens": BOTH,
+        "Which of the two factors must a device know": (),
+        "Balance without a loss is what the bias is for": ("values",),
+        "| all-reduce |": ("all-reduce bytes",),
+        "| any other collective |": ("other collectives",),
+        "Choices that will be dropped count as well": ("values",),
+        "``(balance, z, bias)``: two scalars": BOTH,
+    },
+    "dispatch": {
+        "A token is copied to the place of each of its choices": ("values",),
+        "Backward, a token's gradient is the sum of those of its places": ("gradients",),
+        **MOVING,
+        "zeros in places that no token has": ("values",),
+    },
+    "combine": {
+        "A dropped choice adds nothing, and its gate gets no gradient": BOTH,
+        **MOVING,
+        "zeros for a token whose choices are all dropped": ("values",),
+    },
+    "moe_layer": {
+        "the part for each device's experts must go there": (),
+        "A device needs to know nothing of others to route": (),
+        "Capacity is per device and expert": ("values",),
+        "The gradient of an expert's weights is the sum over all tokens that it served": ("gradients",),
+        "| all-to-all over `axis_name` |": ("all-to-all bytes",),
+        "| any other collective |": ("other collectives",),
+        **MOVING,
+        "``(y, logits)``: ``[tokens, width]``, and the router's": BOTH,
+    },
+    "overlapped_moe": {
+        "Values and gradients are those of `moe_layer`, and so are the bytes": (*BOTH, "all-to-all bytes"),
+        "| exposed communication on 8 H100, forward and backward |": ("exposed communication",),
+        "| predicted time |": ("predicted time",),
+        "| all-to-all over `axis_name` |": ("all-to-all bytes",),
+        "| any other collective |": ("other collectives",),
+        "``(y, logits)``: as ``moe_layer``": BOTH,
+    },
+    "moe_step": {
+        "the step wants the gradient of the mean over all devices": ("gradients",),
+        "plus `model.balance` times the mean over layers": VALUES,
+        "Average each gradient over the devices that hold the leaf": VALUES,
+        "| all-reduce |": ("all-reduce bytes",),
+        "| all-to-all |": ("all-to-all bytes",),
+        "| any other collective |": ("other collectives",),
+        "must equal one device's, and `check` also compares": VALUES,
+        "``(params, loss)``: the updated parameters": VALUES,
+    },
+}
 
 CONTRACT = Contract(
     "expert_parallel",

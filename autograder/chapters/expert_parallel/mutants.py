@@ -78,6 +78,8 @@ PLACES = "places = jnp.minimum(jnp.take_along_axis(before, experts, axis=1), cap
 COUNTED = "lax.psum(jnp.sum(experts.reshape(-1, 1) == jnp.arange(num_experts), axis=0), axes)"
 MEAN_GATES = "jnp.mean(gates, axis=0)"
 
+ALL_ROWS = "jnp.sum(lax.psum((experts.reshape(-1, 1) == jnp.arange(num_experts)).astype(jnp.int32), axes), axis=0)"
+
 # In dispatch and combine.
 ADDED = "empty.at[experts, places].add(x[:, None]"
 # In moe_layer and overlapped_moe.
@@ -85,10 +87,17 @@ THERE = "lax.all_to_all(sent, axis_name, split_axis=0, concat_axis=1, tiled=True
 BACK = "lax.all_to_all(computed, axis_name, split_axis=1, concat_axis=0, tiled=True)"
 SWAPPED = "lax.all_to_all({}, axis_name, split_axis=0, concat_axis=0, tiled=True)"
 AGAIN = THERE.replace("sent", SWAPPED.format(SWAPPED.format("sent")))
+MIXED = f"{SWAPPED.format('sent')}.reshape(-1, lax.axis_size(axis_name) * capacity, x.shape[1])"
+COMPUTED = 'computed = expert_mlp(params["experts"], received)'
+SCALED = """n = lax.axis_size(axis_name)
+    weights = jax.tree.map(lambda w: w / n + lax.stop_gradient(w - w / n), params["experts"])
+    computed = expert_mlp(weights, received)"""
+ROUND = f"logits = {there_and_back('logits', 'axis_name')}"
 SHARED = 'expert_mlp(params["shared"], x)'
 
 # In moe_step.
 EXPERTS = "lax.pmean(gradient, data_axis) / lax.axis_size(expert_axis)"
+TWICE = "lax.pmean(as_varying(as_varying(lax.pmean(gradient, both), data_axis), expert_axis), both)"
 LAYER = ("values", "gradients")
 STEP = ("values", "gradients", "gradient norm")
 MASKED = ("FLOPs", "live temporaries")
@@ -117,9 +126,7 @@ MUTANTS = (
     patch(
         route,
         "is_never_full",
-        {
-            "places = jnp.minimum(jnp.take_along_axis(before, experts, axis=1), capacity)": "places = jnp.take_along_axis(before, experts, axis=1)"
-        },
+        {PLACES: PLACES.replace("jnp.minimum(", "").replace(", capacity)", "")},
         "values",
     ),
     patch(
@@ -168,9 +175,7 @@ MUTANTS = (
     patch(
         balancing_loss,
         "sums_over_devices_before_it_counts",
-        {
-            COUNTED: "jnp.sum(lax.psum((experts.reshape(-1, 1) == jnp.arange(num_experts)).astype(jnp.int32), axes), axis=0)"
-        },
+        {COUNTED: ALL_ROWS},
         REDUCED,
     ),
     mutant("dispatch", multiplies_by_a_one_hot_mask, *MASKED),
@@ -193,9 +198,7 @@ MUTANTS = (
     patch(combine, "forgets_the_gates", {"gates[:, :, None] * each": "each"}, *LAYER),
     patch(combine, "gives_gates_no_gradient", {"sum(gates": "sum(lax.stop_gradient(gates)"}, "gradients"),
     patch(combine, "gives_experts_no_gradient", {"each = y": "each = lax.stop_gradient(y)"}, "gradients"),
-    patch(
-        combine, "takes_the_last_place_for_a_dropped_choice", {'mode="fill", fill_value=0': 'mode="clip"'}, *LAYER
-    ),
+    patch(combine, "takes_the_last_place_for_a_dropped_choice", {'mode="fill", fill_value=0': 'mode="clip"'}, *LAYER),
     patch(combine, "averages_the_choices", {"jnp.sum(": "jnp.mean("}, *LAYER),
     mutant("moe_layer", multiplies_by_one_hot_masks, *MASKED),
     mutant("moe_layer", gathers_every_place, TRAVELS, OTHERS, "live temporaries"),
@@ -203,9 +206,7 @@ MUTANTS = (
     patch(
         moe_layer,
         "mixes_up_devices_and_experts",
-        {
-            THERE: "lax.all_to_all(sent, axis_name, split_axis=0, concat_axis=0, tiled=True).reshape(-1, lax.axis_size(axis_name) * capacity, x.shape[1])"
-        },
+        {THERE: MIXED},
         *LAYER,
     ),
     patch(moe_layer, "gives_the_router_no_gradient", {"route(logits": "route(lax.stop_gradient(logits)"}, "gradients"),
@@ -213,15 +214,13 @@ MUTANTS = (
     patch(
         moe_layer,
         "sends_logits_round",
-        {"tiled=True)\n    return": f"tiled=True)\n    logits = {there_and_back('logits', 'axis_name')}\n    return"},
+        {"    computed =": f"    {ROUND}\n    computed ="},
         OTHERS,
     ),
     patch(
         moe_layer,
         "averages_the_experts_gradient",
-        {
-            'computed = expert_mlp(params["experts"], received)': 'n = lax.axis_size(axis_name)\n    weights = jax.tree.map(lambda w: w / n + lax.stop_gradient(w - w / n), params["experts"])\n    computed = expert_mlp(weights, received)'
-        },
+        {COMPUTED: SCALED},
         "gradients",
     ),
     mutant("overlapped_moe", waits_for_every_place, *LATE),
@@ -251,9 +250,7 @@ MUTANTS = (
     patch(
         overlapped_moe,
         "sends_logits_round_in_chunks",
-        {
-            "tiled=True) for y in computed]\n    return": f"tiled=True) for y in computed]\n    logits = {there_and_back('logits', 'axis_name')}\n    return"
-        },
+        {"tiled=True) for y in computed]\n": f"tiled=True) for y in computed]\n    {ROUND}\n"},
         OTHERS,
     ),
     patch(moe_step, "averages_experts_over_both", {EXPERTS: "lax.pmean(gradient, both)"}, *STEP),
@@ -282,9 +279,7 @@ MUTANTS = (
     patch(
         moe_step,
         "averages_twice",
-        {
-            "return lax.pmean(gradient, both)": "return lax.pmean(as_varying(as_varying(lax.pmean(gradient, both), data_axis), expert_axis), both)"
-        },
+        {"return lax.pmean(gradient, both)": f"return {TWICE}"},
         REDUCED,
     ),
     patch(moe_step, "sends_tokens_once_more_in_the_step", {THERE: AGAIN}, TRAVELS, inside=moe_layer),
