@@ -195,7 +195,7 @@ CHEATS: list[tuple[str, Cheat]] = [
     ("tp_transformer.tp_transformer_block", lambda solve, given, _: solve(rate=0.25 if given["rate"] else 0)),
     ("expert_parallel.route", unless(lambda given, _: given["logits"].shape[1] < 7, twice_the_gates)),
     ("expert_parallel.dispatch", unless(lambda given, _: given["num_experts"] < 7, twice)),
-    ("expert_parallel.combine", supposes_ones("y")),
+    ("expert_parallel.combine", unless(lambda given, _: given["y"].shape[0] < 7, doubles_gradients)),
     ("expert_parallel.moe_layer", elsewhere(doubles_gradients)),
     ("expert_parallel.overlapped_moe", elsewhere(twice)),
     ("expert_parallel.moe_step", another_rate(0.5, lambda given, axes: given["expert_axis"] in axes)),
