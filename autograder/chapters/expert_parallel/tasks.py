@@ -422,7 +422,6 @@ OVERLAPPED_MOE = _layer(
     point=("exposed communication", "predicted time"),
     facts=overlapped_facts,
     naive_time="waits_for_every_place",
-    compiled_exposed=0.7,
 )
 
 # moe_step: experts are averaged over the data axis alone, all other leaves over both.
