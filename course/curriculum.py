@@ -212,6 +212,20 @@ CHAPTERS = (
         ),
     ),
     Chapter(
+        "expert_parallel",
+        "Expert parallelism",
+        "many experts, few used",
+        (
+            Function("route", 30, MEDIUM),
+            Function("balancing_loss", 30, MEDIUM),
+            Function("dispatch", 15, EASY),
+            Function("combine", 15, EASY),
+            Function("moe_layer", 40, MEDIUM),
+            Function("overlapped_moe", 30, MEDIUM),
+            Function("moe_step", 45, HARD),
+        ),
+    ),
+    Chapter(
         "transformer_3d",
         "Everything together",
         "data x pipe x tensor in one training step",

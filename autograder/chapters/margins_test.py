@@ -8,6 +8,7 @@ import pytest
 from autograder.chapters.async_tensor_parallel import tasks as async_tp
 from autograder.chapters.context_parallel import tasks as context
 from autograder.chapters.data_parallel.tasks import EXPOSED
+from autograder.chapters.expert_parallel import tasks as experts
 from autograder.chapters.looping_pipeline import step as looping
 from autograder.chapters.pipeline import model as pipeline
 from autograder.chapters.schedules import programs as schedules
@@ -45,6 +46,13 @@ LIMITS = [
     ("context_parallel.ring_attention", "temporaries", context.TEMPORARIES, REFERENCE, 1.15, 1.15),
     ("context_parallel.zigzag_order", "seconds", context.FASTER, NAIVE, 1.15, 1.15),
     ("context_parallel.cp_transformer_step", "temporaries", context.STEP_TEMPORARIES, REFERENCE, 1.15, 1.15),
+    *(
+        (f"expert_parallel.{moving}", "temporaries", experts.MOVING_TEMPORARIES, REFERENCE, 1.15, 1.15)
+        for moving in ("dispatch", "combine")
+    ),
+    ("expert_parallel.moe_layer", "temporaries", experts.LAYER_TEMPORARIES, REFERENCE, 1.15, 1.15),
+    ("expert_parallel.moe_layer", "flops", 1.1, REFERENCE, 1.05, 1.15),
+    ("expert_parallel.overlapped_moe", "exposed", experts.EXPOSED, NAIVE, 1.15, 1.15),
     ("pipeline.pipeline_loss", "flops", pipeline.SPREAD, NAIVE, 1.15, 1.15),
     ("looping_pipeline.looping_train_step", "spent", looping.EXPOSED, NAIVE, 1.15, 1.15),
     ("looping_pipeline.looping_train_step", "temporaries", looping.TEMPORARIES, REFERENCE, 1.15, 1.15),
@@ -107,6 +115,8 @@ OTHERS = [
         ("schedules.execute_schedule", name, "temporaries", REFERENCE, 0, 0.93 * schedules.TEMPORARIES)
         for name in ("small_results", "by_conditions")
     ),
+    ("expert_parallel.moe_layer", "by_a_table", "temporaries", REFERENCE, 1, 0.93 * experts.LAYER_TEMPORARIES),
+    ("expert_parallel.overlapped_moe", "one_chunk_ahead", "exposed", NAIVE, 0, 0.93 * experts.EXPOSED),
     ("single_device.remat_layers", "keeps_every_product", "temporaries", NAIVE, 1.15 * 0.35, inf),
     ("single_device.remat_layers", "with_products_without_batch_dims", "temporaries", NAIVE, 0, 0.35 / 1.15),
     ("single_device.remat_layers", "checkpoints_twice", "flops", NAIVE, 4 / 3, inf),

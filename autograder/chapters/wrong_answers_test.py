@@ -149,6 +149,10 @@ def twice_the_count(found):
     return {**found[0], "count": found[0]["count"] + 1}, found[1]
 
 
+def twice_the_gates(found):
+    return 2 * found[0], *found[1:]
+
+
 def updates_with(**settings: Any) -> Cheat:
     """Right with the settings of public cases, and with some of them otherwise."""
 
@@ -200,6 +204,12 @@ CHEATS: list[tuple[str, Cheat]] = [
     ("sequence_parallel.leave_tensor_region", supposes_ones("x")),
     ("sequence_parallel.sp_block", lambda solve, given, _: solve(rate=0.25 if given["rate"] > 0.1 else given["rate"])),
     ("sequence_parallel.ulysses_attention", elsewhere(doubles_gradients)),
+    ("expert_parallel.route", unless(lambda given, _: given["logits"].shape[1] < 7, twice_the_gates)),
+    ("expert_parallel.dispatch", unless(lambda given, _: given["num_experts"] < 7, twice)),
+    ("expert_parallel.combine", unless(lambda given, _: given["y"].shape[0] < 7, doubles_gradients)),
+    ("expert_parallel.moe_layer", elsewhere(doubles_gradients)),
+    ("expert_parallel.overlapped_moe", elsewhere(twice)),
+    ("expert_parallel.moe_step", another_rate(0.5, lambda given, axes: given["expert_axis"] in axes)),
     ("pipeline.split_microbatches", unless(wide(5), lambda parts: jax.tree.map(lambda leaf: leaf[::-1], parts))),
     ("pipeline.pipeline_tick", elsewhere(lambda found: (found[0], doubles_gradients(found[1])))),
     ("pipeline.execute_pipeline", unless(public_microbatches, doubles_gradients)),
