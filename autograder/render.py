@@ -163,7 +163,7 @@ def _result_html(result: Result) -> str:
         f'<b style="{_MONO}">{_html(plain(result.name))}</b> '
         f'<span style="{_FAINT}">{number(result.points)} of {number(result.max_points)} points</span>'
     )
-    remark = f"<div>{_html(result.reason)}</div>" if result.reason else ""
+    remark = f"<div>{_html(plain(result.reason))}</div>" if result.reason else ""
     if not result.not_started and not _message_in_facts(result):
         remark += _remark(result.message, _line_html(result.line, result.quoted), colour)
     if result.original and not result.not_started:
@@ -278,7 +278,7 @@ def _result_rich(result: Result) -> list[RenderableType]:
         (plain(result.name), "bold"),
         (f"  {number(result.points)} of {number(result.max_points)} points", "dim"),
     )
-    parts: list[RenderableType] = [head, *([Text(result.reason)] if result.reason else [])]
+    parts: list[RenderableType] = [head, *([Text(plain(result.reason))] if result.reason else [])]
     if (result.line or result.message) and not _message_in_facts(result):
         parts.append(_remark_rich(_line_rich(result.line, result.quoted), result.message))
     if result.original:

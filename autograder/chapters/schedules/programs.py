@@ -103,7 +103,10 @@ def permuted(judged: Judged) -> Fact:
 
 
 def execute_facts(judged: Judged) -> list[Fact]:
-    values = "Is the loss the mean over microbatches, and does the last part of the model alone have one?"
+    values = (
+        "Is the loss the mean over microbatches, does the last part of the model alone have one, and does every other "
+        "part send its output to the next?"
+    )
     gradients = (
         "Which action reads a slot that another one has overwritten, or that nobody has written yet? Follow the first "
         "microbatch through the table."
