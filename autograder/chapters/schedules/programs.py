@@ -206,9 +206,9 @@ def versions_facts(judged: Judged) -> list[Fact]:
     values = (
         "At which version is the gradient taken, which one does it change, and which is the older one in the next step?"
     )
-    gradients = "Is it the mean over all pipelines, at the older weights?"
+    gradients = f"{values} Is it the mean over all pipelines?"
     return [
-        *facts.values_and_gradients(judged.cases, values, gradients),
+        *facts.values_and_gradients(judged.cases, values, gradients, step=True),
         byte_facts.bytes_sent(
             "all-reduce bytes",
             judged.all,
