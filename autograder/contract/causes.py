@@ -334,7 +334,7 @@ def _along(right: np.ndarray, first: int, names: Sequence[int]) -> str:
 
 
 def of_few_bytes(sent: Sequence[Collective], low: float, inputs: Iterable[Leaf], case: Case[Any]) -> str:
-    """Suggest why too few bytes are sent: a narrower dtype than any input's, once for all microbatches, or a question."""
+    """Suggest why too few bytes are sent: a narrower dtype than any input's, or once for all microbatches."""
     given = {leaf.dtype for leaf in inputs}
     narrow = [c for c in sent if c.dtype in _NARROW and not given & {"float16", "bfloat16"}]
     wide = sum(c.total_bytes * (4 / _NARROW[c.dtype] if c.dtype in _NARROW else 1) for c in sent)

@@ -110,8 +110,8 @@ def values_and_gradients(
 ) -> list[Fact]:
     """Values, gradients leaf by leaf, and the global norm of those under ``norm``; each with its own hint.
 
-    In a ``step`` values follow from the gradients, and their own hint waits until those are right; where a loss alone is
-    wrong, the hint is about it.
+    In a ``step`` values follow from the gradients, and their own hint waits until those are right; where a loss alone
+    is wrong, the hint is about it.
     """
     back = arrays_match("gradients", cases, "gradients", gradients, weight=weight)
     after = step and back.passed is False
@@ -145,7 +145,8 @@ def _norm_matches(name: str, e: Evidence, prefix: str) -> Fact:
         figures = {"measured": abs(measured - expected) / scale, "limit": TOLERANCE, "unit": Unit.RELATIVE}
         comparison = causes.times(measured / scale)
     wrong = not abs(measured - expected) <= TOLERANCE * scale
-    message = f"on mesh {e.case.mesh_text} the norm over all leaves, every copy counted, is {comparison}" if wrong else ""
+    where = f"on mesh {e.case.mesh_text} the norm over all leaves, every copy counted"
+    message = f"{where}, is {comparison}" if wrong else ""
     return at(e, name, Kind.GRADIENTS, message, **figures)
 
 

@@ -255,7 +255,8 @@ class Result:
         if values and "values" not in values:
             wrong[Kind.VALUES] = f"wrong {listed(f'“{name}”' for name in values)}"
         if wrong:
-            return f"{' and '.join(wrong.values()).capitalize()} earn nothing, whatever else is met. {self.together}".strip()
+            text = " and ".join(wrong.values()).capitalize()
+            return f"{text} earn nothing, whatever else is met. {self.together}".strip()
         point = [f"“{fact.name}”" for fact in self.missed if fact.point]
         return f"At most half of the points without {listed(point)}: the exercise is about that." if point else ""
 

@@ -170,7 +170,8 @@ def too_full(name: str, question: Question, answer: Any) -> str:
         limit = ORDERS[name].in_flight(stage, *question)
         if round(most * repeats) > limit:
             parts = "parts of microbatches" if repeats > 1 else "microbatches"
-            said = f"Stage {stage} has {round(most * repeats)} {parts} in flight at once, and {limit} {'is' if limit == 1 else 'are'} enough."
+            enough = f"{limit} {'is' if limit == 1 else 'are'} enough"
+            said = f"Stage {stage} has {round(most * repeats)} {parts} in flight at once, and {enough}."
             return f"{said} {FOLLOW}{ORDERS[name].full}"
     return ""
 
