@@ -61,7 +61,7 @@ PROMISES = {
         "Every device sends in every tick": (),
         "| `ppermute` | two a tick": ("permute bytes",),
         "| any other collective | none |": ("other collectives",),
-        "| bubble, on a free network | at most 1.03": ("bubble",),
+        "| bubble, on a network that takes no time | at most 1.03": ("bubble",),
         "| temporaries that live at once, there |": ("live temporaries",),
         "The loss of the batch is the **mean": ("values", "gradients"),
         "``(loss, gradients)``: on the last stage": ("values", "gradients"),
