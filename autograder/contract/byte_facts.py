@@ -189,7 +189,7 @@ def _bytes_message(e: Evidence, by: str, sent: list[Collective], total: float, l
         if total >= low * (1 - FEW_BYTES):
             few = f"only {low - total:,.0f} bytes are missing, as of a loss, a count or a small leaf"
             return f"{where} and should send at least {low:,.0f}: {few}. Which is never sent?"
-        return f"{where} and should send at least {low:,.0f}: {causes.of_few_bytes(sent, low, e.inputs)}"
+        return f"{where} and should send at least {low:,.0f}: {causes.of_few_bytes(sent, low, e.inputs, e.case)}"
     many = _many(e, sent, total, high, low)[1]
     return f"{where} and should send at most {high:,.0f}; {many}{'' if many.endswith('?') else '.'}"
 

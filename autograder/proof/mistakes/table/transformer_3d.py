@@ -35,7 +35,7 @@ MISTAKES = [
     Mistake(
         "train_step_3d",
         "gradients not clipped",
-        r"begin with “gradients”.*leaf loss on mesh .* at \[1\] .*The loss of step 0 is right",
+        r"begin with “gradients”.*leaf loss on mesh .* in step 1 .*The loss of step 0 is right",
         {"jnp.minimum(1, largest_norm / norm)": "1"},
     ),
     Mistake(
