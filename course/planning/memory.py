@@ -9,6 +9,7 @@ microbatches in flight depends on the schedule: ``course.schedules.activations_f
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 from course.budget import OPTIMIZERS, PLANS, saved_per_layer
 from course.planning.choices import Choice, group_layers
@@ -97,6 +98,7 @@ def in_flight(choice: Choice, stage: int) -> float:
     return activations_form(name, stage, choice.pipe, choice.microbatches, choice.repeats)
 
 
+@cache
 def layer_bytes(
     sizes: Sizes, training: Training, tensor: int, sequences: int, remat: str, context: int = 1
 ) -> tuple[int, int, int]:

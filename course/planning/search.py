@@ -203,7 +203,8 @@ def _slower(found: Estimate, best: Estimate) -> Rejected:
 
 def _too_large(found: Estimate) -> Rejected:
     """Name the largest part of the memory."""
-    resident = {"state": sum(found.resident[name] for name in STATE)}
-    resident |= {name: size for name, size in found.resident.items() if name not in STATE}
+    resident = {"state": sum(map(found.resident.__getitem__, STATE)), **found.resident}
+    for name in STATE:
+        del resident[name]
     why = max(resident, key=lambda name: resident[name])
     return Rejected(found.choice.at, Kind.TOO_LARGE, why, resident[why], found)

@@ -9,8 +9,8 @@ from course.budget import REMAT as BUDGETED
 
 # Margin for workspaces, fragmentation and buffers of collectives, without closed forms. As in ``meshcraft memory``.
 MARGIN = 0.2
-# A device has two chunks of a sequence split over ``context``; products of fewer tokens than this are inefficient.
-LEAST_CHUNK = 512
+# A device has two chunks of a sequence split over ``context``. With fewer tokens, no link here is fast enough for a ring.
+LEAST_CHUNK = 1024
 REMAT = (*BUDGETED, "half")
 KERNELS = ("fused", "materialised", "plain")
 # All that are known, and those that a search tries by itself: GPipe keeps more than 1F1B and is no faster.

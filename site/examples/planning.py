@@ -20,23 +20,23 @@ PLAIN = replace(COURSE, plan="float32", optimizer="sgd")
 SEPARATE, SCANNED = replace(PLAIN, pairs=False), replace(PLAIN, scanned=True, pairs=False)
 # Sequences, the step, its configuration, and its training settings.
 STEPS = {
-    "fsdp, data=8": (64, steps.sharded, (8, 1, 1, 1, 8, "block", True), SEPARATE),
-    "tp_transformer, tensor=8": (8, steps.over_tensor, (1, 1, 8, 1, 1, "none", False), SCANNED),
-    "tp_transformer, data=4 tensor=2": (16, steps.over_tensor, (4, 1, 2, 1, 1, "none", False), SCANNED),
+    "fsdp, data=8": (64, steps.sharded, (8, 1, 1, 1, 8, "block", 3), SEPARATE),
+    "tp_transformer, tensor=8": (8, steps.over_tensor, (1, 1, 8, 1, 1, "none", 0), SCANNED),
+    "tp_transformer, data=4 tensor=2": (16, steps.over_tensor, (4, 1, 2, 1, 1, "none", 0), SCANNED),
     "looping_pipeline, data=4 pipe=2": (
         64,
         steps.looping,
-        (4, 2, 1, 4, 4, "block", False),
+        (4, 2, 1, 4, 4, "block", 0),
         replace(PLAIN, share_loss=False),
     ),
-    "transformer_3d, 2 x 2 x 2, FSDP": (64, steps.everything, (2, 2, 2, 4, 4, "block", True), PLAIN),
-    "transformer_3d, 4 x 1 x 2": (64, steps.everything, (4, 1, 2, 2, 8, "block", False), PLAIN),
-    "transformer_3d, 1 x 8 x 1": (64, steps.everything, (1, 8, 1, 16, 1, "block", False), PLAIN),
-    "transformer_3d, 1 x 2 x 4, all kept": (32, steps.everything, (1, 2, 4, 4, 4, "none", False), PLAIN),
+    "transformer_3d, 2 x 2 x 2, FSDP": (64, steps.everything, (2, 2, 2, 4, 4, "block", 3), PLAIN),
+    "transformer_3d, 4 x 1 x 2": (64, steps.everything, (4, 1, 2, 2, 8, "block", 0), PLAIN),
+    "transformer_3d, 1 x 8 x 1": (64, steps.everything, (1, 8, 1, 16, 1, "block", 0), PLAIN),
+    "transformer_3d, 1 x 2 x 4, all kept": (32, steps.everything, (1, 2, 4, 4, 4, "none", 0), PLAIN),
     "transformer_3d, 4 x 1 x 2, bfloat16": (
         64,
         steps.everything,
-        (4, 1, 2, 2, 8, "block", False),
+        (4, 1, 2, 2, 8, "block", 0),
         replace(COURSE, optimizer="sgd"),
     ),
 }
