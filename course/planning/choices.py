@@ -68,6 +68,10 @@ class Choice(NamedTuple):
         return {"data": self.data, "pipe": self.pipe, **rest, "tensor": self.tensor}
 
     @property
+    def devices(self) -> int:
+        return self.at.devices
+
+    @property
     def fsdp(self) -> bool:
         return self.zero == 3
 
@@ -101,7 +105,9 @@ def unscheduled(choice: Choice, schedule: str) -> str:
     if schedule == "zero_bubble" and choice.remat != "none":
         return f"the schedule zero_bubble keeps what gradients of weights need, so remat is none and not {choice.remat}"
     if schedule == "zero_bubble" and choice.microbatches < choice.pipe:
-        return f"the schedule zero_bubble needs at least {choice.pipe} microbatches, and there are {choice.microbatches}"
+        return (
+            f"the schedule zero_bubble needs at least {choice.pipe} microbatches, and there are {choice.microbatches}"
+        )
     return ""
 
 

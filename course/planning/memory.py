@@ -152,7 +152,9 @@ def _weights_at_work(sizes: Sizes, choice: Choice, training: Training) -> int:
     """
     plan, group = PLANS[training.plan], sum(group_elements(sizes, choice))
     if not choice.fsdp:
-        layer = layer_elements(sizes, choice.tensor) / sizes.layers + routed_elements(sizes, choice.tensor, choice.expert)
+        layer = layer_elements(sizes, choice.tensor) / sizes.layers + routed_elements(
+            sizes, choice.tensor, choice.expert
+        )
         cast = round(layer * training.element) * (plan.master == 0)
         return cast + round(group * plan.gradient) * (choice.zero == 2)
     if choice.pipe > 1:

@@ -7,6 +7,8 @@ of Experts (arXiv 2401.04088), table 1. DeepSeek-V3: DeepSeek-AI, DeepSeek-V3 Te
 
 from course.sizes import Sizes
 
+# The model that is planned if none is named, with the sizes of the chapters' larger examples.
+BILLION = Sizes(16, 2048, 16, 32_000, 1024)
 MODELS = {
     "llama-3-8b": Sizes(32, 4096, 32, 128_256, 8192, hidden=14_336, kv_heads=8, gated=True, rotary=True),
     "llama-3-70b": Sizes(80, 8192, 64, 128_256, 8192, hidden=28_672, kv_heads=8, gated=True, rotary=True),

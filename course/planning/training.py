@@ -114,6 +114,4 @@ class Training:
 
 DEFAULT = Training()
 # The step of the chapters, whose programs the analyses see.
-COURSE = Training(
-    rings=True, share_loss=True, pairs=True, kernels="plain", schedules=("breadth_first",), zeros=(0, 3)
-)
+COURSE = Training(rings=True, share_loss=True, pairs=True, kernels="plain", schedules=("breadth_first",), zeros=(0, 3))
