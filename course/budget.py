@@ -106,8 +106,8 @@ def saved_per_layer(
 
     For each norm, two arrays of the width (its input, and the input of the products after it) and a mask are whole
     on every device of a tensor axis, or split along the sequence with ``sequence_parallel``. Queries, keys, values, the
-    output of attention before projection and the MLP's arrays are split: two of its inner width, three if gated. A layer
-    of a mixture has those of the experts that compute a token, and a copy of the token for each routed one.
+    output of attention before projection and the MLP's arrays are split: two of its inner width, three if gated. A
+    layer of a mixture has those of the experts that compute a token, and a copy of the token for each routed one.
     """
     s, mask, norms = sizes.seq, int(dropout), 1 if sizes.parallel else 2
     whole = norms * sizes.width * (2 * element + mask) / (tensor if sequence_parallel else 1)

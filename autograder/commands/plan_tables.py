@@ -86,7 +86,18 @@ def _configurations(every: Iterable[Estimate | Rejected], reason: Callable[[Reje
 
     every = list(every)
     axes = _axes(every)
-    columns = ("mesh" if len(axes) > 3 else " ".join(axes), "M", "R", "schedule", "remat", "ZeRO", "ms", "MFU", "GB", "")
+    columns = (
+        "mesh" if len(axes) > 3 else " ".join(axes),
+        "M",
+        "R",
+        "schedule",
+        "remat",
+        "ZeRO",
+        "ms",
+        "MFU",
+        "GB",
+        "",
+    )
     table = _table(*columns, numbers=("M", "R", "ms", "MFU", "GB"))
     for one in every:
         found, why = (one.found, reason(one)) if isinstance(one, Rejected) else (one, "the best")

@@ -1,5 +1,5 @@
-"""Numbers of parameters on one device: those that are the same on all devices with other tokens, and routed experts, which
-``expert`` splits as well."""
+"""Numbers of parameters on one device: those that all devices with other tokens have too, and routed experts, which
+``expert`` splits."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The time and the memory of one step of a Transformer on a mesh, in closed form.
 
-A pipeline over ``pipe``, layers split over ``tensor``, tokens over ``context``, experts over ``expert``, any stage of ZeRO
-over ``data``, whose transfers overlap with the ticks of the next group of layers. If stages differ, the one with the most
-layers counts.
+A pipeline over ``pipe``, layers split over ``tensor``, tokens over ``context``, experts over ``expert``, any stage of
+ZeRO over ``data``, whose transfers overlap with the ticks of the next group of layers. If stages differ, the one with
+the most layers counts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The time of one device for the experts of a mixture, for one microbatch, and of a whole layer with them.
 
-Tokens are split over ``expert`` as over ``data``, and experts over ``expert``: a token travels to each expert that computes
-it, and back. No token is dropped, and all experts have equally many. Each expert is split over ``tensor`` as an MLP is.
+Tokens are split over ``expert`` as over ``data``, and experts over ``expert``: a token travels to each expert that
+computes it, and back. No token is dropped, and all experts have equally many. Each expert is split over ``tensor`` as
+an MLP is.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ def mixture_passes(sizes: Sizes, rank: Rank) -> Passes:
         sent_forward=rest.sent_forward + sent,
         sent_backward=rest.sent_backward + sent,
         # Gradients of the gates need the experts' outputs: all of it is recomputed.
-        again=rest.again | {"block": rest.again["block"] + forward},
-        sent_again=rest.sent_again | {"block": rest.sent_again["block"] + sent},
+        again={**rest.again, "block": rest.again["block"] + forward},
+        sent_again={**rest.sent_again, "block": rest.sent_again["block"] + sent},
         weights=rest.weights + weights + router,
         expert=Sent(sides, sides, sides),
     )
 
 
 def _experts(sizes: Sizes, rank: Rank) -> tuple[float, float, float, float]:
-    """The products of a device's experts: seconds forward, of gradients of weights, of the rest of the backward pass, and
-    of gathering and scattering tokens over ``tensor``, which each pass does once."""
+    """The products of a device's experts: seconds forward, of gradients of weights, of the rest of the backward pass,
+    and of gathering and scattering tokens over ``tensor``, which each pass does once."""
     h, inner, gated = sizes.width, sizes.expert_inner // rank.parts, sizes.gated
     rows = rank.sequences * rank.tokens * sizes.experts_per_token
     experts, columns = sizes.experts // len(rank.experts), inner * (1 + gated)
@@ -73,15 +74,16 @@ def _mean(dense: Passes, mixture: Passes, share: float) -> Passes:
         return share * one + (1 - share) * other
 
     def sent(one: Sent, other: Sent) -> Sent:
-        return Sent(*map(mean, vars(one).values(), vars(other).values()))
+        return Sent(mean(one.forward, other.forward), mean(one.backward, other.backward), mean(one.again, other.again))
 
-    def by_remat(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
-        return {name: mean(seconds, other[name]) for name, seconds in one.items()}
-
-    figures = {name: mean(getattr(dense, name), getattr(mixture, name)) for name in _FIGURES}
-    again = {name: by_remat(getattr(dense, name), getattr(mixture, name)) for name in ("again", "sent_again")}
-    axes = {name: sent(getattr(dense, name), getattr(mixture, name)) for name in ("context", "expert")}
-    return Passes(**figures, **again, **axes)
-
-
-_FIGURES = ("forward", "backward", "sent_forward", "sent_backward", "weights")
+    return Passes(
+        mean(dense.forward, mixture.forward),
+        mean(dense.backward, mixture.backward),
+        mean(dense.sent_forward, mixture.sent_forward),
+        mean(dense.sent_backward, mixture.sent_backward),
+        {remat: mean(seconds, mixture.again[remat]) for remat, seconds in dense.again.items()},
+        {remat: mean(seconds, mixture.sent_again[remat]) for remat, seconds in dense.sent_again.items()},
+        mean(dense.weights, mixture.weights),
+        sent(dense.context, mixture.context),
+        sent(dense.expert, mixture.expert),
+    )

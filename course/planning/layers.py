@@ -237,8 +237,8 @@ def ring(sizes: Sizes, rank: Rank, forward: float, backward: float) -> Sent:
 
 
 def key_columns(sizes: Sizes, tensor: int) -> float:
-    """Columns of keys, or of values, on a device of ``tensor``: those of one head at least. Keys of latent attention have
-    the rotated features as well."""
+    """Columns of keys, or of values, on a device of ``tensor``: those of one head at least. Of latent attention, the
+    mean of both: only keys have the rotated features."""
     return max(sizes.keys // tensor, sizes.queries // sizes.heads) + sizes.rotated / tensor / 2
 
 

@@ -10,8 +10,8 @@ from course.machine import Machine
 from course.planning.choices import Mesh
 
 LAYOUT = ("data", "pipe", "expert", "context", "tensor")
-# Fraction of the whole array that each device sends in a ring, up to the factor (n - 1) / n. The array of an all-to-all is
-# that of one device.
+# Fraction of the whole array that each device sends in a ring, up to the factor (n - 1) / n; for an all-to-all, of one
+# device's array.
 _SENT = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1}
 # Message size for finding the slowest pair of a permute if rates do not depend on the size.
 _MEDIUM = 2.0**20

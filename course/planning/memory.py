@@ -77,8 +77,8 @@ def _work(sizes: Sizes, sequences: int, choice: Choice, training: Training) -> d
 
 
 def _around(sizes: Sizes, choice: Choice, training: Training, tokens: int) -> int:
-    """Keys and values of other devices of ``context``, and their gradients: the block in use and the next one of a ring,
-    or all that are gathered."""
+    """Keys and values of other devices of ``context``, and their gradients: a ring's block in use and the next one, or
+    all that are gathered."""
     if choice.context == 1:
         return 0
     blocks = 2 if training.context_attention == "ring" else choice.context

@@ -1,8 +1,8 @@
 """Sizes of published models, by the name that ``meshcraft plan --model`` takes.
 
-Llama 3: A. Grattafiori et al., The Llama 3 Herd of Models (arXiv 2407.21783), table 3. Mixtral: A. Jiang et al., Mixtral
-of Experts (arXiv 2401.04088), table 1. DeepSeek-V3: DeepSeek-AI, DeepSeek-V3 Technical Report (arXiv 2412.19437), section
-4.2; its vocabulary is that of the model card.
+Llama 3: A. Grattafiori et al., The Llama 3 Herd of Models (arXiv 2407.21783), table 3. Mixtral: A. Jiang et al.,
+Mixtral of Experts (arXiv 2401.04088), table 1. DeepSeek-V3: DeepSeek-AI, DeepSeek-V3 Technical Report (arXiv
+2412.19437), section 4.2; its vocabulary is that of the model card.
 """
 
 from course.sizes import Sizes

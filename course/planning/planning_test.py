@@ -141,7 +141,7 @@ def test_the_best_is_the_fastest_that_fits_and_every_other_one_has_a_reason():
     numbers = range(1, 17)
     for mesh in itertools.product((1, 2, 4, 8), repeat=3):
         for rest in itertools.product(numbers, numbers, ("none", "block"), (0, 3)):
-            choice = Choice(*mesh, *rest, "breadth_first")
+            choice = Choice._make((*mesh, *rest, "breadth_first", 1, 1))
             if refusal(LARGE, 8, 16, choice, COURSE) == "" and (mesh[0] > 1 or not choice.zero):
                 every.append(one(choice))
     fitting = [found for found in every if found.fits]
@@ -361,7 +361,7 @@ def test_a_ring_hides_keys_and_values_of_long_sequences_and_gathering_hides_none
     (ring, held), (gathered, whole) = (exposed(65_536, attention) for attention in ("ring", "gathered"))
     assert ring < 0.3 * gathered and held < whole
     (short, _), (all_of_it, _) = (exposed(2048, attention) for attention in ("ring", "gathered"))
-    assert short > 0.5 * all_of_it, "too few tokens to hide behind"
+    assert short / all_of_it > 4 * ring / gathered, "fewer tokens to hide behind"
 
 
 def test_groups_over_several_axes_have_every_device_once_and_sums_go_over_all_that_share_a_weight():
@@ -390,7 +390,7 @@ MIXTURE = Sizes(4, 1024, 8, 8192, 1024, experts=8, experts_per_token=2, expert_h
 
 
 def mixed(sizes=MIXTURE, **axes):
-    choice = Choice(**{"data": 1, "pipe": 1, "tensor": 1} | axes, microbatches=1, repeats=4, remat="none")
+    choice = Choice(1, 1, 1, 1, 4, "none")._replace(**axes)
     return estimate(sizes, scaled(H100, choice.devices), 8, choice)
 
 

@@ -46,7 +46,7 @@ def axes_tried(sizes: Sizes, num_devices: int, training: Training) -> tuple[tupl
 
 
 def choices(sizes: Sizes, mesh: Mesh, batch: int, training: Training = DEFAULT) -> Iterator[Choice]:
-    """All configurations on a mesh that a model can be placed on; ZeRO only where several devices have the same weights.
+    """All configurations on a mesh that a model can be placed on; ZeRO only where devices share weights.
 
     Without a pipeline, every layer is a separate group unless the schedule is breadth-first: nothing else is faster.
     """

@@ -9,7 +9,8 @@ from course.budget import REMAT as BUDGETED
 
 # Margin for workspaces, fragmentation and buffers of collectives, without closed forms. As in ``meshcraft memory``.
 MARGIN = 0.2
-# A device has two chunks of a sequence split over ``context``. With fewer tokens, no link here is fast enough for a ring.
+# A device has two chunks of a sequence split over ``context``. By its peaks, an H100 hides keys and values of 8 of 32
+# heads on NVLink behind blocks of 1,100 tokens: shorter chunks are not tried.
 LEAST_CHUNK = 1024
 REMAT = (*BUDGETED, "half")
 KERNELS = ("fused", "materialised", "plain")
@@ -38,11 +39,11 @@ class Training:
         kernels: ``fused``: attention keeps no scores, and skips masked ones; ``materialised``: it keeps them,
             in the training's element size; ``plain``: what JAX's autodiff saves for a plain program in a scan, scores
             in float32 and intermediates of norms and GELU.
-        schedules: Members of ``SCHEDULES`` to try on a pipeline. ``1f1b``: one repeat, and each stage alternates forward
-            and backward passes; ``interleaved``: the same with several repeats; ``zero_bubble``: ZB-H1, in which
-            gradients of weights fill the bubble, without remat; ``gpipe``: all microbatches are in flight, and their
-            logits. Without a pipeline, all of them take one microbatch at a time. ``breadth_first``: the
-            schedule of the course's own step, which has all in flight on every mesh, recomputes the layers of a repeat
+        schedules: Members of ``SCHEDULES`` to try on a pipeline. ``1f1b``: one repeat, and each stage alternates
+            forward and backward passes; ``interleaved``: the same with several repeats; ``zero_bubble``: ZB-H1, in
+            which gradients of weights fill the bubble, without remat; ``gpipe``: all microbatches are in flight, and
+            their logits. Without a pipeline, all of them take one microbatch at a time. ``breadth_first``: the schedule
+            of the course's own step, which has all in flight on every mesh, recomputes the layers of a repeat
             together, needs layers divisible by stages and repeats, and has embedding and head on every stage.
         zeros: Stages of ZeRO to try: ``data`` splits nothing but the batch (0), the optimizer's state (1), gradients as
             well, which each microbatch then reduce-scatters (2), or parameters too (3, FSDP).

@@ -117,7 +117,8 @@ def _near_the_best(e: Evidence) -> Fact:
                 f" {found.mfu:.1%} MFU, {share:.1%} of what can be had. Besides computing, most of its time goes into: "
             )
             detail = "" if e.secret else f"{detail}{most}."
-            least, message = share, f"{_described(e, question, found.choice[:ANSWERED])} is slower than another that fits.{detail}"
+            described = _described(e, question, found.choice[:ANSWERED])
+            least, message = share, f"{described} is slower than another that fits.{detail}"
     how: dict[str, Any] = {"limit": NEAR, "direction": Limit.AT_LEAST, "unit": Unit.BEST_CHOICE}
     if not estimates:
         return at(e, MFU, Kind.TIME, "no choice can be placed", "no choice", **how)
