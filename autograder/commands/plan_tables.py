@@ -25,11 +25,8 @@ def print_plans(found: Plans, where: Machine, sizes: Sizes, batch: int, every: b
 
     tokens = batch * sizes.seq
     active = f", {sizes.active:,} of them for each token" if sizes.experts else ""
-    show(
-        Text(
-            f"{sizes.count:,} parameters{active}, {tokens:,} tokens a step, {where.name}: {found.count:,} configurations"
-        )
-    )
+    model = f"{sizes.count:,} parameters{active}"
+    show(Text(f"{model}, {tokens:,} tokens a step, {where.name}: {found.count:,} configurations"))
     show(Text(f"{reached}\n", style="dim"))
     best = [found.best] if found.best is not None else []
     if every:
@@ -42,7 +39,8 @@ def print_plans(found: Plans, where: Machine, sizes: Sizes, batch: int, every: b
     axes = _axes(found.by_mesh().values())
     order = f"Mesh: {' x '.join(axes)}. " if len(axes) > 3 else ""
     footer = (
-        f"\n{order}M: microbatches, R: repeats, ZeRO: its stage. GB: counted, without the margin. `--all` has every configuration with its "
+        f"\n{order}M: microbatches, R: repeats, ZeRO: its stage. GB: counted, without the margin. "
+        "`--all` has every configuration with its "
         "reason, `--json` also where its time and memory go. All of it is predicted; the page `planning` says how well."
     )
     show(Text(footer, style="dim"))
