@@ -81,6 +81,8 @@ def stages() -> Table:
         found = estimate(BILLION, H100, 128, Choice(8, 1, 1, 16, 16, "none", stage))
         state = sum(found.resident[name] for name in ("parameters", "gradients", "optimizer"))
         table.add(str(stage), 1e3 * found.seconds, 1e3 * found.parts["data"], state / 1e9, found.bytes / 1e9)
+    once = [estimate(BILLION, H100, 128, Choice(8, 1, 1, 1, 16, "none", stage)).seconds for stage in range(4)]
+    assert max(once[2:]) < once[1] and min(table.rows, key=lambda row: table[row]["step"]) == "1"
     return table
 
 
@@ -171,6 +173,8 @@ def experts() -> Table:
         one = next(one for one in found if one.choice.expert == size)
         shares = (one.parts[name] / one.seconds for name in ("expert", "data", "tensor"))
         table.add(str(size), mesh_of(one), one.mfu, one.bytes / 1e9, *shares)
+    found = [row["MFU"] for row in table.rows.values()]
+    assert max(found) / min(found) < 1.05, "about as much as the all-to-alls cost"
     return table
 
 
