@@ -71,6 +71,19 @@ def test_a_model_and_a_machine_of_any_size_can_be_named_and_the_step_of_the_cour
     assert "which no run reaches" in meshcraft(*SMALL, "--machine", "8xTPUv5e").out
 
 
+def test_a_published_mixture_is_planned_over_its_experts_and_what_is_fixed_is_fixed(meshcraft):
+    mixtral = ("plan", "--model", "mixtral-8x7b", "--seq", "4096", "--devices", "32", "--nodes", "4", "--batch", "64")
+    text = " ".join(meshcraft(*mixtral, "--remat", "none", "--zero", "3", columns=110).out.split())
+    assert "46,702,824,704 parameters, 12,879,957,248 of them for each token" in text
+    assert "Mesh: data x pipe x expert x context x tensor" in text and "zero_bubble" in text
+    fixed = ("--expert", "8", "--context", "1", "--schedule", "1f1b,interleaved", "--zero", "1,3")
+    found = json.loads(meshcraft(*mixtral, *fixed, "--json").out)
+    choices = [one["estimate"]["choice"] for one in found["rejected"] if one["estimate"]]
+    assert {(one["expert"], one["context"]) for one in choices} == {(8, 1)}
+    assert {one["zero"] for one in choices} == {1, 3}
+    assert {one["schedule"] for one in choices} == {"1f1b", "interleaved"}
+
+
 def test_plan_exits_1_where_nothing_fits(meshcraft):
     ended = meshcraft(*LARGE)
     assert ended.status == 1 and "nothing fits in 22.4 GiB (24 GB) with the margin" in ended.out
