@@ -82,7 +82,9 @@ def stages() -> Table:
         state = sum(found.resident[name] for name in ("parameters", "gradients", "optimizer"))
         table.add(str(stage), 1e3 * found.seconds, 1e3 * found.parts["data"], state / 1e9, found.bytes / 1e9)
     once = [estimate(BILLION, H100, 128, Choice(8, 1, 1, 1, 16, "none", stage)).seconds for stage in range(4)]
-    assert max(once[1:]) < 1.001 * min(once[1:]) < once[0] and min(table.rows, key=lambda row: table[row]["step"]) == "1"
+    assert (
+        max(once[1:]) < 1.001 * min(once[1:]) < once[0] and min(table.rows, key=lambda row: table[row]["step"]) == "1"
+    )
     return table
 
 
