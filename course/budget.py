@@ -12,70 +12,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from course.sizes import MAY_BE_ZERO, LeafSize, Sizes, flops_per_token, leaves
+
 AXES = ("data", "pipe", "tensor")
-MAY_BE_ZERO = {
-    "hidden": "four times the width",
-    "parameters": "as many as the sizes make",
-    "kv_heads": "as many as there are heads",
-    "head_width": "the width over the heads",
-    "min_size": "splitting all",
-}
 REMAT = ("none", "attention", "block")
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of a decoder-only Transformer.
-
-    Attributes:
-        layers, width, heads, vocab, seq: The usual sizes.
-        hidden: Width inside the MLP; 0 means four times ``width``.
-        parameters: Number of parameters, if known from elsewhere; 0 means that they are counted.
-        kv_heads: Number of key/value heads, each shared by a group of query heads; 0 means ``heads``.
-        head_width: Width of one head; 0 means ``width / heads``.
-        gated: True if the MLP multiplies two matrix products of its input, as SwiGLU does.
-        parallel: True if attention and MLP share one input and are added to the residual together.
-    """
-
-    layers: int
-    width: int
-    heads: int
-    vocab: int
-    seq: int
-    hidden: int = 0
-    parameters: int = 0
-    kv_heads: int = 0
-    head_width: int = 0
-    gated: bool = False
-    parallel: bool = False
-
-    @property
-    def inner(self) -> int:
-        return self.hidden or 4 * self.width
-
-    @property
-    def queries(self) -> int:
-        """Total width of the queries over all heads."""
-        return self.heads * (self.head_width or self.width // self.heads)
-
-    @property
-    def keys(self) -> int:
-        """Total width of the keys over all heads; values have the same width."""
-        return self.queries * (self.kv_heads or self.heads) // self.heads
-
-    @property
-    def count(self) -> int:
-        """Total number of parameters."""
-        return self.parameters or sum(leaf.elements for leaf in leaves(self).values())
-
-
-@dataclass(frozen=True)
-class LeafSize:
-    """A leaf of the parameters: its number of elements over all layers, and the axes that split it."""
-
-    elements: int
-    layered: bool
-    split: bool
 
 
 @dataclass(frozen=True)
@@ -146,34 +86,6 @@ class Budget:
         return {**asdict(self), "total": self.total}
 
 
-def leaves(sizes: Sizes) -> dict[str, LeafSize]:
-    """Leaves of ``course.model.transformer``'s parameters by name; those under ``layers`` cover all layers."""
-    d, m, v, n, q = sizes.width, sizes.inner, sizes.vocab, sizes.layers, sizes.queries
-    return {
-        "embed/token": LeafSize(v * d, False, True),
-        "embed/position": LeafSize(sizes.seq * d, False, False),
-        "layers/attention_norm/scale": LeafSize(n * d, True, False),
-        "layers/attention/qkv/kernel": LeafSize(n * d * (q + 2 * sizes.keys), True, True),
-        "layers/attention/out/kernel": LeafSize(n * q * d, True, True),
-        "layers/mlp/norm/scale": LeafSize(n * d, True, False),
-        "layers/mlp/up/kernel": LeafSize(n * d * m * (1 + sizes.gated), True, True),
-        "layers/mlp/up/bias": LeafSize(n * m, True, True),
-        "layers/mlp/down/kernel": LeafSize(n * m * d, True, True),
-        "layers/mlp/down/bias": LeafSize(n * d, True, False),
-        "head/norm/scale": LeafSize(d, False, False),
-        "head/out/kernel": LeafSize(d * v, False, True),
-        "head/out/bias": LeafSize(v, False, True),
-    }
-
-
-def flops_per_token(sizes: Sizes) -> int:
-    """``6 N + 12 L d s``: forward and backward, without a discount for causal masking (PaLM, appendix B).
-
-    ``d`` is the total width of the queries over all heads.
-    """
-    return 6 * sizes.count + 12 * sizes.layers * sizes.queries * sizes.seq
-
-
 def activation_bytes(sizes: Sizes, sequences: float, *, element: int = 2, tensor: int = 1, dropout: bool = True) -> int:
     """Bytes that one device saves for the backward pass of all layers, without recomputation.
 
@@ -194,11 +106,13 @@ def saved_per_layer(
 
     For each norm, two arrays of the width (its input, and the input of the products after it) and a mask are whole
     on every device of a tensor axis, or split along the sequence with ``sequence_parallel``. Queries, keys, values, the
-    output of attention before projection and the MLP's arrays are split: two of its inner width, three if gated.
+    output of attention before projection and the MLP's arrays are split: two of its inner width, three if gated. A
+    layer of a mixture has those of the experts that compute a token, and a copy of the token for each routed one.
     """
     s, mask, norms = sizes.seq, int(dropout), 1 if sizes.parallel else 2
     whole = norms * sizes.width * (2 * element + mask) / (tensor if sequence_parallel else 1)
-    split = 2 * sizes.queries + 2 * sizes.keys + (2 + sizes.gated) * sizes.inner
+    split = 2 * (sizes.queries + sizes.keys + sizes.rotated) + (2 + sizes.gated) * sizes.active_inner
+    split += sizes.experts_per_token * sizes.width
     return s * (whole + split * element / tensor), sizes.heads * s * s * (2 * element + mask) / tensor
 
 

@@ -174,7 +174,7 @@ def mesh_row(table, way, kind, data, tensor, compiled):
 
     def exported(platform):
         return over_tensor(
-            BILLION, Choice(data, 1, tensor, 1, 1, "none", False), 32, step=step, parallel=parallel, platform=platform
+            BILLION, Choice(data, 1, tensor, 1, 1, "none"), 32, step=step, parallel=parallel, platform=platform
         )
 
     found = predict(exported("cpu"), H100, model_flops=flops)

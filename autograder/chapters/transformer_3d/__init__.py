@@ -120,7 +120,7 @@ PROMISES = {
         "memory": ("memory fits",),
         "predicted MFU": ("predicted MFU",),
         "Allowed are `remat` of": ("every choice can be placed",),
-        "Mesh, microbatches, repeats, remat, and whether": ("every choice can be placed",),
+        "Mesh, microbatches, repeats, remat, and the stage of ZeRO": ("every choice can be placed",),
         "ValueError: Nothing fits.": ("every choice can be placed",),
     },
 }
