@@ -15,6 +15,7 @@ from autograder.commands import (
     learner,
     lenses,
     new_chapter,
+    people,
     plan,
     predict,
     similar,
@@ -41,6 +42,11 @@ for command in (
     course.status,
     course.feedback,
     course.export,
+    people.extend,
+    people.readers,
+    people.request,
+    people.requests,
+    people.changes,
     similar.similar,
 ):
     app.command(rich_help_panel=TEACH)(command)

@@ -45,8 +45,28 @@ def init(
     late_at_most: Annotated[
         str | None, typer.Option(metavar="PERCENT", help="What lateness takes off at most.")
     ] = None,
+    late_grace: Annotated[
+        float | None, typer.Option(metavar="MINUTES", help="How late counts as on time; 15, for example.")
+    ] = None,
+    points: Annotated[
+        list[str] | None, typer.Option(metavar="FUNCTION=POINTS", help="What a function is worth: fsdp_loss=10.")
+    ] = None,
+    drop_chapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CHAPTER", help="A chapter that no longer counts; --chapter takes it back."),
+    ] = None,
     students: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="CSV: id, first_name, last_name, email, lms_user_id.")
+        Path | None,
+        typer.Option(metavar="FILE", help="CSV with the column id, or an export of Canvas, Moodle or Gradescope."),
+    ] = None,
+    withdraw: Annotated[
+        list[str] | None, typer.Option(metavar="STUDENT", help="A student who has left; work and grades are kept.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="GROUP", help="The Unix group of the assistants, who review and export.")
+    ] = None,
+    site: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Where the course's pages are, for links in feedback.")
     ] = None,
     exchange: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="nbgrader's exchange, which students can reach.")
@@ -64,23 +84,35 @@ def init(
     new = not (folder / "source").is_dir()
     chapters = [require_chapter(each) for each in chapter or (known if new else [])]
     settings = {"name": name, "late_per_day": _percent(late_per_day), "late_at_most": _percent(late_at_most)}
-    settings |= {"vary": variants}
+    settings |= {"vary": variants, "late_grace": late_grace, "group": group, "site": site and site.rstrip("/")}
     settings["exchange"] = str(exchange.resolve()) if exchange else None
     with spinner("making the course"):
-        from autograder.grading.nbgrader.new_course import init_course, read_students
+        from autograder.grading.nbgrader.group import require_group
+        from autograder.grading.nbgrader.new_course import init_course
+        from autograder.grading.nbgrader.points import parse_points
+        from autograder.grading.nbgrader.rosters import read_students
 
+        if group:
+            require_group(group)
+        there = [path.name for path in (folder / "source").glob("*") if path.is_dir()]
         made = init_course(
             folder,
             chapters=chapters,
             due=_dates(due or [], folder, chapter or []),
             settings={field: value for field, value in settings.items() if value is not None},
             students=read_students(students) if students else [],
+            points=parse_points(points or [], [*there, *chapters]),
+            drop=[require_chapter(each) for each in drop_chapter or []],
+            withdraw=withdraw or [],
         )
+    widest = max(14, *map(len, made))
     for subject, message in made.items():
-        out().print(f"{subject:<16}{message}", markup=False, soft_wrap=True)
+        out().print(f"{subject:<{widest}}  {message}", markup=False, soft_wrap=True)
     out().print("\nnext", markup=False)
-    for command, does in _next(folder.resolve(), [name.split()[1] for name in made if name.startswith("chapter ")]):
-        out().print(f"  {command:<40}{does}".rstrip(), markup=False, soft_wrap=True)
+    steps = _next(folder.resolve(), [name.split()[1] for name in made if name.startswith("chapter ")])
+    longest = max(len(command) for command, does in steps if does)
+    for command, does in steps:
+        out().print(f"  {command:<{longest}}  {does}".rstrip(), markup=False, soft_wrap=True)
 
 
 def _percent(text: str | None) -> float | None:
@@ -190,8 +222,21 @@ def export(
     if to is None:
         sys.stdout.write(text)
         return
-    to.write_text(text, encoding="utf-8")
-    out().print(f"wrote {to}", markup=False)
+    write(to, text)
+
+
+def write(to: Path, text: str) -> None:
+    """Write a file that was named on the command line, and say so.
+
+    Raises:
+        UsageError: It cannot be written there.
+    """
+    try:
+        to.write_text(text, encoding="utf-8")
+    except OSError as error:
+        missing = f"there is no folder {to.parent}; make it first" if not to.parent.is_dir() else str(error)
+        raise UsageError(f"{to} cannot be written: {missing}") from None
+    out().print(f"wrote {to}", markup=False, soft_wrap=True)
 
 
 def _export_leaderboard(course: Path, names: list[str], chosen: Path, to: Path | None, canvas: bool) -> None:
@@ -207,8 +252,7 @@ def _export_leaderboard(course: Path, names: list[str], chosen: Path, to: Path |
     from autograder.grading.nbgrader.leaderboard import leaderboard_page, read_names
 
     (name,) = names
-    to.write_text(leaderboard_page(course, name, read_names(chosen, course, name)), encoding="utf-8")
-    out().print(f"wrote {to}", markup=False)
+    write(to, leaderboard_page(course, name, read_names(chosen, course, name)))
 
 
 def _columns(given: list[str], canvas: bool) -> dict[str, str]:

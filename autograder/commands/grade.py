@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,9 +60,13 @@ def grade(
     changed = [regrade for regrade in regrades if not _again(regrade)["same"]]
     if regrades and not as_json:
         out().print(f"{len(regrades) - len(changed)} of {len(regrades)} graded again are the same, to the last bit")
+        for pair in sorted({(r.before.isolation, r.after.isolation) for r in regrades if r not in changed}):
+            if pair[0] != pair[1]:
+                out().print(f"judged under {plain(pair[1])} now, and under {plain(pair[0])} before", markup=False)
     for regrade in changed:
         before, after = regrade.before.points, regrade.after.points
-        complain(f"{regrade.student} came out differently: {number(before)} points before, now {number(after)}")
+        what = _difference(regrade) if before == after else f"{number(before)} points before, now {number(after)}"
+        complain(f"{regrade.student} came out differently: {what}")
     raise typer.Exit(FAULT if waiting or changed else 0)
 
 
@@ -80,11 +85,22 @@ def _level(scheduler: str, unsafe_local: bool) -> str:
     return level
 
 
+def _difference(regrade: Any) -> str:
+    """What differs between two verdicts with the same points: the functions, or the notes."""
+    pairs = zip(regrade.before.functions, regrade.after.functions, strict=False)
+    names = [before.name for before, after in pairs if before.to_json() != after.to_json()]
+    return (
+        f"the same points, but other measurements for {', '.join(names)}" if names else "other notes, the same verdicts"
+    )
+
+
 def _again(regrade: Any) -> dict[str, Any]:
     before, after = regrade.before, regrade.after
     return {
         "student": regrade.student,
-        "same": before.to_json() == after.to_json(),
+        "same": replace(before, isolation="").to_json() == replace(after, isolation="").to_json(),
+        "isolation_before": before.isolation,
+        "isolation": after.isolation,
         "points_before": before.points,
         "points": after.points,
     }
@@ -97,14 +113,20 @@ def grade_table(reports: list[Report]) -> Group:
     each = ["isolation"] if len(levels) > 1 else []
     columns = (plain(column) for column in ("student", *names, "points", *each))
     shown = table(*(column if len(names) <= 3 else column.replace("_", "_\n") for column in columns))
+    parts: list[Text] = []
     for report in reports:
         results = {result.name: result for result in report.functions}
         cells = [_verdict_cell(results.get(name)) for name in names]
         points = f"{number(report.points)} of {number(report.max_points)}"
         shown.add_row(Text(one_line(report.student)), *cells, points, *[Text(plain(report.isolation)) for _ in each])
     message = f", judged under {levels[0]}" if len(levels) == 1 else ""
+    for report in reports:
+        calls = dict.fromkeys(call for result in report.functions for call in result.denied)
+        if calls:
+            what = f"{report.student}: the sandbox refused {', '.join(map(one_line, calls))}"
+            parts.append(Text(plain(what), style="yellow"))
     count = f"{len(reports)} submission{'' if len(reports) == 1 else 's'}"
-    return Group(shown, Text(f"\n{count}{plain(message)}", style="dim"))
+    return Group(shown, *parts, Text(f"\n{count}{plain(message)}", style="dim"))
 
 
 def unfinished(report: Report) -> bool:

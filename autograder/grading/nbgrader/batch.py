@@ -20,7 +20,9 @@ from autograder.grading.nbgrader.course import (
 )
 from autograder.grading.nbgrader.ledger import TRIES, Entry, Ledger, digest, needs_human
 from autograder.grading.nbgrader.names import name_problem, same_name, student_name
+from autograder.grading.nbgrader.points import require_released, scaled, worth
 from autograder.grading.nbgrader.pools import Job, NewPool, Outcome, dask_pool, grade_one, local_pool, verdict_for_all
+from autograder.grading.nbgrader.settings import read_settings
 from autograder.grading.nbgrader.submissions import Submission, find_submissions, fingerprint, read_submitted
 from autograder.grading.nbgrader.varied import requested_by
 from autograder.render import one_line
@@ -86,6 +88,7 @@ def grade_course(
             ledger.forget(assignment, _renamed(everyone, ledger.status(assignment)))
             clean_half_made(course, ledger.status(assignment))
             chosen = _chosen(everyone, only)
+            require_released(course, assignment)
             requested = tuple(sorted(requested_by(course, assignment).items()))
             model = Job(assignment, "", b"", "", secret(course), level, fingerprint(assignment), limits, requested)
             _Batch(ledger, model, again, on_progress, on_again).judge(chosen, pool)
@@ -95,7 +98,8 @@ def grade_course(
             booked = iter(range(1, len(waiting) + 1))
             on_book: Callable[[str], None] = lambda _: on_progress("gradebook", next(booked), len(waiting))  # noqa: E731
             problems = book(course, assignment, ledger, paths, on_book)
-    reports = [entry.report for entry in entries if entry.report]
+    points = worth(read_settings(course), assignment)
+    reports = [scaled(entry.report, points) for entry in entries if entry.report]
     return [_with_problem(report, problems.get(report.student, "")) for report in reports]
 
 

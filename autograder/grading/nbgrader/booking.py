@@ -21,12 +21,15 @@ from nbgrader.coursedir import CourseDirectory
 from nbgrader.preprocessors import CheckCellMetadata, OverwriteCells, OverwriteKernelspec
 
 from autograder.grading.inside.intake import IntakeError, parse_notebook
+from autograder.grading.nbgrader import register
 from autograder.grading.nbgrader.bridge import BridgeError, configuration, release_path, save_grades, write_verdicts
 from autograder.grading.nbgrader.course import HIDDEN, open_gradebook
 from autograder.grading.nbgrader.late import late_plugin, set_penalties
 from autograder.grading.nbgrader.ledger import Entry, Ledger, digest, remedy
 from autograder.grading.nbgrader.names import name_problem
+from autograder.grading.nbgrader.points import scaled, worth
 from autograder.grading.nbgrader.restore import exchange_files, restore, unreadable
+from autograder.grading.nbgrader.settings import read_settings
 from autograder.grading.nbgrader.submissions import read_submitted
 from autograder.release.converters import notebook_text
 
@@ -90,6 +93,8 @@ class _Booker:
     def __init__(self, course: Path, assignment: str, gradebook: Gradebook):
         self.course, self.assignment, self.gradebook = course, assignment, gradebook
         config = configuration(course, assignment)
+        self.extensions = register.values(course, register.EXTENSION)
+        self.worth = worth(read_settings(course), assignment)
         self.plugin = late_plugin(config)
         coursedir = CourseDirectory(config=config)
         self.coursedir: Any = coursedir
@@ -102,7 +107,7 @@ class _Booker:
         """Book one submission."""
         assert entry.report
         notebook = self._reviewed(entry, submission)
-        write_verdicts(notebook, entry.report)
+        write_verdicts(notebook, scaled(entry.report, self.worth))
         brought = exchange_files(submission.parent) if submission else {}
         when = {"timestamp": utils.parse_utc(brought["timestamp.txt"])} if "timestamp.txt" in brought else {}
         before = _autograded(self.course, entry) or {}
@@ -110,9 +115,16 @@ class _Booker:
             self.gradebook.update_or_create_student(entry.student)
             self.gradebook.update_or_create_submission(self.assignment, entry.student, **when)  # type: ignore[arg-type]
             save_grades(self.gradebook, notebook, (self.assignment, self.assignment, entry.student), before)
+            self._extend(entry.student)
             set_penalties(self.plugin, self.gradebook.find_submission(self.assignment, entry.student))
             self.gradebook.db.commit()
         self._write(entry, {f"{self.assignment}.ipynb": notebook_text(notebook), **brought})
+
+    def _extend(self, student: str) -> None:
+        """Grant the student's extension, which may be older than the submission."""
+        hours = self.extensions.get(f"{self.assignment}/{student}", 0.0)
+        if hours:
+            self.gradebook.grant_extension(self.assignment, student, hours=hours)  # type: ignore[arg-type]
 
     def _reviewed(self, entry: Entry, submission: Path | None) -> NotebookNode:
         """The notebook for manual review: made from the graded cells, or from none."""

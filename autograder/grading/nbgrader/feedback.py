@@ -10,7 +10,7 @@ from typing import Any
 import bleach
 from markupsafe import Markup
 from nbconvert.exporters import HTMLExporter
-from nbconvert.filters import markdown2html
+from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat import NotebookNode
 from nbgrader import utils
 from nbgrader.api import Gradebook
@@ -27,6 +27,11 @@ from autograder.release.converters import CHECK, run_nbgrader
 from autograder.render import one_line, plain
 
 TURNING = re.compile("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
+VERBATIM = re.compile(r"(^```.*?^```|(?<!`)`[^`\n]+`(?!`)|\$\$.+?\$\$|\$[^$\n]+\$)", re.DOTALL | re.MULTILINE)
+# An asterisk between the factors of a product, a doubled underscore around a name, a backslash of a formula.
+FORMULA = re.compile(r"(?<=[\w)\]}])\*+(?=[\w(\[{\\])|(?<!\w)__(?=\w+__)|(?<=\w)__(?!\w)|\\(?=\W)")
+KEPT = {ord(character): 0xE000 + ord(character) for character in "*_\\"}  # private use: no Markdown, no meaning
+TYPED = {private: character for character, private in KEPT.items()}
 PROSE = set("p br hr em strong del code pre blockquote ul ol li h1 h2 h3 h4 table thead tbody tr th td sub sup".split())
 
 
@@ -128,10 +133,20 @@ def _cell_name(cell: NotebookNode) -> str:
 def prose(text: str) -> Markup:
     """Render a person's Markdown as HTML without links, images or attributes; a template filter.
 
-    Control characters and bidirectional overrides are removed.
+    Formulas stay as they were typed: ``L*W``, ``n<m`` and ``__init__`` keep their characters. Control characters and
+    bidirectional overrides are removed.
     """
-    html = re.sub(r'<a class="anchor-link".*?</a>', "", markdown2html(TURNING.sub("", text)))
+    renderer = IPythonRenderer(escape=True, exclude_anchor_links=True)
+    html = MarkdownWithMath(renderer=renderer).render(_as_typed(TURNING.sub("", text))).translate(TYPED)
     return Markup(bleach.clean(html, tags=PROSE, attributes={}, strip=True))
+
+
+def _as_typed(text: str) -> str:
+    """Replace what Markdown would take out of a formula by ``KEPT``, outside of code and dollar signs."""
+    parts = VERBATIM.split(text)
+    return "".join(
+        part if n % 2 else FORMULA.sub(lambda found: found[0].translate(KEPT), part) for n, part in enumerate(parts)
+    )
 
 
 def _marked(yes: bool) -> str:

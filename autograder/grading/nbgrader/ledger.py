@@ -11,11 +11,12 @@ import json
 import platform
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from autograder.contract.verdict import NEEDS_HUMAN, Report
 
@@ -181,6 +182,20 @@ class Ledger:
                 (assignment,),
             ).fetchall()
         return [_entry(*row) for row in rows]
+
+    def ask(self, tables: str, query: str, values: tuple[object, ...]) -> list[tuple[Any, ...]]:
+        """Rows of other tables in this file, which are created if they are missing."""
+        with self._explained():
+            self._db.executescript(tables)
+            return self._db.execute(query, values).fetchall()
+
+    @contextmanager
+    def writing(self, tables: str) -> Iterator[Callable[..., sqlite3.Cursor]]:
+        """One transaction over other tables in this file; yields the function that executes a statement."""
+        with self._explained():
+            self._db.executescript(tables)
+        with self._transaction():
+            yield self._db.execute
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from multiprocessing.util import Finalize
 
 from autograder.contract.task import load
-from autograder.contract.verdict import REFUSED, Report, Result
-from autograder.grading.inside.intake import IntakeError, parse_notebook
+from autograder.contract.verdict import NEEDS_HUMAN, REFUSED, Report, Result
+from autograder.grading.inside.intake import DamagedError, IntakeError, parse_notebook
 from autograder.grading.inside.launch import PR_SET_PDEATHSIG, Limits, prctl
 from autograder.grading.nbgrader.course import CourseError
 from autograder.grading.nbgrader.submissions import fingerprint
@@ -143,6 +143,9 @@ def grade_one(job: Job) -> Outcome:
     try:
         notebook = parse_notebook(job.name, job.notebook)
         return Outcome(_warm_grader(job).grade_notebook(notebook, job.student))
+    except DamagedError as error:
+        message = f"the upload is damaged: {error}. Ask for the file again, or give points by hand"
+        return Outcome(verdict_for_all(job.chapter, NEEDS_HUMAN, message, job.level))
     except IntakeError as error:
         return Outcome(verdict_for_all(job.chapter, REFUSED, str(error), job.level))
     except Exception as error:

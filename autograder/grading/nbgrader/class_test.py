@@ -1,0 +1,326 @@
+"""A class over a term: points, written answers, people and dates change, nothing is lost, and each change is undone."""
+
+import csv
+import json
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell
+
+from autograder.contract.verdict import NEEDS_HUMAN, PASS, Result
+from autograder.grading.nbgrader import batch, people, points, register
+from autograder.grading.nbgrader.batch_test import fake, grade, verdicts
+from autograder.grading.nbgrader.conftest import POINTS, WHERE, booked, cell, file_and_book, hand_in, report
+from autograder.grading.nbgrader.course import open_gradebook, release
+from autograder.grading.nbgrader.export import canvas_csv, grades_csv, overview
+from autograder.grading.nbgrader.feedback import prose
+from autograder.grading.nbgrader.late import renew_penalties
+from autograder.grading.nbgrader.new_course import due_dates, init_course
+from autograder.grading.nbgrader.rosters import read_students
+from autograder.grading.nbgrader.settings import CourseError, read_settings
+
+__all__ = ["fake"]  # a fixture
+MARCH = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+ROSTER = [{"id": "ada", "section": "A"}, {"id": "bob", "section": "B"}, {"id": "cleo", "section": "A"}]
+
+
+def change(folder, due=None, chapters=(), students=(), points=None, drop=(), withdraw=(), **settings):
+    dates = {} if due is None else {"fsdp": due}
+    more = {"points": points, "drop": drop, "withdraw": withdraw}
+    return init_course(folder, chapters=[*chapters], due=dates, settings=settings, students=[*students], **more)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("class") / "course"
+    change(folder, MARCH, ["fsdp"], ROSTER, late_per_day=10.0, vary=False)
+    return folder
+
+
+@pytest.fixture
+def course(made, tmp_path):
+    return Path(shutil.copytree(made, tmp_path / "course"))
+
+
+def edit(course, act):
+    path = course / "source" / "fsdp" / "fsdp.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    act(notebook)
+    nbformat.write(notebook, path)
+
+
+def exported(course):
+    renew_penalties(course, "fsdp")
+    return {row["student"]: row for row in csv.DictReader(grades_csv(course, ["fsdp"]).splitlines())}
+
+
+def question(course, student):
+    with open_gradebook(course) as gradebook:
+        grade, comment = (find("question", *WHERE, student) for find in (gradebook.find_grade, gradebook.find_comment))
+        return grade.auto_score, grade.needs_manual_grade, comment.auto_comment
+
+
+def states(course):
+    return {row["student"]: row for row in overview(course, "fsdp")}
+
+
+def test_points_scale_without_another_grading_and_go_back(course):
+    hand_in(course, "ada")
+    grade(course)
+    assert exported(course)["ada"]["score"] == "18.0"
+    change(course, points={"fsdp.fsdp_loss": 10.0, "fsdp.question": 4.0})
+    released = (course / "release" / "fsdp" / "fsdp.ipynb").read_text()
+    assert "; 10 points.*" in released and read_settings(course).points == {
+        "fsdp.fsdp_loss": 10.0,
+        "fsdp.question": 4.0,
+    }
+    assert states(course)["ada"]["state"] == "not in the gradebook yet"
+    assert (grade(course)["ada"].points, grade(course)["ada"].max_points) == (23.0, 23.0)
+    row = exported(course)["ada"]
+    assert (row["score"], row["max_score"], row["points fsdp_loss"]) == ("23.0", "27.0", "10.0")
+    people.undo(course, register.log(course)[-1].number)
+    grade(course)
+    assert exported(course)["ada"]["score"] == "18.0" and read_settings(course).points == {}
+
+
+def test_a_source_with_other_points_or_with_a_test_cell_is_refused_before_release_and_grading(course):
+    def dearer(notebook):
+        cell(notebook, "check-fsdp_loss").metadata.nbgrader.points = 10
+
+    def tested(notebook):
+        own = {"grade_id": "mine", "points": 1, "grade": True, "solution": False, "locked": True, "task": False}
+        own |= {"schema_version": 3, "cell_type": "code"}
+        notebook.cells.append(new_code_cell("assert True", metadata={"nbgrader": own}))
+
+    hand_in(course, "ada")
+    edit(course, dearer)
+    for attempt in (change, grade, lambda course: release(course, "fsdp")):
+        with pytest.raises(CourseError, match=r"fsdp_loss is worth 10 points, and the course says 5.*--points fsdp.fs"):
+            attempt(course)
+    change(course, points={"fsdp.fsdp_loss": 10.0})
+    edit(course, tested)
+    for attempt in (change, lambda course: release(course, "fsdp")):
+        with pytest.raises(CourseError, match="has the test cell 'mine', which official grading cannot judge"):
+            attempt(course)
+
+    def mine(notebook):
+        own = notebook.cells.pop()
+        own.source = "answer = 1"
+        return own
+
+    def answered(notebook):
+        notebook.cells[-1].metadata.nbgrader |= {"solution": True, "locked": False}
+
+    edit(course, answered)
+    release(course, "fsdp")
+    hand_in(course, "bob", lambda notebook: notebook.cells.append(mine(notebook)))
+    assert grade(course)["bob"].points == 23.0
+    assert exported(course)["bob"]["max_score"] == "26.0", "a question of the instructor's own waits for a person"
+    assert states(course)["bob"]["state"] == "waits for manual grading"
+
+
+def test_a_test_cell_that_was_released_all_the_same_waits_for_a_person(course, monkeypatch):
+    def tested(notebook):
+        own = {"grade_id": "mine", "points": 1, "grade": True, "solution": False, "locked": True, "task": False}
+        notebook.cells.append(
+            new_code_cell("1", metadata={"nbgrader": {**own, "schema_version": 3, "cell_type": "code"}})
+        )
+
+    edit(course, tested)
+    with monkeypatch.context() as before:
+        before.setattr(points, "require_agreement", lambda *_, **__: None)
+        release(course, "fsdp")
+    hand_in(course, "ada")
+    grade(course)
+    assert states(course)["ada"]["state"] == "waits for manual grading" and exported(course)["ada"]["score"] == "18.0"
+
+
+@pytest.mark.parametrize("how", ["id", "place", "inside", "gone"])
+def test_an_answer_without_metadata_is_found_or_a_person_is_asked(course, how):
+    def strip(notebook):
+        at = next(n for n, each in enumerate(notebook.cells) if each.id == "question")
+        for number, each in enumerate(notebook.cells):
+            each.metadata = {}
+            each.id = each.id if how == "id" else f"cell-{number}"
+        if how == "inside":
+            notebook.cells[at - 1].source += "\n\n" + notebook.cells.pop(at).source
+        if how == "gone":
+            notebook.cells.append(notebook.cells.pop(at))
+
+    hand_in(course, "ada", strip, answer="Because L*W.")
+    grade(course)
+    score, waits, comment = question(course, "ada")
+    assert (score, waits) == (None, True) and "Because L*W." in str(booked(course, "ada").cells)
+    found = cell(booked(course, "ada"), "question").source
+    assert found.endswith("Because L*W.") if how != "gone" else "a person looks for the answer" in comment
+
+
+def test_an_answer_that_was_left_empty_is_no_answer(course):
+    hand_in(course, "ada")
+    grade(course)
+    assert question(course, "ada") == (0.0, False, "No response.")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "L*W*H/n and a*b",
+        "n<m and m>k",
+        "x**2 + y**2",
+        "__init__",
+        r"\(x*y*z\)",
+        "$L*W*H$",
+        "2 * n",
+        "a_i*b_i",
+    ],
+)
+def test_a_formula_arrives_as_it_was_typed(text):
+    shown = str(prose(f"so {text} bytes")).removeprefix("<p>").removesuffix("</p>\n")
+    assert shown.replace("&lt;", "<").replace("&gt;", ">") == f"so {text} bytes"
+
+
+@pytest.mark.parametrize("data", [b"", b"  \n", b'{"cells": [', '{"cells": "\xe9"}'.encode("latin-1"), b"[]"])
+def test_a_damaged_upload_waits_for_a_person_and_their_points_settle_it(course, data):
+    hand_in(course, "ada").write_bytes(data)
+    judged = grade(course)["ada"]
+    assert verdicts(judged) == {NEEDS_HUMAN} and "the upload is damaged" in judged.functions[0].message
+    assert states(course)["ada"]["state"] == "needs a person"
+    with open_gradebook(course) as gradebook:
+        for given in gradebook.find_submission_notebook(*WHERE, "ada").grades:
+            given.manual_score, given.needs_manual_grade = 1.0, False
+        gradebook.db.commit()
+    grade(course)
+    assert states(course)["ada"]["state"] == "graded" and states(course)["ada"]["points"] == 5.0
+    assert exported(course)["ada"]["score"] == "6.0"
+
+
+def test_a_person_who_overrules_points_is_seen_in_status_and_refusals_of_the_sandbox_too(course):
+    hand_in(course, "ada", answer="x")
+    denied = Result("shard_params", 2.0, 2.0, PASS, denied=("socket(AF_INET)",))
+    assert file_and_book(course, {"ada": report(denied)}) == {}
+    with open_gradebook(course) as gradebook:
+        gradebook.find_grade("check-shard_params", *WHERE, "ada").manual_score = 0.5
+        gradebook.db.commit()
+    row = states(course)["ada"]
+    assert (row["points"], row["denied"]) == (16.5, ["socket(AF_INET)"]) and "the sandbox refused socket" in row["why"]
+
+
+def test_an_extension_before_handing_in_counts_and_a_section_has_one_together(course):
+    people.extend(course, "fsdp", people.chosen(course, "fsdp", [], "A"), 24)
+    for student in ("ada", "bob"):
+        hand_in(course, student, stamp="2026-03-02 11:00:00 UTC")
+    grade(course)
+    rows = exported(course)
+    assert (rows["ada"]["late_penalty"], rows["bob"]["late_penalty"]) == ("0.0", "1.8")
+    people.extend(course, "fsdp", ["bob"], 24)
+    assert exported(course)["bob"]["late_penalty"] == "0.0"
+    people.undo(course, register.log(course)[-1].number)
+    assert exported(course)["bob"]["late_penalty"] == "1.8"
+    with pytest.raises(CourseError, match="no student nobody"):
+        people.chosen(course, "fsdp", ["nobody"], "")
+    with pytest.raises(CourseError, match="no student is in the section 'C'; there are: A, B"):
+        people.chosen(course, "fsdp", [], "C")
+
+
+def test_a_few_minutes_late_cost_nothing_within_the_grace_period(course):
+    hand_in(course, "ada", stamp="2026-03-01 12:06:00 UTC")
+    grade(course)
+    assert exported(course)["ada"]["late_penalty"] == "1.8"
+    change(course, late_grace=15.0)
+    assert exported(course)["ada"]["late_penalty"] == "0.0"
+    assert "up to 15 minutes late count as on time" in (course / "release" / "fsdp" / "fsdp.ipynb").read_text()
+
+
+def test_who_is_not_on_the_roster_is_flagged_and_who_left_keeps_the_work(course):
+    for student in ("ada", "bobb", "stranger"):
+        hand_in(course, student)
+    change(course, withdraw=["ada"])
+    grade(course)
+    rows = states(course)
+    assert "not on the list of students, which has bob" in rows["bobb"]["why"]
+    assert "not on the list" in rows["stranger"]["why"] and "has left the course" in rows["ada"]["why"]
+    assert "ada" not in canvas_csv(course, ["fsdp"], {}) and exported(course)["ada"]["score"] == "18.0"
+    with open_gradebook(course) as gradebook:
+        gradebook.remove_student("bobb")
+    assert "bobb" in canvas_csv(course, ["fsdp"], {}), "and no traceback"
+    change(course, students=[{"id": "stranger"}])
+    assert "not on the list" not in states(course)["stranger"]["why"]
+
+
+def test_no_chapter_is_added_by_grading_and_one_is_dropped_and_taken_back(course):
+    hand_in(course, "ada")
+    with pytest.raises(CourseError, match="collectives is not in this course, which has fsdp"):
+        batch.grade_course(course, "collectives", level="bubblewrap")
+    change(course, drop=["fsdp"])
+    with pytest.raises(CourseError, match="fsdp was dropped from this course"):
+        grade(course)
+    people.undo(course, register.log(course)[-1].number)
+    assert grade(course)["ada"].points == 18.0
+
+
+def test_a_change_is_undone_only_while_nothing_later_depends_on_it(course):
+    people.extend(course, "fsdp", ["ada"], 24)
+    first = register.log(course)[-1].number
+    people.extend(course, "fsdp", ["ada"], 48)
+    with pytest.raises(CourseError, match=rf"is now 48, no longer 24; undo change {first + 1} first"):
+        people.undo(course, first)
+    people.undo(course, first + 1)
+    people.undo(course, first)
+    assert register.values(course, register.EXTENSION) == {}
+    with pytest.raises(CourseError, match="was undone already, by change"):
+        people.undo(course, first)
+    change(course, MARCH + timedelta(days=1))
+    people.undo(course, register.log(course)[-1].number)
+    assert due_dates(course) == {"fsdp": MARCH} and "2026-03-01" in (course / "release/fsdp/fsdp.ipynb").read_text()
+
+
+def test_written_answers_are_divided_equally_and_late_ones_move_nobody(course):
+    for student in ("ada", "bob", "cleo"):
+        hand_in(course, student, answer="x")
+    grade(course)
+    first = people.assign_readers(course, "fsdp", ["tina", "tom"])
+    assert sorted(map(len, first.values())) == [1, 2]
+    hand_in(course, "dora", answer="x")
+    grade(course)
+    second = people.assign_readers(course, "fsdp", ["tina", "tom"])
+    assert all({*first[name]} <= {*second[name]} for name in first) and sorted(map(len, second.values())) == [2, 2]
+    assert sorted(people.numbers(course, "fsdp").values()) == [1, 2, 3, 4]
+
+
+def test_a_request_for_a_regrade_is_kept_and_answered(course):
+    with pytest.raises(CourseError, match="ada has not asked"):
+        people.answer_regrade(course, "fsdp", "ada", "No.")
+    people.ask_regrade(course, "fsdp", "ada", "The bytes are right.")
+    people.answer_regrade(course, "fsdp", "ada", "They are not: two gathers.")
+    (request,) = register.values(course, register.REQUEST).values()
+    assert (request["text"], request["answer"]) == ("The bytes are right.", "They are not: two gathers.")
+
+
+@pytest.mark.parametrize(
+    ("text", "student"),
+    [
+        (
+            'Student,ID,SIS User ID,SIS Login ID,Section\n"    Points Possible",,,,\n"Kahn, Bob",102,,bob,S1\n'
+            '"Student, Test",1,,x,S1\n',
+            {"id": "bob", "first_name": "Bob", "last_name": "Kahn", "lms_user_id": "102", "section": "S1"},
+        ),
+        (
+            "First name,Last name,ID number,Email address,Groups\nBob,Kahn,77,bob@example.org,S1\n",
+            {"id": "77", "first_name": "Bob", "last_name": "Kahn", "email": "bob@example.org", "section": "S1"},
+        ),
+        (
+            "Name,SID,Email,Role,Sections\nBob Kahn,77,bob@example.org,Student,S1\nTina,1,t@example.org,TA,\n",
+            {"id": "77", "first_name": "Bob", "last_name": "Kahn", "email": "bob@example.org", "section": "S1"},
+        ),
+        ("Vorname;Email\nBob;bob@example.org\n", {"id": "bob", "email": "bob@example.org"}),
+    ],
+)
+def test_rosters_of_canvas_moodle_and_gradescope_are_read(tmp_path, text, student):
+    path = tmp_path / "roster.csv"
+    path.write_text(text)
+    (row,) = read_students(path)
+    assert {name: value for name, value in row.items() if value} == student
+    assert json.dumps(row) and POINTS
