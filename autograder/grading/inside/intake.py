@@ -85,9 +85,9 @@ def parse_notebook(name: str, data: bytes) -> Notebook:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise DamagedError(
-            f"{name} is not a notebook: it is not JSON ({error}). Open and save it in JupyterLab"
-        ) from None
+        # What is nested or written beyond any parser's limits is no accident of an upload.
+        kind = DamagedError if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else IntakeError
+        raise kind(f"{name} is not a notebook: it is not JSON ({error}). Open and save it in JupyterLab") from None
     return Notebook(_cells(name, content), hashlib.sha256(data).hexdigest())
 
 

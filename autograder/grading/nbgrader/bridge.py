@@ -62,7 +62,7 @@ def configure(config: Config, course: Path) -> None:
         "nbgrader.preprocessors.AssignLatePenalties",
         "nbgrader.preprocessors.CheckCellMetadata",
     ]
-    config.GenerateAssignment.preprocessors = [f"{here}.Agrees", *GenerateAssignment.preprocessors.default()]
+    config.GenerateAssignment.preprocessors = [f"{here}.Agrees", *(GenerateAssignment.preprocessors.default() or [])]
     config.GenerateFeedback.exporter_class = "autograder.grading.nbgrader.feedback.FeedbackExporter"
     config.GenerateFeedback.preprocessors = [
         "nbgrader.preprocessors.GetGrades",

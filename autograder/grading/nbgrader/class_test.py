@@ -5,6 +5,7 @@ import json
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -202,7 +203,8 @@ def test_a_person_who_overrules_points_is_seen_in_status_and_refusals_of_the_san
     denied = Result("shard_params", 2.0, 2.0, PASS, denied=("socket(AF_INET)",))
     assert file_and_book(course, {"ada": report(denied)}) == {}
     with open_gradebook(course) as gradebook:
-        gradebook.find_grade("check-shard_params", *WHERE, "ada").manual_score = 0.5
+        given: Any = gradebook.find_grade("check-shard_params", *WHERE, "ada")
+        given.manual_score = 0.5
         gradebook.db.commit()
     row = states(course)["ada"]
     assert (row["points"], row["denied"]) == (16.5, ["socket(AF_INET)"]) and "the sandbox refused socket" in row["why"]

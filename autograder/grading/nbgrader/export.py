@@ -56,14 +56,15 @@ def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
         report = entry.report if entry else None
         first = _why(entry) if state == HUMAN else _remedy(state, assignment)
         notes = [*_roster_note(student, enrolled), *_notes(submission, entry, known, alike[same_name(student)] > 1)]
-        so_far = state in (GRADED, BY_HAND, UNBOOKED) and report
+        judged = scaled(report, points) if report else None
+        so_far = judged.points if judged and state in (GRADED, BY_HAND, UNBOOKED) else None
         rows.append(
             {
                 "chapter": assignment,
                 "student": student,
                 "state": state,
-                "points": known.get("points", scaled(report, points).points) if so_far else None,
-                "max_points": scaled(report, points).max_points if report else None,
+                "points": known.get("points", so_far) if so_far is not None else None,
+                "max_points": judged.max_points if judged else None,
                 "days_late": known.get("days_late", 0),
                 "why": "; ".join(filter(None, [first, *notes])),
                 "denied": _denied(entry),
