@@ -18,6 +18,7 @@ from autograder.grading.nbgrader.course import (
     require_folder,
     secret,
 )
+from autograder.grading.nbgrader.group import share
 from autograder.grading.nbgrader.ledger import TRIES, Entry, Ledger, digest, needs_human
 from autograder.grading.nbgrader.names import name_problem, same_name, student_name
 from autograder.grading.nbgrader.points import require_released, scaled, worth
@@ -98,6 +99,7 @@ def grade_course(
             booked = iter(range(1, len(waiting) + 1))
             on_book: Callable[[str], None] = lambda _: on_progress("gradebook", next(booked), len(waiting))  # noqa: E731
             problems = book(course, assignment, ledger, paths, on_book)
+        share(course)
     points = worth(read_settings(course), assignment)
     reports = [scaled(entry.report, points) for entry in entries if entry.report]
     return [_with_problem(report, problems.get(report.student, "")) for report in reports]

@@ -1,8 +1,13 @@
 """A class over a term: points, written answers, people and dates change, nothing is lost, and each change is undone."""
 
 import csv
+import grp
 import json
+import os
 import shutil
+import subprocess
+import tempfile
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,15 +16,17 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell
 
-from autograder.contract.verdict import NEEDS_HUMAN, PASS, Result
+from autograder.contract.verdict import FAIL, NEEDS_HUMAN, PASS, Fact, Kind, Result
 from autograder.grading.nbgrader import batch, people, points, register
 from autograder.grading.nbgrader.batch_test import fake, grade, verdicts
 from autograder.grading.nbgrader.conftest import POINTS, WHERE, booked, cell, file_and_book, hand_in, report
-from autograder.grading.nbgrader.course import open_gradebook, release
+from autograder.grading.nbgrader.course import open_gradebook, release, secret
 from autograder.grading.nbgrader.export import canvas_csv, grades_csv, overview
-from autograder.grading.nbgrader.feedback import prose
+from autograder.grading.nbgrader.feedback import prose, write_feedback
+from autograder.grading.nbgrader.group import require_group
 from autograder.grading.nbgrader.late import renew_penalties
 from autograder.grading.nbgrader.new_course import due_dates, init_course
+from autograder.grading.nbgrader.page import next_step
 from autograder.grading.nbgrader.rosters import read_students
 from autograder.grading.nbgrader.settings import CourseError, read_settings
 
@@ -326,3 +333,77 @@ def test_rosters_of_canvas_moodle_and_gradescope_are_read(tmp_path, text, studen
     (row,) = read_students(path)
     assert {name: value for name, value in row.items() if value} == student
     assert json.dumps(row) and POINTS
+
+
+def test_feedback_says_where_to_go_on_and_which_earlier_function_is_to_blame(course):
+    def uses(notebook):
+        cell(notebook, "fsdp_loss").source = "def fsdp_loss(*a):\n    return helper(*a)\n"
+        cell(notebook, "gather_params").source = "def gather_params(*a):\n    pass\n"
+        notebook.cells.append(new_code_cell("%%time\nx = (", id="odd"))
+        notebook.cells.append(new_code_cell("def helper(*a):\n    return gather_params(*a)\n", id="helper"))
+
+    change(course, site="https://example.org/meshcraft")
+    hand_in(course, "ada", uses, answer="L*W & more")
+    fact = Fact("gradients", Kind.GRADIENTS, False, 7, 2e-5)
+    results = [Result(n, 0.0, POINTS[n], FAIL, (fact,)) for n in ("gather_params", "fsdp_loss")]
+    assert file_and_book(course, {"ada": report(*results)}) == {}
+    people.ask_regrade(course, "fsdp", "ada", "Why 7?")
+    people.answer_regrade(course, "fsdp", "ada", "Eight devices, less one.")
+    (page,), problems = write_feedback(course, "fsdp")
+    text = page.read_text()
+    assert problems == {} and text.index("What to do next") < text.index("gather_params</code></a></p>")
+    assert "<code>fsdp_loss</code> uses <code>gather_params</code>, which is not right yet" in text
+    assert "Go on with this function: gradients; after that, 1 more." in text
+    assert (
+        'href="https://example.org/meshcraft/' in text and "A colleague proposes" in text and "L*W &amp; more" in text
+    )
+    assert "Why 7?" in text and "Eight devices, less one." in text and "model answer" not in text
+    assert "passed; its facts" in text
+    copy = booked(course, "ada")
+    at = next(n for n, each in enumerate(copy.cells) if each.metadata.get("nbgrader", {}).get("grade_id") == "question")
+    assert copy.cells[at - 1].source.startswith("**For graders: a model answer**\n\nKeeping the gathered weights")
+
+
+def test_what_comes_next_is_said_for_nothing_and_for_everything_right():
+    right, wrong = (Result("f", points, 1.0, verdict) for points, verdict in ((1.0, PASS), (0.0, FAIL)))
+    assert next_step("fsdp", [right]) == {"sentence": "Every function passes."}
+    assert "Nothing has earned points yet" in next_step("fsdp", [wrong])["sentence"]
+    assert "A person looks at" in next_step("fsdp", [replace(right, verdict=NEEDS_HUMAN)])["sentence"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as a second user")
+def test_an_assistant_of_the_group_reviews_and_exports_and_never_sees_the_secret(course):
+    group = grp.getgrgid(65534).gr_name
+    hand_in(course, "ada", answer="x")
+    grade(course)
+    change(course, group=group)
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        shared = Path(place) / "course"
+        subprocess.run(["cp", "-a", course, shared], check=True)
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                os.setgroups([65534])
+                os.setgid(1000)
+                os.setuid(1000)
+                with open_gradebook(shared) as gradebook:
+                    given: Any = gradebook.find_grade("question", *WHERE, "ada")
+                    given.manual_score, given.needs_manual_grade = 1.5, False
+                    gradebook.db.commit()
+                rows = exported(shared)
+                people.extend(shared, "fsdp", ["ada"], 24)
+                with pytest.raises(CourseError, match=r"secret is for root alone, who grades"):
+                    secret(shared)
+                with pytest.raises(CourseError, match="only root grades and changes this course"):
+                    grade(shared)
+                with pytest.raises(PermissionError):
+                    (shared / ".meshcraft" / "secret").unlink()
+                status = 0 if rows["ada"]["score"] == "19.5" else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert exported(shared)["ada"]["score"] == "19.5" and len(secret(shared)) == 32
+        with pytest.raises(CourseError, match="this machine has no group 'nosuchgroup'"):
+            require_group("nosuchgroup")

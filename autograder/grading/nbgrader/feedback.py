@@ -1,7 +1,8 @@
 """Feedback pages: nbgrader's generate_feedback with our own page, which opens anywhere and loads no resources."""
 
+import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from html import escape
 from pathlib import Path
@@ -18,11 +19,14 @@ from nbgrader.converters import GenerateFeedback
 from nbgrader.preprocessors import GetGrades, NbGraderPreprocessor
 from traitlets.config import Config
 
-from autograder.contract.verdict import Result
+from autograder.contract.verdict import PASS, Result
+from autograder.grading.nbgrader import register
 from autograder.grading.nbgrader.bridge import configuration
 from autograder.grading.nbgrader.course import open_ledger
+from autograder.grading.nbgrader.group import share
 from autograder.grading.nbgrader.names import name_problem
-from autograder.grading.nbgrader.page import anchor, function_html
+from autograder.grading.nbgrader.page import anchor, function_html, next_step
+from autograder.grading.nbgrader.settings import read_settings
 from autograder.release.converters import CHECK, run_nbgrader
 from autograder.render import one_line, plain
 
@@ -58,6 +62,7 @@ def write_feedback(
         else:
             problems[entry.student] = f"no verdict in the gradebook yet; run `meshcraft grade {assignment}`"
         on_progress(entry.student)
+    share(course)
     return pages, problems
 
 
@@ -95,6 +100,12 @@ class Waiting(NbGraderPreprocessor):
                 roles["waits"] = grade.auto_score is None and grade.manual_score is None
                 roles["by_person"] = grade.manual_score is not None
                 roles["auto"], roles["extra"] = grade.auto_score, grade.extra_credit or 0.0
+        root = Path(str(self.config.CourseDirectory.root))
+        about = nb.metadata.setdefault("meshcraft", {})
+        about["site"] = read_settings(root).site
+        about["request"] = register.values(root, register.REQUEST).get(f"{names['assignment']}/{names['student']}")
+        results = [Result.from_json(_fields(each)) for each in about.get("functions", []) if "facts" in each]
+        about["next"] = next_step(names["assignment"], results)
         return nb, resources
 
 
@@ -105,14 +116,44 @@ def judged(cell: NotebookNode, notebook: NotebookNode, chapter: str) -> Markup:
     summary = next((function for function in every if function["name"] == name), {})
     if "facts" not in summary:
         return Markup("".join(output.data["text/html"] for output in cell.outputs))
-    result = Result.from_json({field.name: summary[field.name] for field in fields(Result) if field.name in summary})
+    result = Result.from_json(_fields(summary))
     sources = {
         f"{_cell_name(c)}:{number}": line
         for c in notebook.cells
         if c.cell_type == "code"
         for number, line in enumerate(c.source.split("\n"), 1)
     }
-    return Markup(function_html(chapter, result, sources))
+    wrong = [function["name"] for function in every[: every.index(summary)] if function["verdict"] != PASS]
+    first = first_used(result.name, wrong, "\n".join(c.source for c in notebook.cells if c.cell_type == "code"))
+    site = notebook.metadata.get("meshcraft", {}).get("site", "")
+    return Markup(function_html(chapter, result, sources, first=first, site=site))
+
+
+def _fields(summary: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: summary[field.name] for field in fields(Result) if field.name in summary}
+
+
+def first_used(name: str, others: Collection[str], source: str) -> str:
+    """The first of the other functions that a function uses, directly or through helpers; empty if it uses none.
+
+    A notebook that is not Python as a whole is read definition by definition.
+    """
+    uses: dict[str, set[str]] = {}
+    for part in re.split(r"^(?=def |class |@|%|!)", source, flags=re.MULTILINE):
+        try:
+            body = ast.parse(part).body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        for node in body:
+            if isinstance(node, ast.FunctionDef):
+                uses[node.name] = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    reached, waiting = set(), [name]
+    while waiting:
+        for used in uses.get(waiting.pop(), ()):
+            if used not in reached:
+                reached.add(used)
+                waiting.append(used)
+    return next((other for other in others if other in reached), "")
 
 
 def listing(cell: NotebookNode, verdicts: Mapping[str, Any]) -> Markup:

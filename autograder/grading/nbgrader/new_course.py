@@ -20,7 +20,17 @@ from autograder.grading.nbgrader.settings import FILE, CourseError, Settings, ch
 from autograder.release.converters import write_notebook
 from autograder.release.notebook import source_notebook
 
-KNOWN = ("submitted", "source", "release", "autograded", "feedback", "gradebook.db", course.CONFIG_FILE, FILE)
+KNOWN = (
+    "submitted",
+    "source",
+    "release",
+    "autograded",
+    "feedback",
+    "gradebook.db",
+    "rubrics",
+    course.CONFIG_FILE,
+    FILE,
+)
 DUE = "due"
 NONE = "none"
 

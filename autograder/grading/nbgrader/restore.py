@@ -52,8 +52,9 @@ def restore(release: NotebookNode, submitted: Notebook) -> NotebookNode:
         if released is not None:
             same = released.source == cell.source
             released.metadata["meshcraft"] = {"name": cell.id if same else "", "released": False}
+            released.metadata["meshcraft"] |= _question(release, released)
             cells.append(released)
-    cells += [_absent(cell) for which, cell in known.items() if which not in last and utils.is_grade(cell)]
+    cells += [_absent(release, cell) for which, cell in known.items() if which not in last and utils.is_grade(cell)]
     for number, cell in enumerate(cells, 1):
         cell.id = f"cell-{number}"
     return new_notebook(cells=cells, metadata=deepcopy(release.metadata))
@@ -64,17 +65,32 @@ def is_missing(cell: NotebookNode) -> bool:
     return bool(cell.metadata.get("meshcraft", {}).get("missing"))
 
 
-def _absent(cell: NotebookNode) -> NotebookNode:
+def _absent(release: NotebookNode, cell: NotebookNode) -> NotebookNode:
     """A copy of a released cell that is not in the submission."""
     copy = deepcopy(cell)
     if utils.is_solution(copy):
-        copy.metadata["meshcraft"] = {"name": "", "released": False, "missing": True}
+        copy.metadata["meshcraft"] = {"name": "", "released": False, "missing": True, **_question(release, copy)}
     return copy
+
+
+def _question(release: NotebookNode, answer: NotebookNode) -> dict[str, str]:
+    """The text of the question above a written answer, for the feedback page."""
+    if answer.cell_type != PROSE or not utils.is_grade(answer):
+        return {}
+    at = next(
+        n for n, cell in enumerate(release.cells) if cell.get("metadata") and _grade_id(cell) == _grade_id(answer)
+    )
+    above = release.cells[at - 1] if at else answer
+    return {"question": above.source} if above.cell_type == PROSE and not _grade_id(above) else {}
+
+
+def _grade_id(cell: NotebookNode) -> str:
+    return cell.metadata.get("nbgrader", {}).get("grade_id", "")
 
 
 def _lost(release: NotebookNode, submitted: Notebook, which: tuple[str, str]) -> int | None:
     """The place of an answer whose cell has no grade id any more; None if it cannot be told."""
-    at = next(n for n, c in enumerate(release.cells) if c.metadata.get("nbgrader", {}).get("grade_id") == which[0])
+    at = next(n for n, cell in enumerate(release.cells) if _grade_id(cell) == which[0])
     if not (utils.is_solution(release.cells[at]) and utils.is_grade(release.cells[at])):
         return None
     others = [cell.kind == which[1] and not cell.grade_id for cell in submitted.everything]
