@@ -166,9 +166,22 @@ def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_j
     show(shown, Text(f"\n{len(rows)} in all; {message}" if rows else "this course has no students yet", style="dim"))
 
 
-def feedback(assignment: Assignment = None, course: CourseFolder = Path("."), as_json: AsJson = False) -> None:
+def feedback(
+    assignment: Assignment = None,
+    course: CourseFolder = Path("."),
+    to_zip: Annotated[
+        Path | None, typer.Option("--zip", metavar="FILE", help="Pack the pages under the names that the LMS gave.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Write a feedback page for every graded student. Exit status 1: a student got none."""
     names = assignments(course, assignment)
+    if to_zip and (len(names) > 1 or not to_zip.parent.is_dir()):
+        raise UsageError(
+            f"--zip packs one chapter; name one of {', '.join(names)}"
+            if len(names) > 1
+            else f"there is no folder {to_zip.parent}; make it first"
+        )
     with spinner("writing feedback"):
         from autograder.grading.nbgrader.feedback import write_feedback
         from autograder.grading.nbgrader.late import renew_penalties
@@ -177,6 +190,10 @@ def feedback(assignment: Assignment = None, course: CourseFolder = Path("."), as
         for name in names:
             renew_penalties(course, name)
             made.append(write_feedback(course, name))
+    if to_zip:
+        from autograder.grading.nbgrader.uploads import feedback_zip
+
+        feedback_zip(course, names[0], made[0][0], to_zip)
     pages = [str(page) for written, _ in made for page in written]
     problems = {student: why for _, failed in made for student, why in failed.items()}
     if as_json:
@@ -184,6 +201,8 @@ def feedback(assignment: Assignment = None, course: CourseFolder = Path("."), as
     else:
         for page in pages:
             out().print(plain(page), markup=False, soft_wrap=True)
+        if to_zip:
+            out().print(f"wrote {to_zip}", markup=False, soft_wrap=True)
     for student, why in problems.items():
         complain(f"no page for {one_line(student)}: {one_line(why)}")
     raise typer.Exit(SHORT if problems else 0)
@@ -194,6 +213,10 @@ def export(
     course: CourseFolder = Path("."),
     to: Annotated[Path | None, typer.Option(help="The file to write; standard output, if none.")] = None,
     canvas: Annotated[bool, typer.Option("--canvas", help="The file that Canvas imports as a gradebook.")] = False,
+    moodle: Annotated[bool, typer.Option("--moodle", help="A file for Moodle's grade import.")] = False,
+    gradescope: Annotated[
+        bool, typer.Option("--gradescope", help="A file with the columns of Gradescope's own export of grades.")
+    ] = False,
     column: Annotated[
         list[str] | None,
         typer.Option(metavar="CHAPTER=NAME", help='With --canvas: the column, as Canvas calls it: fsdp="FSDP (4711)".'),
@@ -207,18 +230,23 @@ def export(
 
     With --leaderboard, a page of a chapter's predicted times and bytes, for the students in CSV under chosen names.
     """
+    if canvas + moodle + gradescope > 1:
+        raise UsageError("--canvas, --moodle and --gradescope are three files; write one at a time")
     columns = _columns(column or [], canvas)
     names = assignments(course, assignment)
     if leaderboard is not None:
-        _export_leaderboard(course.resolve(), names, leaderboard, to, canvas)
+        _export_leaderboard(course.resolve(), names, leaderboard, to, canvas or moodle or gradescope)
         return
-    from autograder.grading.nbgrader.export import canvas_csv, grades_csv
+    from autograder.grading.nbgrader.export import canvas_csv, grades_csv, gradescope_csv, moodle_csv
     from autograder.grading.nbgrader.late import renew_penalties
 
     folder = course.resolve()
     for name in names:
         renew_penalties(folder, name)
-    text = canvas_csv(folder, names, columns) if canvas else grades_csv(folder, names)
+    if canvas:
+        text = canvas_csv(folder, names, columns)
+    else:
+        text = (moodle_csv if moodle else gradescope_csv if gradescope else grades_csv)(folder, names)
     if to is None:
         sys.stdout.write(text)
         return
@@ -242,7 +270,7 @@ def write(to: Path, text: str) -> None:
 def _export_leaderboard(course: Path, names: list[str], chosen: Path, to: Path | None, canvas: bool) -> None:
     if canvas or to is None or len(names) > 1:
         problem = (
-            "--canvas is for grades; leave it out"
+            "the other formats are for grades; leave them out"
             if canvas
             else "name its file: --to leaderboard.html"
             if to is None

@@ -9,9 +9,19 @@ import typer
 from rich.text import Text
 
 from autograder.commands.instructor import CourseFolder
-from autograder.commands.terminal import AsJson, UsageError, out, print_json, require_chapter, show, table
+from autograder.commands.terminal import (
+    SHORT,
+    AsJson,
+    UsageError,
+    complain,
+    out,
+    print_json,
+    require_chapter,
+    show,
+    table,
+)
 from autograder.contract.verdict import counted
-from autograder.render import plain
+from autograder.render import one_line, plain
 
 Chapter = Annotated[str, typer.Argument(metavar="CHAPTER", help="The chapter.")]
 
@@ -37,6 +47,33 @@ def extend(
     number = extend(folder, name, who, more)
     given = f"{more:g} hours more" if more else "no extension"
     _tell(f"{name}: {given} for {counted(len(who), 'student')}: {', '.join(who)}", number)
+
+
+def collect(
+    chapter: Chapter,
+    source: Annotated[Path, typer.Option("--from", metavar="ZIP", help="The zip file as the system gave it to you.")],
+    course: CourseFolder = Path("."),
+    as_json: AsJson = False,
+) -> None:
+    """Take in the submissions that Canvas, Moodle or Gradescope gave you as a zip file.
+
+    Exit status 1: a notebook matches no student; it is kept aside, and named.
+    """
+    from autograder.grading.nbgrader.uploads import collect
+
+    name = require_chapter(chapter)
+    made = collect(course, name, source)
+    if as_json:
+        print_json({"chapter": name, **vars(made)})
+    else:
+        out().print(f"{len(made.new)} new, {len(made.replaced)} replaced, {len(made.same)} as before", markup=False)
+        if made.others:
+            out().print(f"{counted(made.others, 'other file')} in it, not notebooks", markup=False)
+        if made.late:
+            out().print(plain(f"late, as Canvas says: {', '.join(made.late)}"), markup=False, soft_wrap=True)
+    for entry, why in made.aside.items():
+        complain(f"{one_line(entry)}: {why}")
+    raise typer.Exit(SHORT if made.aside else 0)
 
 
 def readers(

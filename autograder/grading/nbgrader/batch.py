@@ -214,6 +214,8 @@ class _Batch:
             self.on_again(Regrade(submission.student, before, report))
         if before is None or not needs_human(report):  # a fault of the grader does not replace a verdict
             self.ledger.record(filed, report)
+            if outcome.seconds:
+                self.ledger.took(filed, outcome.seconds)
         del self.open[filed]
         self.on_progress("grading", self.total - len(self.open), self.total)
 

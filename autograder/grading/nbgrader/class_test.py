@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import zipfile
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,19 +17,22 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell
 
-from autograder.contract.verdict import FAIL, NEEDS_HUMAN, PASS, Fact, Kind, Result
+from autograder.contract.verdict import FAIL, NEEDS_HUMAN, PASS, REFUSED, Fact, Kind, Result
 from autograder.grading.nbgrader import batch, people, points, register
 from autograder.grading.nbgrader.batch_test import fake, grade, verdicts
 from autograder.grading.nbgrader.conftest import POINTS, WHERE, booked, cell, file_and_book, hand_in, report
 from autograder.grading.nbgrader.course import open_gradebook, release, secret
-from autograder.grading.nbgrader.export import canvas_csv, grades_csv, overview
+from autograder.grading.nbgrader.export import canvas_csv, grades_csv, gradescope_csv, moodle_csv, overview
 from autograder.grading.nbgrader.feedback import prose, write_feedback
+from autograder.grading.nbgrader.feedback_test import Page, asks_for_nothing
 from autograder.grading.nbgrader.group import require_group
 from autograder.grading.nbgrader.late import renew_penalties
 from autograder.grading.nbgrader.new_course import due_dates, init_course
 from autograder.grading.nbgrader.page import next_step
+from autograder.grading.nbgrader.report import class_report, report_csv, report_page
 from autograder.grading.nbgrader.rosters import read_students
 from autograder.grading.nbgrader.settings import CourseError, read_settings
+from autograder.grading.nbgrader.uploads import collect, feedback_zip
 
 __all__ = ["fake"]  # a fixture
 MARCH = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -407,3 +411,100 @@ def test_an_assistant_of_the_group_reviews_and_exports_and_never_sees_the_secret
         assert exported(shared)["ada"]["score"] == "19.5" and len(secret(shared)) == 32
         with pytest.raises(CourseError, match="this machine has no group 'nosuchgroup'"):
             require_group("nosuchgroup")
+
+
+def archive(path, files):
+    with zipfile.ZipFile(path, "w") as made:
+        for name, text in files.items():
+            made.writestr(name, text)
+    return path
+
+
+GRADESCOPE = """
+:submission_1:
+  :submitters:
+  - :name: Bob Kahn
+    :sid: bob
+    :email: bob@example.org
+  :created_at: 2026-03-02 11:00:00.000000000 Z
+"""
+
+
+def test_zip_files_of_three_systems_become_submissions_and_nothing_in_them_is_dropped(course, tmp_path):
+    change(course, students=[{"id": "bob", "first_name": "Bob", "last_name": "Kahn", "lms_user_id": "102"}])
+    canvas = {"kahnbob_LATE_102_9_fsdp-1.ipynb": "1", "kahnbo_999_9_fsdp.ipynb": "2", "kahnbob_102_8_notes.txt": "3"}
+    got = collect(course, "fsdp", archive(tmp_path / "canvas.zip", canvas))
+    assert (got.new, got.late, got.others) == (["bob"], ["bob"], 1)
+    assert got.aside == {"kahnbo_999_9_fsdp.ipynb": "nobody on the list of students is called kahnbo; is it bob?"}
+    assert [path.read_text() for path in (course / ".meshcraft" / "unmatched" / "fsdp").iterdir()] == ["2"]
+
+    moodle = {"Bob Kahn_77_assignsubmission_file_/../../x.ipynb": "4", "cleo_78_assignsubmission_file_fsdp.ipynb": "5"}
+    got = collect(course, "fsdp", archive(tmp_path / "moodle.zip", moodle))
+    assert (got.new, got.replaced) == (["cleo"], ["bob"]) and got.aside == {}
+    assert [path.read_text() for path in (course / ".meshcraft" / "earlier" / "fsdp").iterdir()] == ["1"]
+    pages = [course / "feedback" / "bob" / "fsdp" / "fsdp.html"]
+    pages[0].parent.mkdir(parents=True)
+    pages[0].write_text("page")
+    assert feedback_zip(course, "fsdp", pages, tmp_path / "out.zip") == 1
+    with zipfile.ZipFile(tmp_path / "out.zip") as made:
+        assert made.namelist() == ["Bob Kahn_77_assignsubmission_file_/x.html"]
+
+    files = {
+        "assignment_1_export/submission_metadata.yml": GRADESCOPE,
+        "assignment_1_export/submission_1/hw.ipynb": "6",
+    }
+    got = collect(course, "fsdp", archive(tmp_path / "gradescope.zip", files))
+    assert got.replaced == ["bob"] and (course / "submitted/bob/fsdp/fsdp.ipynb").read_text() == "6"
+    assert (course / "submitted/bob/fsdp/timestamp.txt").read_text() == "2026-03-02 11:00:00 UTC"
+    assert {path.name for path in (course / "submitted").iterdir()} == {"bob", "cleo"}
+    for bad, says in (({"x.ipynb": ""}, "has no notebook as Canvas"), (None, "cannot be read as a zip file")):
+        path = archive(tmp_path / "bad.zip", bad) if bad else tmp_path / "none.zip"
+        with pytest.raises(CourseError, match=says):
+            collect(course, "fsdp", path)
+
+
+def test_grades_go_back_to_moodle_and_gradescope(course):
+    change(course, students=[{"id": "bob", "first_name": "Bob", "last_name": "Kahn", "email": "bob@example.org"}])
+    hand_in(course, "bob")
+    grade(course)
+    row = next(row for row in csv.DictReader(moodle_csv(course, ["fsdp"]).splitlines()) if row["Username"] == "bob")
+    assert (row["Email address"], row["Fully sharded data parallelism"]) == ("bob@example.org", "18.0")
+    row = next(row for row in csv.DictReader(gradescope_csv(course, ["fsdp"]).splitlines()) if row["SID"] == "bob")
+    assert (row["Last Name"], row["fsdp"], row["fsdp - Max Points"]) == ("Kahn", "18.0", "20.0")
+
+
+def test_the_report_says_which_fact_fails_with_which_message_and_who_waits(course, tmp_path):
+    late = Fact("gradients", Kind.GRADIENTS, False, 7, 2e-5, case="data=8", message="8 times\ntoo <large>")
+    failed = Result("gather_params", 0.0, 3.0, FAIL, (late,))
+    stopped = Result("fsdp_loss", 0.0, 5.0, REFUSED, message="a loop until data says so")
+    person = Result("shard_params", 0.0, 2.0, NEEDS_HUMAN, message="it broke")
+    for student in ("ada", "bob", "cleo"):
+        hand_in(course, student)
+    file_and_book(course, {"ada": report(failed), "bob": report(failed, stopped), "cleo": report(person)})
+    hand_in(course, "ada", answer="again")
+    file_and_book(course, {"ada": report()})
+    data = class_report(course, "fsdp", (course,))
+    functions = {each["name"]: each for each in data["functions"]}
+    assert functions["gather_params"]["facts"] == [
+        {"name": "gradients", "failed": 1, "message": "8 times too <large>", "case": "data=8"}
+    ]
+    assert functions["gather_params"]["verdicts"] == {PASS: 2, FAIL: 1}
+    assert functions["fsdp_loss"]["stopped"] == {"count": 1, "message": "a loop until data says so"}
+    assert (data["attempts"]["by_number"], data["attempts"]["mean_gain"]) == ({"1": 2, "2": 1}, 3.0)
+    why = {each["student"]: each["why"].partition(";")[0] for each in data["persons"]}
+    assert why == {"ada": "formgrader", "cleo": "it broke"}
+    assert (
+        data["earlier"][0]["pass_share"]["gather_params"] == 0.6667 and sum(b["count"] for b in data["histogram"]) == 2
+    )
+    page = report_page(data)
+    asks_for_nothing(Page(page))
+    assert "8 times too &lt;large&gt;" in page and "67 % pass; 67 % in course" in page
+    rows = [*csv.DictReader(report_csv(data).splitlines())]
+    assert [row["message"] for row in rows if row["fact"]] == ["8 times too <large>"] and len(rows) == len(POINTS)
+    with pytest.raises(CourseError, match="nothing of fsdp has been graded yet"):
+        class_report(init_empty(tmp_path), "fsdp")
+
+
+def init_empty(folder):
+    (folder / "empty" / "submitted").mkdir(parents=True)
+    return folder / "empty"

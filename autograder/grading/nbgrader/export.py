@@ -99,23 +99,69 @@ def canvas_csv(course: Path, assignments: list[str], columns: Mapping[str, str])
     """
     titles = {entry.name: entry.title for entry in CHAPTERS}
     heads = {name: columns.get(name) or titles.get(name, name) for name in assignments}
-    grades = {name: {row["student"]: row for row in _grades(course, name)} for name in assignments}
+    people, grades, worth = _final(course, assignments)
+    rows: list[dict[str, Any]] = [
+        {"Student": "    Points Possible", **{heads[name]: worth.get(name, "") for name in assignments}}
+    ]
+    for student, person in people.items():
+        scores = {heads[name]: row["score"] for name, row in grades.get(student, {}).items()}
+        who = {"Student": _name(person) or student, "ID": _lms_id(person), "SIS Login ID": student}
+        rows.append({**who, **scores})
+    return _csv(["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *heads.values()], rows)
+
+
+def moodle_csv(course: Path, assignments: list[str]) -> str:
+    """The grades for Moodle's "Import from CSV", where each column is mapped to a field or a grade item."""
+    people, grades, _ = _final(course, assignments)
+    titles = {entry.name: entry.title for entry in CHAPTERS}
+    heads = {name: titles.get(name, name) for name in assignments}
+    rows = [
+        {
+            "Username": student,
+            "First name": getattr(person, "first_name", None) or "",
+            "Last name": getattr(person, "last_name", None) or "",
+            "Email address": getattr(person, "email", None) or "",
+            **{heads[name]: row["score"] for name, row in grades.get(student, {}).items()},
+        }
+        for student, person in people.items()
+    ]
+    return _csv(["Username", "First name", "Last name", "Email address", *heads.values()], rows)
+
+
+def gradescope_csv(course: Path, assignments: list[str]) -> str:
+    """The grades with the columns of Gradescope's own export, which has a score and the most points per assignment."""
+    people, grades, worth = _final(course, assignments)
+    rows = [
+        {
+            "First Name": getattr(person, "first_name", None) or "",
+            "Last Name": getattr(person, "last_name", None) or "",
+            "SID": student,
+            "Email": getattr(person, "email", None) or "",
+            **{name: row["score"] for name, row in grades.get(student, {}).items()},
+            **{f"{name} - Max Points": worth.get(name, "") for name in assignments},
+        }
+        for student, person in people.items()
+    ]
+    heads = [head for name in assignments for head in (name, f"{name} - Max Points")]
+    return _csv(["First Name", "Last Name", "SID", "Email", *heads], rows)
+
+
+def _final(course: Path, assignments: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]], dict[str, Any]]:
+    """Students who have not left, the rows of their final grades by student and assignment, and what each is worth."""
+    grades: dict[str, dict[str, Any]] = {}
+    for name in assignments:
+        for row in _grades(course, name):
+            found = grades.setdefault(row["student"], {})
+            if row["state"] == GRADED and "score" in row:
+                found[name] = row
     enrolled = register.values(course, register.ENROLLED)
     with open_gradebook(course) as gradebook:
-        known: dict[str, Any] = {str(student.id): student for student in gradebook.students}
+        known = {str(student.id): student for student in gradebook.students}
         worth: dict[str, Any] = {str(each.name): each.max_score for each in gradebook.assignments}
-        people = {
-            student: {"Student": _name(known.get(student)) or student, "ID": _lms_id(known.get(student))}
-            for student in sorted({*known, *(student for rows in grades.values() for student in rows)})
-            if not enrolled.get(student, {}).get("left")
-        }
-    possible = {heads[name]: worth.get(name, "") for name in assignments}
-    rows: list[dict[str, Any]] = [{"Student": "    Points Possible", **possible}]
-    for student, person in people.items():
-        final = {name: row for name, rows in grades.items() if (row := rows.get(student)) and row["state"] == GRADED}
-        scores = {heads[name]: row.get("score", "") for name, row in final.items()}
-        rows.append({**person, "SIS Login ID": student, **scores})
-    return _csv(["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *heads.values()], rows)
+        stay = [name for name in sorted({*known, *grades}) if not enrolled.get(name, {}).get("left")]
+        for student in known.values():
+            gradebook.db.expunge(student)
+    return {name: known.get(name) for name in stay}, grades, worth
 
 
 def _csv(head: list[str], rows: list[dict[str, Any]]) -> str:

@@ -11,6 +11,7 @@ import platform
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -66,6 +67,7 @@ class Outcome:
 
     report: Report | None
     fault: str = ""
+    seconds: float = 0.0
 
 
 def local_pool(workers: int) -> NewPool:
@@ -142,7 +144,9 @@ def grade_one(job: Job) -> Outcome:
         )
     try:
         notebook = parse_notebook(job.name, job.notebook)
-        return Outcome(_warm_grader(job).grade_notebook(notebook, job.student))
+        grader, begin = _warm_grader(job), time.monotonic()
+        report = grader.grade_notebook(notebook, job.student)
+        return Outcome(report, seconds=time.monotonic() - begin)
     except DamagedError as error:
         message = f"the upload is damaged: {error}. Ask for the file again, or give points by hand"
         return Outcome(verdict_for_all(job.chapter, NEEDS_HUMAN, message, job.level))
