@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import tempfile
 import zipfile
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,8 +20,8 @@ import pytest
 from nbformat.v4 import new_code_cell
 
 from autograder.contract.verdict import FAIL, NEEDS_HUMAN, PASS, REFUSED, Fact, Kind, Result
-from autograder.grading.nbgrader import batch, people, points, register
-from autograder.grading.nbgrader.batch_test import fake, grade, verdicts
+from autograder.grading.nbgrader import batch, people, points, pools, register
+from autograder.grading.nbgrader.batch_test import FakeGrader, fake, grade, verdicts
 from autograder.grading.nbgrader.conftest import POINTS, WHERE, booked, cell, file_and_book, hand_in, report
 from autograder.grading.nbgrader.course import open_gradebook, release, secret
 from autograder.grading.nbgrader.export import canvas_csv, grades_csv, gradescope_csv, moodle_csv, overview
@@ -33,6 +35,7 @@ from autograder.grading.nbgrader.report import class_report, report_csv, report_
 from autograder.grading.nbgrader.rosters import read_students
 from autograder.grading.nbgrader.settings import CourseError, read_settings
 from autograder.grading.nbgrader.uploads import collect, feedback_zip
+from autograder.grading.outside import sandbox
 
 __all__ = ["fake"]  # a fixture
 MARCH = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -508,3 +511,55 @@ def test_the_report_says_which_fact_fails_with_which_message_and_who_waits(cours
 def init_empty(folder):
     (folder / "empty" / "submitted").mkdir(parents=True)
     return folder / "empty"
+
+
+def test_all_chapters_are_graded_in_one_run_and_one_that_cannot_be_stops_no_other(course, meshcraft, monkeypatch):
+    def two_threads(workers):
+        return nullcontext(lambda alone: (ThreadPoolExecutor(1), 1))
+
+    monkeypatch.setattr(pools, "shared_pool", two_threads)
+    monkeypatch.setattr(sandbox, "best_level", lambda **_: "bubblewrap")
+    change(course, chapters=["collectives"])
+    hand_in(course, "ada")
+    shutil.copytree(course / "release" / "collectives", course / "submitted" / "ada" / "collectives")
+    guess = meshcraft("grade", "--all", "--estimate", "--course", str(course))
+    assert "2 gradings of 2 chapters, about 1 min with" in guess.err and "a rough guess" in guess.err
+    path = course / "source" / "collectives" / "collectives.ipynb"
+    text = path.read_text()
+    path.write_text("cut off")
+    done = meshcraft("grade", "--all", "--course", str(course), status=2)
+    assert "collectives was not graded" in done.err and "18 of 18" in done.out
+    path.write_text(text)
+    change(course, points={"fsdp.fsdp_loss": 10.0})
+    done = meshcraft("grade", "fsdp", "--course", str(course))
+    assert "ada: fsdp 18 before, 23 now" in done.out
+    assert "leave out fsdp, or leave out --all" in meshcraft("grade", "fsdp", "--all", status=2).err
+
+
+def test_a_regrade_under_another_sandbox_is_the_same(course, meshcraft, monkeypatch):
+    monkeypatch.setattr(pools, "shared_pool", lambda workers: nullcontext(lambda alone: (ThreadPoolExecutor(1), 1)))
+    monkeypatch.setattr(sandbox, "best_level", lambda **_: "bubblewrap")
+    hand_in(course, "ada")
+    meshcraft("grade", "fsdp", "--course", str(course))
+    judge = FakeGrader.grade_notebook
+    monkeypatch.setattr(FakeGrader, "grade_notebook", lambda *given: replace(judge(*given), isolation="landlock"))
+    again = meshcraft("grade", "fsdp", "--again", "--course", str(course)).out
+    assert "1 of 1 graded again are the same" in again
+    assert "judged under landlock now, and under bubblewrap before" in again
+
+
+def test_workers_stay_for_the_next_chapter_and_a_dead_one_is_replaced():
+    with pools.shared_pool(1) as pool:
+        first, _ = pool(False)
+        with first:
+            before = first.submit(os.getpid).result()
+        with pool(False)[0] as second:
+            assert second.submit(os.getpid).result() == before
+            with pytest.raises(BrokenExecutor):
+                second.submit(os.abort).result()
+            assert second.submit(os.getpid).result() != before
+
+
+def test_export_to_a_missing_folder_is_a_sentence(course, meshcraft, tmp_path):
+    ended = meshcraft("export", "fsdp", "--course", str(course), "--to", str(tmp_path / "no" / "x.csv"), status=2)
+    assert f"there is no folder {tmp_path / 'no'}; make it first" in ended.err

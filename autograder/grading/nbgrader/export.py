@@ -110,6 +110,11 @@ def canvas_csv(course: Path, assignments: list[str], columns: Mapping[str, str])
     return _csv(["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *heads.values()], rows)
 
 
+def scores(course: Path, assignment: str) -> dict[str, float]:
+    """Every student's score in the gradebook, lateness taken off."""
+    return {student: known["scores"]["score"] for student, known in _booked(course.resolve(), assignment).items()}
+
+
 def moodle_csv(course: Path, assignments: list[str]) -> str:
     """The grades for Moodle's "Import from CSV", where each column is mapped to a field or a grade item."""
     people, grades, _ = _final(course, assignments)

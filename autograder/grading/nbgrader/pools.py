@@ -14,10 +14,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
+from typing import Any
 
 from autograder.contract.task import load
 from autograder.contract.verdict import NEEDS_HUMAN, REFUSED, Report, Result
@@ -79,6 +80,42 @@ def local_pool(workers: int) -> NewPool:
         return ProcessPoolExecutor(width, spawn, start_worker, (os.getpid(),)), width
 
     return make
+
+
+class _Kept(Executor):
+    """Worker processes that stay for the next chapter; if one dies, the next grading starts them anew."""
+
+    def __init__(self, make: Callable[[], Executor]):
+        self._make = make
+        self._inner: Executor | None = None
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if self._inner is not None:
+            try:
+                return self._inner.submit(fn, *args, **kwargs)
+            except BrokenExecutor:
+                self.close()
+        self._inner = self._make()
+        return self._inner.submit(fn, *args, **kwargs)
+
+    def __exit__(self, *_: object) -> None:
+        return None  # another chapter follows
+
+    def close(self) -> None:
+        if self._inner is not None:
+            self._inner.shutdown(wait=True, cancel_futures=True)
+            self._inner = None
+
+
+@contextmanager
+def shared_pool(workers: int) -> Iterator[NewPool]:
+    """Processes of this machine that several chapters share, so that each starts and imports once."""
+    make = local_pool(workers)
+    kept = _Kept(lambda: make(False)[0])
+    try:
+        yield lambda alone: make(True) if alone else (kept, workers)
+    finally:
+        kept.close()
 
 
 @contextmanager
