@@ -151,10 +151,11 @@ def _next(folder: Path, chapters: list[str]) -> list[tuple[str, str]]:
 def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_json: AsJson = False) -> None:
     """Show graded and ungraded submissions, and those that need manual attention."""
     from autograder.grading.nbgrader.export import counts, overview
+    from autograder.grading.nbgrader.submissions import misplaced
 
     rows = [row for name in assignments(course, assignment) for row in overview(course.resolve(), name)]
     if as_json:
-        print_json({"submissions": rows, "counts": counts(rows)})
+        print_json({"submissions": rows, "counts": counts(rows), "misplaced": misplaced(course)})
         return
     shown = table("chapter", "student", "state", "points", "late", "", gap=3)
     for row in rows:
@@ -164,6 +165,8 @@ def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_j
         shown.add_row(*(Text(plain(text)) for text in cells))
     message = ", ".join(f"{state}: {count}" for state, count in counts(rows).items())
     show(shown, Text(f"\n{len(rows)} in all; {message}" if rows else "this course has no students yet", style="dim"))
+    for path, why in misplaced(course).items():
+        complain(f"{path}: {why}")
 
 
 def feedback(

@@ -61,6 +61,7 @@ def grade(
     from autograder.grading.nbgrader.batch import estimate as expected
     from autograder.grading.nbgrader.course import CourseError
     from autograder.grading.nbgrader.pools import shared_pool
+    from autograder.grading.nbgrader.submissions import misplaced
 
     if every and assignment:
         raise UsageError(f"--all grades every chapter; leave out {assignment}, or leave out --all")
@@ -108,6 +109,8 @@ def grade(
             out().print(f"{one_line(who)}: {chapter} {number(old)} before, {number(new)} now", markup=False)
     for name, error in failed.items():
         complain(f"{name} was not graded: {error}")
+    for path, why in misplaced(course).items():
+        complain(f"{path}: {why}")
     waiting = [report for report in reports if unfinished(report)]
     for report in waiting:
         complain(f"{one_line(report.student)} needs a person: {one_line(reason(report))}")

@@ -34,6 +34,7 @@ from autograder.grading.nbgrader.page import next_step
 from autograder.grading.nbgrader.report import class_report, report_csv, report_page
 from autograder.grading.nbgrader.rosters import read_students
 from autograder.grading.nbgrader.settings import CourseError, read_settings
+from autograder.grading.nbgrader.submissions import misplaced
 from autograder.grading.nbgrader.uploads import collect, feedback_zip
 from autograder.grading.outside import sandbox
 
@@ -358,9 +359,9 @@ def test_feedback_says_where_to_go_on_and_which_earlier_function_is_to_blame(cou
     people.answer_regrade(course, "fsdp", "ada", "Eight devices, less one.")
     (page,), problems = write_feedback(course, "fsdp")
     text = page.read_text()
-    assert problems == {} and text.index("What to do next") < text.index("gather_params</code></a></p>")
+    assert problems == {} and text.index("What to do next") < text.index("gather_params</code></a>: ")
     assert "<code>fsdp_loss</code> uses <code>gather_params</code>, which is not right yet" in text
-    assert "Go on with this function: gradients; after that, 1 more." in text
+    assert "“gradients” is not met yet. After that, 1 more function." in text
     assert (
         'href="https://example.org/meshcraft/' in text and "A colleague proposes" in text and "L*W &amp; more" in text
     )
@@ -563,3 +564,14 @@ def test_workers_stay_for_the_next_chapter_and_a_dead_one_is_replaced():
 def test_export_to_a_missing_folder_is_a_sentence(course, meshcraft, tmp_path):
     ended = meshcraft("export", "fsdp", "--course", str(course), "--to", str(tmp_path / "no" / "x.csv"), status=2)
     assert f"there is no folder {tmp_path / 'no'}; make it first" in ended.err
+
+
+def test_work_in_a_folder_of_another_name_is_named_with_the_chapter_that_it_may_be(course):
+    hand_in(course, "ada")
+    for name in ("FSDP", "fsdpp", "homework", ".ipynb_checkpoints"):
+        (course / "submitted" / "bob" / name).mkdir(parents=True)
+    (course / "submitted" / "bob" / "fsdp.ipynb").write_text("{}")
+    (course / "submitted" / "bob" / "notes.txt").write_text("")
+    found = misplaced(course)
+    where = {path.rpartition("/")[2]: why.rpartition("/bob/")[2] for path, why in found.items()}
+    assert where == {"FSDP": "fsdp/", "fsdpp": "fsdp/", "homework": "CHAPTER/", "fsdp.ipynb": "fsdp/"}

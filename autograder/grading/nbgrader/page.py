@@ -20,6 +20,7 @@ from autograder.contract.verdict import (
     Fact,
     Kind,
     Result,
+    counted,
 )
 from autograder.render import COLOURS, RED, WORDS, plain, table_html, whose
 from course.program import ProgramError, Timeline
@@ -170,15 +171,16 @@ def next_step(chapter: str, results: list[Result]) -> dict[str, str]:
     if not any(result.points for result in judged):
         return {
             "function": first.name,
-            "sentence": "Nothing has earned points yet. Begin at the top, with one function at a time:",
+            "sentence": "Nothing has earned points yet. Begin at the top, one function at a time, with",
+            "more": "",
             "command": f"meshcraft start {chapter}",
         }
-    cause = first.missed[0].name if first.missed else MEANING.get(first.verdict, "").rstrip(".").lower()
+    cause = f"“{first.missed[0].name}” is not met yet." if first.missed else MEANING.get(first.verdict, "")
     rest = sum(result.verdict != PASS for result in judged) - 1
-    more = f"; after that, {rest} more" if rest else ""
     return {
         "function": first.name,
-        "sentence": f"Go on with this function: {tidy(cause)}{more}.",
+        "sentence": "Go on with",
+        "more": f"{tidy(cause)} After that, {counted(rest, 'more function')}." if rest else tidy(cause),
         "command": f"meshcraft check {chapter} {first.name}",
     }
 

@@ -91,7 +91,11 @@ def _function(name: str, results: list[Result]) -> dict[str, Any]:
     for result in results:
         for fact in {fact.name: fact for fact in result.missed}.values():
             missed.setdefault(fact.name, []).append(fact)
-    stopped = [result.message for result in results if result.message and not result.not_started and not result.missed]
+    stopped = [
+        result.message
+        for result in results
+        if result.message and not result.missed and not result.not_started and result.verdict != NEEDS_HUMAN
+    ]
     facts = sorted(missed.items(), key=lambda each: (-len(each[1]), each[0]))[:MOST_FACTS]
     return {
         "name": name,
