@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -192,7 +193,7 @@ def feedback(
         made = []
         for name in names:
             renew_penalties(course, name)
-            made.append(write_feedback(course, name))
+            made.append(write_feedback(course, name, workers=os.cpu_count() or 1))
     if to_zip:
         from autograder.grading.nbgrader.uploads import feedback_zip
 

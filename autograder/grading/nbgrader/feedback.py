@@ -1,8 +1,11 @@
 """Feedback pages: nbgrader's generate_feedback with our own page, which opens anywhere and loads no resources."""
 
 import ast
+import multiprocessing
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import fields
 from html import escape
 from pathlib import Path
@@ -36,13 +39,24 @@ VERBATIM = re.compile(r"(^```.*?^```|(?<!`)`[^`\n]+`(?!`)|\$\$.+?\$\$|\$[^$\n]+\
 FORMULA = re.compile(r"(?<=[\w)\]}])\*+(?=[\w(\[{\\])|(?<!\w)__(?=\w+__)|(?<=\w)__(?!\w)|\\(?=\W)")
 KEPT = {ord(character): 0xE000 + ord(character) for character in "*_\\"}  # private use: no Markdown, no meaning
 TYPED = {private: character for character, private in KEPT.items()}
+MANY = 8  # pages from which on more processes are worth their start
 PROSE = set("p br hr em strong del code pre blockquote ul ol li h1 h2 h3 h4 table thead tbody tr th td sub sup".split())
 
 
 def write_feedback(
-    course: Path, assignment: str, on_progress: Callable[[str], None] = lambda student: None
+    course: Path,
+    assignment: str,
+    on_progress: Callable[[str], None] = lambda student: None,
+    *,
+    workers: int = 1,
 ) -> tuple[list[Path], dict[str, str]]:
     """Write ``feedback/<student>/<assignment>/<assignment>.html`` for everyone whose verdict is in the gradebook.
+
+    Args:
+        course: The course folder.
+        assignment: The chapter.
+        on_progress: Progress callback, called with each student when done.
+        workers: Processes that write pages, if there are many.
 
     Returns:
         The pages, and for each student without one, the reason.
@@ -51,19 +65,42 @@ def write_feedback(
     with open_ledger(course) as ledger:
         entries = ledger.status(assignment)
     pages, problems = [], {}
+    due = [entry.student for entry in entries if entry.booked]
+    with _mapping(workers if len(due) >= MANY else 1) as each:
+        made = each(_try_page, [(course, assignment, student) for student in due])
+        for student, (page, problem) in zip(due, made, strict=True):
+            if page is None:
+                problems[student] = problem
+            else:
+                pages.append(page)
+            on_progress(student)
     for entry in entries:
         if entry.booked:
-            try:
-                pages.append(_write_page(course, assignment, entry.student))
-            except Exception as error:
-                problems[entry.student] = f"{type(error).__name__}: {error}"
-        elif name_problem(entry.student):
+            continue
+        if name_problem(entry.student):
             problems[entry.student] = "the folder cannot be a student's; `meshcraft status` shows why"
         else:
             problems[entry.student] = f"no verdict in the gradebook yet; run `meshcraft grade {assignment}`"
         on_progress(entry.student)
     share(course)
     return pages, problems
+
+
+@contextmanager
+def _mapping(workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
+    """``map``, in this process or over several."""
+    if workers == 1:
+        yield map
+        return
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        yield pool.map
+
+
+def _try_page(what: tuple[Path, str, str]) -> tuple[Path | None, str]:
+    try:
+        return _write_page(*what), ""
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
 
 
 def _write_page(course: Path, assignment: str, student: str) -> Path:
