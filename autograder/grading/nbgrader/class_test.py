@@ -19,6 +19,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell
 
+from autograder.contract.task import load
 from autograder.contract.verdict import FAIL, NEEDS_HUMAN, PASS, REFUSED, Fact, Kind, Result
 from autograder.grading.nbgrader import batch, people, points, pools, register
 from autograder.grading.nbgrader.batch_test import FakeGrader, fake, grade, verdicts
@@ -30,13 +31,14 @@ from autograder.grading.nbgrader.feedback_test import Page, asks_for_nothing
 from autograder.grading.nbgrader.group import require_group
 from autograder.grading.nbgrader.late import renew_penalties
 from autograder.grading.nbgrader.new_course import due_dates, init_course
-from autograder.grading.nbgrader.page import next_step
+from autograder.grading.nbgrader.page import _slug, next_step
 from autograder.grading.nbgrader.report import class_report, report_csv, report_page
 from autograder.grading.nbgrader.rosters import read_students
 from autograder.grading.nbgrader.settings import CourseError, read_settings
 from autograder.grading.nbgrader.submissions import misplaced
 from autograder.grading.nbgrader.uploads import collect, feedback_zip
 from autograder.grading.outside import sandbox
+from course.curriculum import CHAPTERS
 
 __all__ = ["fake"]  # a fixture
 MARCH = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -370,6 +372,13 @@ def test_feedback_says_where_to_go_on_and_which_earlier_function_is_to_blame(cou
     copy = booked(course, "ada")
     at = next(n for n, each in enumerate(copy.cells) if each.metadata.get("nbgrader", {}).get("grade_id") == "question")
     assert copy.cells[at - 1].source.startswith("**For graders: a model answer**\n\nKeeping the gathered weights")
+
+
+def test_the_anchors_of_links_are_those_of_the_site():
+    slugify = pytest.importorskip("markdown.extensions.toc").slugify
+    for chapter in CHAPTERS:
+        for _, heading in load(chapter.name).read.values():
+            assert _slug(heading) == slugify(heading, "-")
 
 
 def test_what_comes_next_is_said_for_nothing_and_for_everything_right():

@@ -4,6 +4,7 @@ Everything that came from a submission is escaped here, exception messages and l
 """
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from functools import lru_cache
 from html import escape
@@ -157,8 +158,13 @@ def _place(site: str, page: str, heading: str) -> str:
     text = _safe(f"“{heading}”")
     if not site:
         return text
-    slug = re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
-    return f'<a href="{_safe(f"{site}/{page}/#{slug}")}" rel="noreferrer">{text}</a>'
+    return f'<a href="{_safe(f"{site}/{page}.html#{_slug(heading)}")}" rel="noreferrer">{text}</a>'
+
+
+def _slug(heading: str) -> str:
+    """A heading's anchor on the site, as Python-Markdown makes it."""
+    ascii_only = unicodedata.normalize("NFKD", heading).encode("ascii", "ignore").decode()
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", ascii_only).strip().lower())
 
 
 def next_step(chapter: str, results: list[Result]) -> dict[str, str]:
