@@ -558,16 +558,31 @@ def test_a_regrade_under_another_sandbox_is_the_same(course, meshcraft, monkeypa
     assert "judged under landlock now, and under bubblewrap before" in again
 
 
-def test_workers_stay_for_the_next_chapter_and_a_dead_one_is_replaced():
-    with pools.shared_pool(1) as pool:
-        first, _ = pool(False)
-        with first:
-            before = first.submit(os.getpid).result()
-        with pool(False)[0] as second:
-            assert second.submit(os.getpid).result() == before
-            with pytest.raises(BrokenExecutor):
-                second.submit(os.abort).result()
-            assert second.submit(os.getpid).result() != before
+def test_workers_stay_for_the_next_chapter_and_dead_ones_are_replaced(monkeypatch):
+    started = []
+
+    class Workers(ThreadPoolExecutor):
+        broken = False
+
+        def submit(self, fn, /, *args, **kwargs):
+            if self.broken:
+                raise BrokenExecutor
+            return super().submit(fn, *args, **kwargs)
+
+    def start(workers):
+        return lambda alone: (started.append(Workers(1)) or started[-1], workers)
+
+    monkeypatch.setattr(pools, "local_pool", start)
+    with pools.shared_pool(2) as pool:
+        for _ in range(2):
+            executor, width = pool(False)
+            with executor:
+                assert (executor.submit(len, "ab").result(), width) == (2, 2)
+        assert len(started) == 1
+        started[0].broken = True
+        with pool(False)[0] as executor:
+            assert executor.submit(len, "abc").result() == 3
+        assert len(started) == 2
 
 
 def test_export_to_a_missing_folder_is_a_sentence(course, meshcraft, tmp_path):
