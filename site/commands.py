@@ -1,8 +1,8 @@
 """MkDocs hook: the command reference, from the commands themselves."""
 
 import re
+from typing import Any
 
-import click
 import typer.main
 
 from autograder.cli import app
@@ -14,18 +14,18 @@ def _help(text: str | None) -> str:
     return plain.replace("|", "\\|").replace("<", "&lt;").replace("\n\n", "\n\n").strip()
 
 
-def _default(parameter: click.Parameter) -> str:
-    default = parameter.default
+def _default(parameter: Any) -> str:
+    default = getattr(parameter.default, "value", parameter.default)
     if callable(default) or default in (None, "", False, True, ()) or not isinstance(default, str | int | float):
         return ""
     return f"`{default}`"
 
 
-def _rows(command: click.Command) -> list[str]:
+def _rows(command: Any) -> list[str]:
     rows = []
     for parameter in command.params:
         names = [*parameter.opts, *parameter.secondary_opts]
-        named = parameter.human_readable_name if parameter.param_type_name == "argument" else "`, `".join(names)
+        named = parameter.name.upper() if parameter.param_type_name == "argument" else "`, `".join(names)
         text = " ".join(_help(getattr(parameter, "help", "")).split())
         rows.append(f"| `{named}` | {text} | {_default(parameter)} |")
     return rows
@@ -33,17 +33,16 @@ def _rows(command: click.Command) -> list[str]:
 
 def reference() -> str:
     """Every command, by panel: usage, what it does, and its arguments and options."""
-    group = typer.main.get_command(app)
-    assert isinstance(group, click.Group)
-    context, parts, panel = click.Context(group, info_name="meshcraft"), [], ""
+    group: Any = typer.main.get_command(app)
+    context, parts, panel = group.make_context("meshcraft", [], resilient_parsing=True), [], ""
     for name, command in group.commands.items():
         if (title := str(getattr(command, "rich_help_panel", ""))) != panel:
             panel = title
             parts.append(f"## {panel}")
-        usage = command.collect_usage_pieces(click.Context(command, context, name))
+        usage = command.collect_usage_pieces(context)
         parts += [f"### meshcraft {name}", f"```text\nmeshcraft {name} {' '.join(usage)}\n```", _help(command.help)]
         if rows := _rows(command):
-            parts.append("\n".join(["| | | default |", "|---|---|---|", *rows]))
+            parts.append("\n".join(["| option | meaning | default |", "|---|---|---|", *rows]))
     return "\n\n".join(parts)
 
 

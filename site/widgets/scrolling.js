@@ -12,7 +12,7 @@
     if (wide) {
       element.setAttribute("tabindex", "0");
       if (!element.hasAttribute("aria-label")) element.setAttribute("aria-label", `${name}, scrolls sideways`);
-      if (name !== "Formula") element.setAttribute("role", name === "Picture" ? "group" : "region");
+      if (name !== "Formula") element.setAttribute("role", "group");
     } else if (element.getAttribute("tabindex") === "0") {
       element.removeAttribute("tabindex");
       element.removeAttribute("role");
