@@ -22,4 +22,5 @@ def on_post_build(config):
         section = _plain(entry["title"]) if "#" in entry["location"] else ""
         found.append([entry["location"], page, section, _plain(entry["text"])])
     (folder / "index.js").write_text(f"window.meshcraftIndex = {json.dumps(found, ensure_ascii=False)};\n")
-    (folder / "search_index.json").unlink()
+    # `meshcraft site` takes this file as the sign that a build was complete.
+    (folder / "search_index.json").write_text("{}\n")

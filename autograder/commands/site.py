@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HOST, PORT = "127.0.0.1", 8000
 SOURCES = ("site", "course", "autograder", "solutions", "exercises")
 KINDS = tuple(".md .py .json .toml .yml .html .css .js .svg .ipynb".split())
-WRITTEN_LAST = Path("search/index.js")  # missing from an interrupted build
+WRITTEN_LAST = Path("search/search_index.json")  # missing from an interrupted build
 
 
 def site(

@@ -263,6 +263,8 @@ def first_steps() -> None:
     say(
         state_8=f"{16 * MIDDLE.count / 1e9:,.0f}",
         state_8_shard=f"{16 * MIDDLE.count / 8 / 1e9:,.0f}",
+        peaks=f"{peak / machine('8xA100').peak('bf16'):.1f}",
+        links=f"{fast / machine('8xA100').links[0].bandwidth:.1f}",
         count_8=f"{MIDDLE.count / 1e9:.1f}",
         count_70=f"{LARGE.count / 1e9:.1f}",
         state_70=f"{16 * LARGE.count / 1e9:,.0f}",

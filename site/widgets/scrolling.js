@@ -29,6 +29,7 @@
   window.addEventListener("load", () => {
     all();
     document.querySelectorAll(".md-code__nav").forEach((nav, i) => nav.setAttribute("aria-label", `Code ${i + 1}`));
+    document.querySelectorAll('input[type="checkbox"][disabled]').forEach((box) => box.setAttribute("aria-label", "to do"));
     new ResizeObserver(all).observe(document.body);
   });
 })();
