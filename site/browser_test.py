@@ -9,6 +9,8 @@ from importlib.resources import files
 import pytest
 from playwright.sync_api import expect
 
+from course.budget import PLANS, Sizes, budget
+
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text()
 # Pictures are described by their title and not read letter by letter.
@@ -46,6 +48,60 @@ def test_every_page_is_quiet_fits_and_is_accessible(browser, built, served, shap
     home = served.rpartition("/")[0]
     assert not [url for url in noted["asked"] if not url.startswith((home, "data:", "blob:"))]
     assert not [url for url in noted["asked"] if "/search/" in url], "the index is for those who search"
+    assert noted["failed"] == [] and noted["said"] == []
+    page.context.close()
+
+
+def test_the_memory_calculator_counts_as_the_command_and_is_used_by_keyboard(browser, served):
+    page, noted = watched(browser, *SHAPES["phone"])
+    page.goto(f"{served}/memory.html#memory?layers=16&width=2048&heads=16&remat=none")
+    grid = [
+        {"layers": 8, "width": 256, "heads": 8, "vocab": 1000, "seq": 96, "batch": 24, "plan": plan, "remat": remat}
+        | {"data": data, "tensor": tensor, "pipe": pipe, "microbatches": count, "fsdp": fsdp}
+        for plan in PLANS
+        for remat in ("none", "attention", "block")
+        for data, tensor, pipe, count in (
+            (1, 1, 1, 1),
+            (3, 1, 1, 2),
+            (2, 4, 1, 1),
+            (1, 2, 4, 6),
+            (6, 2, 2, 2),
+            (1, 3, 1, 1),
+        )
+        for fsdp in (False, True)
+    ]
+    found = page.evaluate(
+        "(grid) => grid.map((s) => window.meshcraftMemory.problem(s) || window.meshcraftMemory.budget(s))", grid
+    )
+    counted = 0
+    for state, mine in zip(grid, found, strict=True):
+        sizes = Sizes(*(state[key] for key in ("layers", "width", "heads", "vocab", "seq")))
+        mesh = {axis: state[axis] for axis in ("data", "tensor", "pipe")}
+        step = {key: state[key] for key in ("batch", "microbatches", "plan", "remat", "fsdp")}
+        try:
+            theirs = budget(sizes, mesh=mesh, dropout=False, **step)
+        except ValueError:
+            assert isinstance(mine, str), state
+            continue
+        counted += 1
+        names = {"optimizer": "optimizer (Adam)", "recomputed": "recomputed, one layer"}
+        for row in theirs.rows:
+            assert mine["rows"][names.get(row.name, row.name)] == pytest.approx(row.bytes, rel=1e-9, abs=1), (
+                state,
+                row,
+            )
+        assert mine["total"] == pytest.approx(theirs.total, rel=1e-9, abs=8)
+    assert len(grid) * 0.8 < counted < len(grid)
+    status = page.get_by_role("status").filter(has_text="devices")
+    expect(page.get_by_label("layers")).to_have_value("16")
+    before = status.text_content()
+    page.get_by_label("data", exact=True).focus()
+    page.keyboard.press("ArrowUp")
+    expect(page.get_by_role("alert")).to_contain_text("sequences 64 is not divisible by data x microbatches = 9")
+    page.get_by_label("sequences in a step").fill("72")
+    expect(status).to_contain_text("on each of 9 devices")
+    assert status.text_content() != before and "data=9" in page.url and "batch=72" in page.url
+    assert page.evaluate("document.documentElement.scrollWidth") == SHAPES["phone"][0][0]
     assert noted["failed"] == [] and noted["said"] == []
     page.context.close()
 
