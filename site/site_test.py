@@ -114,3 +114,26 @@ def test_home_page_lists_every_chapter_and_its_functions(built):
     for entry in CHAPTERS:
         assert f'<a href="{entry.name}.html">{entry.title}</a>' in table
     assert "<code>shard_params</code>, <code>gather_params</code>" in table
+
+
+def test_captions_are_written_in_html(built):
+    for page in built.rglob("*.html"):
+        for caption in re.findall(r"<figcaption>(.*?)</figcaption>", page.read_text(), re.DOTALL):
+            assert not re.search(r"`|\*\*|\]\(|\$", caption), f"{page.name}: {caption}"
+
+
+def test_home_starts_with_the_first_chapter(built):
+    text = (built / "index.html").read_text()
+    commands = re.sub(r"<[^>]+>", "", text)
+    assert f"meshcraft start {CHAPTERS[0].name}" in commands and "meshcraft start fsdp" not in commands
+    heads = re.findall(r"<th[^>]*>(.*?)</th>", text.split('id="chapters"')[1])
+    assert heads[:4] == ["chapter", "in a few words", "you write", "time (estimate)"]
+    assert 'href="https://example.org/meshcraft"' in text
+
+
+def test_every_command_is_in_the_reference(built):
+    from autograder.cli import app
+
+    text = (built / "commands.html").read_text()
+    names = [command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands]
+    assert len(names) > 15 and [name for name in names if f"meshcraft {name}" not in text] == []
