@@ -117,6 +117,7 @@ def on_config(config):
         {"Chapters": [{entry.title: f"{entry.name}.md"} for entry in notebooks]},
         {"Walkthroughs": [story for story in stories if (pages / story).exists()]},
     ]
+    config.copyright = f"Meshcraft {version('meshcraft')}"
     FIGURES["repository"] = config.extra.get("repository") or ""
     FIGURES["primer_title"] = given["PRIMER"].title
     FIGURES["curriculum"] = [

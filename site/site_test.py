@@ -116,6 +116,16 @@ def test_home_page_lists_every_chapter_and_its_functions(built):
     assert "<code>shard_params</code>, <code>gather_params</code>" in table
 
 
+def test_pictures_of_programs_say_whether_they_are_measured_or_predicted(built):
+    counted = 0
+    for page in built.rglob("*.html"):
+        for figure in re.findall(r'<figure class="drawn">.*?</figure>', page.read_text(), re.DOTALL):
+            counted += 'class="badge">predicted, idealised<' in figure
+            programs = re.search(r"<title[^>]*>(Timeline of|A Program|Memory of one|.*recorded on)", figure)
+            assert not programs or "<figcaption>" not in figure or 'class="badge"' in figure, page.name
+    assert counted > 15 and 'class="badge">measured<' in (built / "traces.html").read_text()
+
+
 def test_captions_are_written_in_html(built):
     for page in built.rglob("*.html"):
         for caption in re.findall(r"<figcaption>(.*?)</figcaption>", page.read_text(), re.DOTALL):
