@@ -2,7 +2,8 @@
 
 The parameters are counted leaf by leaf as in ``course.model.transformer``. Activations follow Korthikanti et
 al., Reducing Activation Recomputation in Large Transformer Models (2022), sections 4 and 5, written for any element
-size: in half precision with dropout they are the paper's ``s b h L (10 + 24/t + 5 a s / (h t))`` bytes.
+size: in half precision with dropout they are the paper's ``s b h L / t (34 + 5 a s / h)`` bytes with sequence
+parallelism, and ``s b h L (10 + 24/t + 5 a s / (h t))`` without.
 """
 
 from __future__ import annotations
@@ -86,7 +87,15 @@ class Budget:
         return {**asdict(self), "total": self.total}
 
 
-def activation_bytes(sizes: Sizes, sequences: float, *, element: int = 2, tensor: int = 1, dropout: bool = True) -> int:
+def activation_bytes(
+    sizes: Sizes,
+    sequences: float,
+    *,
+    element: int = 2,
+    tensor: int = 1,
+    dropout: bool = True,
+    sequence_parallel: bool = True,
+) -> int:
     """Bytes that one device saves for the backward pass of all layers, without recomputation.
 
     Args:
@@ -95,8 +104,9 @@ def activation_bytes(sizes: Sizes, sequences: float, *, element: int = 2, tensor
         element: Bytes per element.
         tensor: Number of devices that each layer is split over.
         dropout: Whether dropout masks are saved, one byte per element.
+        sequence_parallel: Whether ``tensor`` also splits the sequence between the products of a layer.
     """
-    return round(sizes.layers * sequences * sum(saved_per_layer(sizes, element, tensor, dropout)))
+    return round(sizes.layers * sequences * sum(saved_per_layer(sizes, element, tensor, dropout, sequence_parallel)))
 
 
 def saved_per_layer(
@@ -128,6 +138,7 @@ def budget(
     fsdp: bool = False,
     min_size: int = 0,
     dropout: bool = True,
+    sequence_parallel: bool = True,
 ) -> Budget:
     """Bytes that a training step needs on one device.
 
@@ -143,15 +154,24 @@ def budget(
         fsdp: Whether ``data`` splits parameters, gradients and optimizer state as well.
         min_size: Leaves with fewer elements stay whole under ``fsdp``.
         dropout: Whether dropout masks are saved.
+        sequence_parallel: Whether ``tensor`` also splits the sequence between the products of a layer, and with it
+            what norms keep and the inputs of layers.
 
     Raises:
         ValueError: A name or an axis is unknown, or a size is not divisible; the message says which.
     """
     counts = {"batch": batch, "microbatches": microbatches, "min_size": min_size}
     axes = _checked(sizes, dict(mesh or {}), counts, plan, optimizer, remat)
+    if sequence_parallel and sizes.seq % axes["tensor"]:
+        raise ValueError(
+            f"seq {sizes.seq} is not divisible by tensor = {axes['tensor']}, as sequence parallelism needs; "
+            "--no-sequence-parallel does without"
+        )
     dtypes = PLANS[plan]
     state = _state_rows(sizes, axes, dtypes, optimizer, fsdp, min_size)
-    activations, left_out = _activation_rows(sizes, axes, dtypes, batch, microbatches, remat, dropout)
+    activations, left_out = _activation_rows(
+        sizes, axes, dtypes, batch, microbatches, remat, dropout, sequence_parallel
+    )
     return Budget(sizes.count, flops_per_token(sizes), (*state, *activations), left_out)
 
 
@@ -221,13 +241,21 @@ def _state_rows(
 
 
 def _activation_rows(
-    sizes: Sizes, axes: dict[str, int], plan: Precision, batch: int, microbatches: int, remat: str, dropout: bool
+    sizes: Sizes,
+    axes: dict[str, int],
+    plan: Precision,
+    batch: int,
+    microbatches: int,
+    remat: str,
+    dropout: bool,
+    sequence_parallel: bool,
 ) -> tuple[tuple[BudgetRow, ...], tuple[BudgetRow, ...]]:
     size, t, local = plan.activation, axes["tensor"], sizes.layers // axes["pipe"]
     b = batch // axes["data"] // microbatches
     flying = b * (microbatches if axes["pipe"] > 1 else 1)
-    plain, scores = saved_per_layer(sizes, size, t, dropout)
-    kept = {"none": plain + scores, "attention": plain, "block": float(size * sizes.seq * sizes.width)}[remat]
+    plain, scores = saved_per_layer(sizes, size, t, dropout, sequence_parallel)
+    inputs = size * sizes.seq * sizes.width / (t if sequence_parallel else 1)
+    kept = {"none": plain + scores, "attention": plain, "block": inputs}[remat]
     again = {"none": 0.0, "attention": scores, "block": plain + scores}[remat]
     formula = f"{flying:,} x {local:,} x {round(kept):,}"
     rows = [BudgetRow("activations", round(flying * local * kept), formula, "sequences x layers x bytes")]
