@@ -32,6 +32,13 @@ MISTAKES = [
         never="your order",
     ),
     Mistake(
+        "split_backward",
+        "product of the forward pass computed again",
+        r"Which product is computed again",
+        {'jax.vjp(activation, saved["z"])': 'jax.vjp(activation, saved["x"] @ weights["up"])'},
+        never="your line",
+    ),
+    Mistake(
         "zero_bubble",
         "whole backward pass and its half",
         r"stage 0 needs one F and one B \(or one I and one W\) of microbatch 0, and has 1 x F, 1 x B, 1 x W",
