@@ -211,6 +211,18 @@ MUTANTS = (
         {"    @jax.checkpoint\n    def back": "    def back"},
         "live temporaries",
     ),
+    *both("drops_the_same_on_every_device", {"fold_key_over_axes(key, (axis_name,))": "key"}, *NUMBERS),
+    *both("drops_the_same_twice", {"rate, second": "rate, first"}, *NUMBERS),
+    *both(
+        "forgets_the_gradient_of_the_norms", {"rms_norm(norm": "rms_norm(lax.stop_gradient(norm)"}, *GRADIENTS, SUMMED
+    ),
+    *both("averages_the_gradient_of_the_norms", {"rms_norm(norm": f'rms_norm({{"scale": {OF_NORM}}}'}, *GRADIENTS),
+    *both("sends_what_it_adds_round", SENT_ROUND, OTHER),
+    *both(
+        "gathers_what_it_adds",
+        {"drop(y, rate, first)": gathered_and_scattered("drop(y, rate, first)", "axis_name")},
+        *(THERE, BACK),
+    ),
     patch(
         sp_block,
         "computes_a_product_again",
@@ -223,18 +235,6 @@ MUTANTS = (
         },
         "FLOPs",
         THERE,
-    ),
-    *both("drops_the_same_on_every_device", {"fold_key_over_axes(key, (axis_name,))": "key"}, *NUMBERS),
-    *both("drops_the_same_twice", {"rate, second": "rate, first"}, *NUMBERS),
-    *both(
-        "forgets_the_gradient_of_the_norms", {"rms_norm(norm": "rms_norm(lax.stop_gradient(norm)"}, *GRADIENTS, SUMMED
-    ),
-    *both("averages_the_gradient_of_the_norms", {"rms_norm(norm": f'rms_norm({{"scale": {OF_NORM}}}'}, *GRADIENTS),
-    *both("sends_what_it_adds_round", SENT_ROUND, OTHER),
-    *both(
-        "gathers_what_it_adds",
-        {"drop(y, rate, first)": gathered_and_scattered("drop(y, rate, first)", "axis_name")},
-        *(THERE, BACK),
     ),
     mutant("ulysses_attention", attends_at_once, "largest temporary"),
     mutant("ulysses_attention", gathers_keys_and_values, "all-to-all bytes", OTHER, "largest temporary"),
