@@ -129,7 +129,7 @@ def context_parallel(functions: Functions) -> MakeStrategy:
         _require_context(sizes, mesh, options)
         model, context, tensor = sizes.model(), mesh.shape["context"], mesh.shape["tensor"]
         order, heads = functions["zigzag_order"](context), sizes.num_heads // tensor
-        dims = {name: dim for name, dim in TENSOR_DIMS.items() if "mlp" in name or "out" in name and "layers" in name}
+        dims = {name: dim for name, dim in TENSOR_DIMS.items() if "mlp" in name or ("out" in name and "layers" in name)}
 
         def spec_of(path, _):
             dim = dims.get(jax.tree_util.keystr(path, simple=True, separator="/"))
