@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.chapters.mutant import gathered_and_scattered, mutant, patch
+from autograder.chapters.mutant import gathered_and_scattered, mutant, patch, there_and_back
 from course import attention
 from course.attention import attend_chunks, attend_chunks_backward
 from course.mesh import vary_alike
@@ -239,6 +239,15 @@ MUTANTS = (
         "reports_its_own_loss",
         {"learning_rate * g, params, gradients), loss": "learning_rate * g, params, gradients), shares[0]"},
         "values",
+    ),
+    step(
+        "sends_activations_to_a_neighbour_and_back",
+        {
+            "return layer_with(attend, weights, x,": (
+                f"x = {there_and_back('x', 'context_axis')}\n        return layer_with(attend, weights, x,"
+            )
+        },
+        SENT,
     ),
     step(
         "sends_activations_round",

@@ -443,6 +443,7 @@ def _unseen_step(rng: np.random.Generator) -> Case[Training]:
 CP_TRANSFORMER_STEP = Task(
     wrapping=WRAPPINGS["cp_transformer_step"],
     points=5,
+    point=("live temporaries",),
     cases=(
         Case(
             "data=1 x context=8",
