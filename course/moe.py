@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from course.model import Attention, Head, Params, TokenEmbedding, _functional, cross_entropy, rms_norm
@@ -111,7 +112,7 @@ def balance_and_z(logits: jax.Array, bias: jax.Array, k: int) -> tuple[jax.Array
 
 # --8<-- [start:loss]
 def moe_loss(
-    model: MoEModel, params: Params, batch: Mapping[str, jax.Array], capacity: int, groups: int = 1
+    model: MoEModel, params: Params, batch: Mapping[str, jax.Array | np.ndarray], capacity: int, groups: int = 1
 ) -> jax.Array:
     """The whole loss on one device.
 

@@ -523,7 +523,7 @@ if __name__ == "__main__":
 # ## Lab: dropless layers
 #
 # Capacity wastes places or drops tokens. *Dropless* layers sort tokens by expert and multiply groups of different
-# sizes: `lax.ragged_dot`, which runs on every backend. On several devices tokens must also travel in groups of
+# sizes: `lax.ragged_dot`, which runs on CPU, too. On several devices tokens must also travel in groups of
 # different sizes, by `lax.ragged_all_to_all`; XLA has no CPU version of it, so here it is one device. Try it: the
 # result equals that of a loop over experts, and nothing was dropped.
 

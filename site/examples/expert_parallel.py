@@ -118,9 +118,7 @@ def forward(name: str):
 
 @kept()
 def with_compiler() -> Table:
-    reports = dict(
-        zip((ALL, FOUR), compile_all(list(map(forward, (ALL, FOUR))), machine("8xH100"), DEFAULT_FLAGS), strict=True)
-    )
+    reports = compile_all([forward(ALL), forward(FOUR)], machine("8xH100"), DEFAULT_FLAGS)
     columns = "beside products s", "replayed, ms .2f", "exposed, ms .2f"
     return compiled("forward, compiled for 8 H100", dict(zip((ALL, FOUR), reports, strict=True)), *columns)
 

@@ -139,7 +139,7 @@ def one_chunk_ahead(params, x, k, capacity, axis_name, num_chunks):
 
     received = start(0)
     for chunk in range(num_chunks):
-        coming = start(chunk + 1) if chunk + 1 < num_chunks else None
+        coming = start(chunk + 1) if chunk + 1 < num_chunks else received
         results.append(lax.all_to_all(expert_mlp(params["experts"], received), axis_name, 1, 0, tiled=True))
         received = coming
     y = combine(jnp.concatenate(results, axis=1), gates, experts, places)

@@ -39,24 +39,24 @@ def multiplies_by_a_mask_of_gates(y, gates, experts, places):
 def multiplies_by_one_hot_masks(params, x, k, capacity, axis_name):
     """The whole layer by products with masks."""
     logits = x @ params["router"]["kernel"]
-    gates, *chosen = route(logits, params["router"]["bias"], k, capacity)
-    sent = multiplies_by_a_one_hot_mask(x, *chosen, logits.shape[1], capacity)
+    gates, experts, places = route(logits, params["router"]["bias"], k, capacity)
+    sent = multiplies_by_a_one_hot_mask(x, experts, places, logits.shape[1], capacity)
     received = lax.all_to_all(sent, axis_name, split_axis=0, concat_axis=1, tiled=True)
     computed = expert_mlp(params["experts"], received)
     returned = lax.all_to_all(computed, axis_name, split_axis=1, concat_axis=0, tiled=True)
-    return expert_mlp(params["shared"], x) + multiplies_by_a_mask_of_gates(returned, gates, *chosen), logits
+    return expert_mlp(params["shared"], x) + multiplies_by_a_mask_of_gates(returned, gates, experts, places), logits
 
 
 def gathers_every_place(params, x, k, capacity, axis_name):
     """Every device gets all places of all experts, and throws most of them away."""
     logits = x @ params["router"]["kernel"]
-    gates, *chosen = route(logits, params["router"]["bias"], k, capacity)
+    gates, experts, places = route(logits, params["router"]["bias"], k, capacity)
     own, first = params["experts"]["up"].shape[0], lax.axis_index(axis_name) * params["experts"]["up"].shape[0]
-    every = lax.all_gather(dispatch(x, *chosen, logits.shape[1], capacity), axis_name, axis=1, tiled=True)
+    every = lax.all_gather(dispatch(x, experts, places, logits.shape[1], capacity), axis_name, axis=1, tiled=True)
     computed = expert_mlp(params["experts"], lax.dynamic_slice_in_dim(every, first, own))
     every = lax.all_gather(computed, axis_name, tiled=True)
     returned = lax.dynamic_slice_in_dim(every, lax.axis_index(axis_name) * capacity, capacity, axis=1)
-    return expert_mlp(params["shared"], x) + combine(returned, gates, *chosen), logits
+    return expert_mlp(params["shared"], x) + combine(returned, gates, experts, places), logits
 
 
 def waits_for_every_place(params, x, k, capacity, axis_name, num_chunks):

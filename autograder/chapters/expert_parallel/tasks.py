@@ -182,7 +182,7 @@ BALANCING_LOSS = Task(
 
 
 def _routed(rng: np.random.Generator, s: Routing) -> tuple[np.ndarray, ...]:
-    return places_of(_float(rng.standard_normal((s.tokens, s.num_experts))), np.float32(0), s.k, s.capacity)
+    return places_of(_float(rng.standard_normal((s.tokens, s.num_experts))), np.zeros(1, np.float32), s.k, s.capacity)
 
 
 def _served(experts: np.ndarray, places: np.ndarray, capacity: int) -> Any:
