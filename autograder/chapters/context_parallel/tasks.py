@@ -20,7 +20,7 @@ from autograder.chapters.context_parallel.wrapping import (
     rows_of,
     shards_of,
 )
-from autograder.contract import facts, limits
+from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, groups_of
 from autograder.contract.draws import axis_names, draw_batch, draw_keys, draw_leaves, draw_rate, sgd, stacked
@@ -195,14 +195,14 @@ def ring_facts(judged: Judged) -> list[Fact]:
     return [
         facts.arrays_match("values", judged.cases, "values", values, weight=2),
         facts.arrays_match("gradients", backward, "gradients", back, weight=2),
-        facts.bytes_sent(
+        byte_facts.bytes_sent(
             "permute bytes",
             judged.all,
             "collective_permute",
             lambda e: _ring_bytes(e, (2, 0)),
             least=lambda e: _ring_bytes(e, (2, -2)),
         ),
-        facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
+        byte_facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
         limits.temporaries_within(judged, TEMPORARIES, kept, weight=2),
         limits.exposed_within(judged, EXPOSED, late, weight=3, than=limits.NAIVE),
         limits.time_within(judged, TIME, slow, weight=2),
@@ -406,17 +406,17 @@ def step_facts(judged: Judged) -> list[Fact]:
     kept = "Which activations of a layer stay until the backward pass gets there?"
     return [
         *facts.values_and_gradients(judged.cases, values, back, step=True),
-        facts.bytes_sent(
+        byte_facts.bytes_sent(
             "all-reduce bytes", judged.all, "all_reduce", lambda e: _reduced(e, 2), least=lambda e: _reduced(e, 0)
         ),
-        facts.bytes_sent(
+        byte_facts.bytes_sent(
             "permute bytes",
             judged.all,
             "collective_permute",
             lambda e: _permuted(e, (4, -2)),
             least=lambda e: _permuted(e, (3, -3)),
         ),
-        facts.only_collectives("other collectives", judged.all, ("all_reduce", "collective_permute")),
+        byte_facts.only_collectives("other collectives", judged.all, ("all_reduce", "collective_permute")),
         limits.temporaries_within(judged, STEP_TEMPORARIES, kept, weight=2),
     ]
 

@@ -21,7 +21,7 @@ from autograder.chapters.sequence_parallel.wrapping import (
     Stack,
     layers_of,
 )
-from autograder.contract import facts, limits
+from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, parts_of
 from autograder.contract.draws import draw_keys, draw_leaves, unseen_mesh
@@ -74,11 +74,11 @@ def region_facts(judged: Judged) -> list[Fact]:
     return [
         *facts.values_and_gradients(cases, values, gradients),
         *(
-            facts.bytes_sent(f"{kind.replace('_', '-')} bytes", cases, kind, partial(sent, split=True))
+            byte_facts.bytes_sent(f"{kind.replace('_', '-')} bytes", cases, kind, partial(sent, split=True))
             for kind in ("all_gather", "reduce_scatter")
         ),
-        facts.bytes_sent("all-reduce bytes", cases, "all_reduce", lambda e: 2 * sent(e, split=False)),
-        facts.only_collectives(OTHER, cases, ("all_gather", "reduce_scatter", "all_reduce")),
+        byte_facts.bytes_sent("all-reduce bytes", cases, "all_reduce", lambda e: 2 * sent(e, split=False)),
+        byte_facts.only_collectives(OTHER, cases, ("all_gather", "reduce_scatter", "all_reduce")),
     ]
 
 
@@ -215,10 +215,12 @@ def stack_facts(judged: Judged, most: Callable[[Case[Stack]], int]) -> list[Fact
 
     return [
         *facts.values_and_gradients(judged.cases, values, gradients),
-        facts.bytes_sent("all-gather bytes", cases, "all_gather", once, times=(4, 6)),
-        facts.bytes_sent("reduce-scatter bytes", cases, "reduce_scatter", once, times=(4, 4)),
-        facts.bytes_sent("all-reduce bytes", cases, "all_reduce", lambda e: 2 * one_way(e.case, whole_bytes(e.case))),
-        facts.only_collectives(OTHER, cases, ("all_gather", "reduce_scatter", "all_reduce")),
+        byte_facts.bytes_sent("all-gather bytes", cases, "all_gather", once, times=(4, 6)),
+        byte_facts.bytes_sent("reduce-scatter bytes", cases, "reduce_scatter", once, times=(4, 4)),
+        byte_facts.bytes_sent(
+            "all-reduce bytes", cases, "all_reduce", lambda e: 2 * one_way(e.case, whole_bytes(e.case))
+        ),
+        byte_facts.only_collectives(OTHER, cases, ("all_gather", "reduce_scatter", "all_reduce")),
         limits.temporaries_at_most(judged, most, kept, weight=3),
         limits.flops_within(judged, FLOPS, twice, than=limits.NAIVE, weight=2),
     ]
@@ -308,8 +310,8 @@ def attention_facts(judged: Judged) -> list[Fact]:
     square = "Which array has an element for each query and each key?"
     return [
         *facts.values_and_gradients(judged.cases, values, gradients),
-        facts.bytes_sent("all-to-all bytes", judged.all, "all_to_all", lambda e: ulysses_bytes(e.case), weight=2),
-        facts.only_collectives(OTHER, judged.all, ("all_to_all",)),
+        byte_facts.bytes_sent("all-to-all bytes", judged.all, "all_to_all", lambda e: ulysses_bytes(e.case), weight=2),
+        byte_facts.only_collectives(OTHER, judged.all, ("all_to_all",)),
         limits.largest_within(judged, quarter_of_scores, square, weight=2),
     ]
 
