@@ -189,6 +189,29 @@ CHAPTERS = (
         ),
     ),
     Chapter(
+        "sequence_parallel",
+        "Sequence parallelism",
+        "tokens over the tensor axis, and what a layer saves",
+        (
+            Function("enter_tensor_region", 15, EASY),
+            Function("leave_tensor_region", 10, EASY),
+            Function("sp_block", 50, HARD),
+            Function("selective_recompute", 10, EASY),
+            Function("ulysses_attention", 30, MEDIUM),
+        ),
+    ),
+    Chapter(
+        "context_parallel",
+        "Context parallelism",
+        "attention over a sequence that no device holds",
+        (
+            Function("merge_attention", 20, MEDIUM),
+            Function("ring_attention", 60, HARD),
+            Function("zigzag_order", 10, EASY),
+            Function("cp_transformer_step", 40, MEDIUM),
+        ),
+    ),
+    Chapter(
         "expert_parallel",
         "Expert parallelism",
         "many experts, few used",

@@ -67,6 +67,7 @@ SPLIT = {
 LAYER = ("data=2 x tensor=4", "replica=2 x model=2"), ("params", "x"), {"step": 1e-2}
 PRODUCT = ("data=2 x tensor=3", "tensor=8", "tensor=2 x data=4")
 BLOCK = ("data=2 x tensor=2", "tensor=4"), ("params", "x"), {}
+STACKED = ("data=2 x model=3", "tensor=4"), ("params", "x"), {"step": 1e-2}
 HALF = tuple(case.name for case in CASES if case.sizes.backward and case.sizes.dtype == "float16")
 RINGS = tuple(case.name for case in CASES if case.sizes.backward and case.name not in HALF)
 TICKS = {"loss": of_ticks, "gradients": lambda found: {**found, "arrived": np.moveaxis(found["arrived"], 0, 1)}}
@@ -74,6 +75,8 @@ SHARES = {"loss": lambda shares, _: np.sum(shares), "one": lambda gradient, leaf
 ADAMW = {"loss": lambda values, _: values["loss"], "one": same}  # its steps do not subtract their gradients
 UNTIED = {"loss": lambda values, _: values["loss"], "one": same, "step": 2e-3}  # a router's bias has no gradient
 STEP, FAR = {"loss": lambda values, _: values["loss"], "one": same}, {"step": 2e-2, "rel": 2e-2}
+MERGED = {"loss": lambda values, inputs: returned({"lse": values["lse"], "out": values["out"]}, inputs)}
+SQUARED = {"loss": quadratic, "step": 1e-2}
 PURE = ("pipe=3 x tensor=2", "data=8", "data=2")
 LOOPED = ("data=2 x pipe=3", "pipe=4", "pipe=1")
 # A task, the cases (only the first, except in `make test-full`), the perturbed inputs, and how to compare them.
@@ -100,6 +103,11 @@ GRADIENTS: list[tuple[str, tuple[str, ...], str | tuple[str, ...], dict[str, Any
     ("tp_transformer.tp_transformer_block", *BLOCK),
     ("tp_transformer.parallel_transformer_block", *BLOCK),
     ("tp_transformer.vocab_parallel_embed", ("data=2 x model=2", "tensor=4"), "params", {}),
+    *((f"sequence_parallel.{name}", *STACKED) for name in ("sp_block", "selective_recompute")),
+    ("sequence_parallel.ulysses_attention", ("tensor=8", "data=2 x model=3"), ("q", "k", "v"), {"step": 1e-2}),
+    ("context_parallel.merge_attention", ("scores near zero", "scores near 90"), "partials", MERGED),
+    ("context_parallel.ring_attention", ("data=2 x context=3", "context=8", "model=2"), ("q", "k", "v"), SQUARED),
+    ("context_parallel.cp_transformer_step", ("data=2 x context=2", "data=2 x context=4"), "params", {**STEP, **FAR}),
     ("expert_parallel.balancing_loss", ("data=2 x expert=4", "pipe=3", "expert=5"), "logits", {"loss": of_all_tokens}),
     ("expert_parallel.dispatch", ("6 experts", "one choice", "all of 3"), "x", {}),
     ("expert_parallel.combine", ("6 experts", "one choice", "all of 3"), ("y", "gates"), {}),

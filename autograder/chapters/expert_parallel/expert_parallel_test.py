@@ -1,4 +1,4 @@
-"""The contract of ``expert_parallel``: drawn tokens tie and overflow, and the model's oracle is a sum over experts."""
+"""The contract of ``expert_parallel``: routing drops and breaks ties; the oracle is a sum over experts."""
 
 import jax
 import jax.numpy as jnp

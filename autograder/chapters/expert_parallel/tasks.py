@@ -25,7 +25,7 @@ from autograder.chapters.expert_parallel.wrapping import (
     layer_params,
     moe_shapes,
 )
-from autograder.contract import facts, limits
+from autograder.contract import byte_facts, facts, limits
 from autograder.contract.draws import draw_leaves, draw_rate, flows_back, sgd, stacked, unseen_case
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact, Kind, Unit
@@ -150,14 +150,14 @@ def balance_facts(judged: Judged) -> list[Fact]:
     return [
         facts.arrays_match("values", judged.cases, "values", whose, weight=2),
         facts.arrays_match("gradients", judged.cases, "gradients", whose, weight=2),
-        facts.bytes_at_most(
+        byte_facts.bytes_at_most(
             "all-reduce bytes",
             judged.cases,
             ("all_reduce",),
             most,
             "How few numbers say how often each expert was chosen?",
         ),
-        facts.only_collectives("other collectives", judged.cases, ("all_reduce",)),
+        byte_facts.only_collectives("other collectives", judged.cases, ("all_reduce",)),
     ]
 
 
@@ -347,8 +347,8 @@ def layer_facts(judged: Judged) -> list[Fact]:
     return [
         facts.arrays_match("values", judged.cases, "values", whose),
         facts.arrays_match("gradients", judged.cases, "gradients", whose, weight=2),
-        facts.bytes_sent("all-to-all bytes", judged.all, "all_to_all", _traveling, axes=over),
-        facts.only_collectives("other collectives", judged.all, ("all_to_all",)),
+        byte_facts.bytes_sent("all-to-all bytes", judged.all, "all_to_all", _traveling, axes=over),
+        byte_facts.only_collectives("other collectives", judged.all, ("all_to_all",)),
     ]
 
 
@@ -495,16 +495,16 @@ def step_facts(judged: Judged) -> list[Fact]:
     own = "Which devices have a copy of an expert?"
     return [
         *facts.values_and_gradients(judged.cases, gradients=whose, step=True),
-        facts.bytes_sent(
+        byte_facts.bytes_sent(
             "all-reduce bytes", judged.cases, "all_reduce", _averaged(True), least=_averaged(False), hint=own
         ),
-        facts.bytes_sent(
+        byte_facts.bytes_sent(
             "all-to-all bytes",
             judged.cases,
             "all_to_all",
             lambda e: e.case.sizes.steps * _traveling(e, e.case.sizes.num_layers),
         ),
-        facts.only_collectives("other collectives", judged.cases, ("all_reduce", "all_to_all")),
+        byte_facts.only_collectives("other collectives", judged.cases, ("all_reduce", "all_to_all")),
     ]
 
 
