@@ -101,7 +101,6 @@ def _region(name: str) -> Task:
             Case("tensor=4", {"tensor": 4}, _REGION, quick=True),
             Case("data=2 x tensor=2, whole", {"data": 2, "tensor": 2}, _REGION.but(split=False), quick=True),
             Case("data=2 x model=3", {"data": 2, "model": 3}, _REGION.but(rows=1)),
-            Case("tensor=8, whole", {"tensor": 8}, _REGION.but(split=False)),
             Case("tensor=1", {"tensor": 1}, _REGION),
         ),
         unseen=_unseen_region,
