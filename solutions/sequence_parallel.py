@@ -157,7 +157,8 @@ def leave_tensor_region(x: jax.Array, axis_name: str, split: bool) -> jax.Array:
 #
 # The layer is the one of `tp_transformer`, attention and then MLP. Attention of this device's heads is handed to you:
 # `attend(qkv, num_heads)`, `[batch, seq, 3 * num_heads * head_dim]` to `[batch, seq, num_heads * head_dim]`. The
-# columns of `qkv` are q of all heads, then k, then v.
+# columns of `qkv` are q of all heads, then k, then v. The one below is plain. The one that `check` hands you computes
+# its scores again in the backward pass, so that what everything else saves can be seen. The scores come next.
 
 # %%
 
@@ -218,10 +219,10 @@ if __name__ == "__main__":
 # | reduce-scatters, each of `(n-1)/n A` | 2 | 2 |
 # | all-reduce | none | of the whole leaves' gradients, once |
 # | any other collective | none | none |
-# | live temporaries of 12 layers | | what the formula says of 15 |
+# | live temporaries of 12 layers | | at most the formula's bytes for 15 layers without scores, plus the scores of 2 |
 # | FLOPs of matrix products | | at most 1.05 of those without recomputation |
 #
-# The temporaries of three more layers are room for what one backward pass has at once. Useful: `jax.checkpoint`.
+# Three more layers, and the scores of two, are room for what one backward pass has at once. Useful: `jax.checkpoint`.
 
 
 # %%
@@ -284,7 +285,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | collectives | those of `sp_block` |
-# | live temporaries of 12 layers | what the formula says of 13 without scores, and of 2 with them |
+# | live temporaries of 12 layers | at most the formula's bytes for 15 layers without scores, plus the scores of 2 |
 # | FLOPs of matrix products | at most 1.05 of those without recomputation |
 
 

@@ -26,6 +26,8 @@ ROUNDING = "All of it is off by a little"
 MASKS_RIGHT = "What is dropped is right, so the masks are right, too; what is not dropped is wrong."
 KEYS = "is each mask drawn in the specified shape, and from the specified key: of which device, microbatch and layer?"
 _FACTORS = ("sum or mean?", "mean or sum?")
+# Dropped elements from which a statement about masks is more than chance.
+_ENOUGH = 8
 _NARROW = {"bf16": 2, "f16": 2}
 # Axes of the same role in different cases.
 _ROLES = {"replica": "data", "stage": "pipe", "model": "tensor"}
@@ -261,7 +263,7 @@ def _as_dropped(e: Evidence, expected: np.ndarray, right: np.ndarray, near: floa
     """Just those elements are right that are dropped, which leaves zero or an input."""
     for before in (np.zeros(()), *(a for a in e.drawn.values() if a.shape == expected.shape)):
         dropped = np.abs(expected - before) <= near
-        if np.any(dropped) and np.mean(dropped == right) > 0.99:
+        if np.sum(dropped) >= _ENOUGH and np.sum(dropped & right) > 0.99 * np.sum(dropped | right):
             return MASKS_RIGHT
     return ""
 

@@ -147,7 +147,7 @@ def attends_to_its_own_tokens(q, k, v, chunk, axis_name):
 
 NUMBERS, GRADIENTS = ("gradient norm", "gradients", "values"), ("gradient norm", "gradients")
 THERE, BACK, SUMMED, OTHER = "all-gather bytes", "reduce-scatter bytes", "all-reduce bytes", "other collectives"
-WHOLE, SHARED = ("data=2 x tensor=2, whole",), ("tensor=8, 2 key heads",)
+WHOLE, SHARED = ("data=2 x tensor=4, whole",), ("tensor=8, 2 key heads",)
 enter, leave, ulysses = (partial(patch, f) for f in (enter_tensor_region, leave_tensor_region, ulysses_attention))
 GATHER, SCATTER = "lax.all_gather(x,", "lax.psum_scatter(x,"
 # The gradient of ``x`` divided by the size of the axis.

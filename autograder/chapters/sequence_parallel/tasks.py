@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
@@ -99,7 +98,7 @@ def _region(name: str) -> Task:
         point=("all-gather bytes", "reduce-scatter bytes"),
         cases=(
             Case("tensor=4", {"tensor": 4}, _REGION, quick=True),
-            Case("data=2 x tensor=2, whole", {"data": 2, "tensor": 2}, _REGION.but(split=False), quick=True),
+            Case("data=2 x tensor=4, whole", {"data": 2, "tensor": 4}, _REGION.but(split=False), quick=True),
             Case("data=2 x model=3", {"data": 2, "model": 3}, _REGION.but(rows=1)),
             Case("tensor=1", {"tensor": 1}, _REGION),
         ),
@@ -177,12 +176,10 @@ def formula(case: Case[Stack]) -> tuple[int, int]:
 
 
 def most_saved(case: Case[Stack]) -> int:
-    """What the formula says of three layers more than there are: room for what one backward pass has at once."""
-    return (case.sizes.num_layers + 3) * sum(formula(case))
+    """What the formula says of three layers more than there are, with scores of two: even one array of all is more.
 
-
-def most_without_scores(case: Case[Stack]) -> int:
-    """The same, with scores of two layers only: even one array of them, of all layers, is more."""
+    Three layers and two layers' scores are room for what one backward pass has at once.
+    """
     plain, scores = formula(case)
     return (case.sizes.num_layers + 3) * plain + 2 * scores
 
@@ -201,11 +198,11 @@ def whole_bytes(case: Case[Stack]) -> int:
     )
 
 
-def stack_facts(judged: Judged, most: Callable[[Case[Stack]], int]) -> list[Fact]:
+def stack_facts(judged: Judged) -> list[Fact]:
     values = "Which tokens and heads does this device have, and which keys does it drop with? "
-    gradients = "Every token adds to the gradient of a leaf that is whole: is each device's share counted, and once? "
+    gradients = "If a leaf that is whole is wrong: is each device's share of its gradient counted, and once? "
     kept = "Which whole activation is saved in front of a product, and what is cheap to compute again?"
-    twice = "Which product is computed twice, and which of them does the backward pass need again?"
+    twice = "Which products are computed twice, and for which of them would a saved result be small?"
     cases = judged.all
 
     def once(e: Evidence) -> float:
@@ -220,7 +217,7 @@ def stack_facts(judged: Judged, most: Callable[[Case[Stack]], int]) -> list[Fact
             "all-reduce bytes", cases, "all_reduce", lambda e: 2 * one_way(e.case, whole_bytes(e.case))
         ),
         byte_facts.only_collectives(OTHER, cases, ("all_gather", "reduce_scatter", "all_reduce")),
-        limits.temporaries_at_most(judged, most, kept, weight=3),
+        limits.temporaries_at_most(judged, most_saved, kept, weight=3),
         limits.flops_within(judged, FLOPS, twice, than=limits.NAIVE, weight=2),
     ]
 
@@ -238,7 +235,7 @@ def _unseen_stack(rng: np.random.Generator) -> Case[Stack]:
     return Case(UNSEEN, mesh, SIZES.but(**sizes, num_layers=1, rows=3, dropout=float(rng.choice([0.15, 0.4]))))
 
 
-def _stack(name: str, points: int, most: Callable[[Case[Stack]], int], naive: str) -> Task:
+def _stack(name: str, points: int, naive: str) -> Task:
     return Task(
         wrapping=WRAPPINGS[name],
         points=points,
@@ -256,15 +253,15 @@ def _stack(name: str, points: int, most: Callable[[Case[Stack]], int], naive: st
         unseen=_unseen_stack,
         draw=draw_stack,
         oracle=stack_oracle,
-        facts=partial(stack_facts, most=most),
+        facts=stack_facts,
         stretches=({"seq": 256}, {"rows": 8, "width": 256}, {"hidden": 4096}),
         at_scale=(Case("tensor=8, 12 layers of width 1024", {"tensor": 8}, _LARGE), "tensor=8, 12 layers"),
         naive_memory=naive,
     )
 
 
-SP_BLOCK = _stack(BLOCK, 5, most_saved, "leaves_it_to_jax")
-SELECTIVE_RECOMPUTE = _stack(SELECTIVE, 2, most_without_scores, "keeps_the_scores")
+SP_BLOCK = _stack(BLOCK, 5, "leaves_it_to_jax")
+SELECTIVE_RECOMPUTE = _stack(SELECTIVE, 2, "keeps_the_scores")
 
 # ulysses_attention: from tokens in parts to heads in parts, and back.
 

@@ -75,7 +75,15 @@ def wrap_region(name: str, function: Any, case: Case[Region]) -> Wrapped:
 
     def local(x, upstream):
         x, upstream = (a.reshape(s.rows, -1, s.width) for a in (x, upstream))
-        values, back = jax.vjp(lambda x: varying(_array(name, function(x, axis, s.split), like, case), cast), x)
+
+        def run(x):
+            found = _array(name, function(x, axis, s.split), like, case)
+            if name == ENTER and not s.split and axis not in varying_axes(found):
+                kind = f"an array that is typed as the same on every device of {axis!r}"
+                raise Mismatch(f"{name} returned {kind}, expected one that varies over {axis!r}")
+            return varying(found, cast)
+
+        values, back = jax.vjp(run, x)
         (gradients,) = back(varying(upstream, varying_axes(values)))
         return {"values": varying(values, case.mesh)[None], "gradients": varying(gradients, case.mesh)[None]}
 
@@ -99,8 +107,9 @@ def specs_of(case: Case[Stack]) -> Any:
     return tensor_specs({"layers": layers_of(case.sizes.model)}, tensor_of(case))["layers"]
 
 
+@partial(jax.checkpoint, static_argnums=1)
 def attend(qkv: jax.Array, num_heads: int) -> jax.Array:
-    """The attention that ``sp_block`` is handed."""
+    """The attention that ``sp_block`` is handed: its scores are not saved, so they cannot pay for anything else."""
     q, k, v = jnp.moveaxis(qkv.reshape(*qkv.shape[:-1], 3, num_heads, -1), -3, 0)
     mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
     return mixed.reshape(*mixed.shape[:-2], -1)
