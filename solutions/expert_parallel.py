@@ -128,7 +128,7 @@ if __name__ == "__main__":
 #
 # Balance without a loss is what the bias is for (Wang et al. 2024; DeepSeek-V3): after a step, the bias of every
 # expert that got less than `1/experts` of all choices grows by `rate`, and that of one that got more shrinks by
-# `rate`. Return it too.
+# `rate`. One that got exactly its share keeps its bias. Return it too.
 #
 # | budget | |
 # |---|---|

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -97,6 +97,15 @@ def arrays_match(
         drawn = "" if e.secret or found[first].unit != Unit.RELATIVE else picture(e)
         found[first] = replace(found[first], message=" ".join(part.strip() for part in sentences if part) + drawn)
     return replace(worst(found, name, kind), weight=weight)
+
+
+def parts_match(name: str, evidence: list[Evidence], hints: Mapping[str, str], *, weight: float = 1) -> Fact:
+    """Like ``arrays_match`` for several parts, each with its own question; the first part that is wrong speaks.
+
+    ``hints`` maps prefixes to questions, in the order in which a function computes the parts.
+    """
+    found = [arrays_match(name, evidence, part, hint, weight=weight) for part, hint in hints.items()]
+    return next((fact for fact in found if not fact.passed), found[-1])
 
 
 def values_and_gradients(

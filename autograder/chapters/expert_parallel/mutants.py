@@ -165,6 +165,13 @@ MUTANTS = (
     patch(balancing_loss, "counts_the_first_choice_alone", {"experts.reshape(-1, 1)": "experts[:, :1]"}, *LAYER),
     patch(balancing_loss, "counts_without_the_bias", {"gates + bias": "gates"}, *LAYER),
     patch(balancing_loss, "pulls_the_wrong_way", {"bias + rate": "bias - rate"}, "values"),
+    patch(
+        balancing_loss,
+        "moves_an_expert_with_its_share",
+        {"jnp.sign(1 / num_experts - load)": "jnp.where(load < 1 / num_experts, 1.0, -1.0)"},
+        "values",
+        shown_by=("data=1 x expert=1",),
+    ),
     patch(balancing_loss, "forgets_to_square", {" ** 2)": ")"}, *LAYER),
     patch(
         balancing_loss,

@@ -78,10 +78,14 @@ def route_oracle(inputs: dict[str, Any], case: Case[Routing]) -> dict[str, Any]:
 
 
 def route_facts(judged: Judged) -> list[Fact]:
-    values = "Which token comes first, which of equal scores counts as larger, and when is an expert full? "
+    values = {
+        "values/experts": "What is added to a gate for the choice, and which of equal scores counts as larger? ",
+        "values/gates": "The experts are right. Of which numbers is a gate, and is it more than the softmax? ",
+        "values/places": "The experts are right. Which tokens come first, and when is an expert full? ",
+    }
     gradients = "Which of the results carry a gradient, and of which function of the logits are they? "
     return [
-        facts.arrays_match("values", judged.cases, "values", values, weight=2),
+        facts.parts_match("values", judged.cases, values, weight=2),
         facts.arrays_match("gradients", judged.cases, "gradients", gradients, weight=2),
     ]
 
@@ -117,6 +121,9 @@ def draw_balance(rng: np.random.Generator, case: Case[Routing]) -> dict[str, Any
     s, n = case.sizes, devices_of(case)
     preferred = 1.5 * rng.standard_normal((n, 1, s.num_experts))
     logits = rng.standard_normal((n, s.tokens, s.num_experts)) + preferred
+    if n == s.k == 1 and not s.tokens % s.num_experts:  # the first expert gets exactly its share
+        logits[:, :, 0] = -9
+        logits[:, : s.tokens // s.num_experts, 0] = 9
     return {
         "logits": _float(logits.reshape(-1, s.num_experts)),
         "bias": _float(rng.uniform(0, 0.2, s.num_experts)),
@@ -143,12 +150,17 @@ def balance_oracle(inputs: dict[str, Any], case: Case[Routing]) -> dict[str, Any
 
 def balance_facts(judged: Judged) -> list[Fact]:
     whose = "A mean of products is not the product of means: which of the two factors must be known of all tokens? "
+    values = {
+        "values/balance": whose,
+        "values/z": "Of what is the square taken, and over which tokens is the mean? ",
+        "values/bias": "By how much does a bias change, which way, and what of an expert with exactly its share? ",
+    }
 
     def most(e: Evidence) -> float:
         return sum(ring(size, 4 * (3 * e.case.sizes.num_experts + 4)) for size in e.case.mesh.values())
 
     return [
-        facts.arrays_match("values", judged.cases, "values", whose, weight=2),
+        facts.parts_match("values", judged.cases, values, weight=2),
         facts.arrays_match("gradients", judged.cases, "gradients", whose, weight=2),
         byte_facts.bytes_at_most(
             "all-reduce bytes",
@@ -170,7 +182,7 @@ BALANCING_LOSS = Task(
         Case("data=2 x expert=4", {"data": 2, "expert": 4}, _BALANCE.but(num_experts=12), quick=True),
         Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _BALANCE.but(tokens=7, num_experts=5, k=3), quick=True),
         Case("expert=5", {"expert": 5}, _BALANCE.but(k=1)),
-        Case("data=1 x expert=1", {"data": 1, "expert": 1}, _BALANCE.but(num_experts=8, k=1)),
+        Case("data=1 x expert=1", {"data": 1, "expert": 1}, _BALANCE.but(tokens=16, num_experts=8, k=1)),
     ),
     unseen=lambda rng: unseen_case(rng, _unseen_routing(rng, rate=0.125), (5,), (2, 3), (2, 2), (6,)),
     draw=draw_balance,
@@ -249,7 +261,7 @@ def _flops(judged: Judged) -> Fact:
 
 def moving_facts(judged: Judged) -> list[Fact]:
     too_much = "Which array has a dim for tokens and one for experts or places?"
-    dropped = "Where is the token of this choice, and is it dropped? "
+    dropped = "Where is the token of this choice, is it dropped, and by what is it multiplied? "
     return [
         facts.arrays_match("values", judged.cases, "values", dropped),
         facts.arrays_match("gradients", judged.cases, "gradients", dropped, weight=2),
@@ -489,9 +501,7 @@ def _averaged(most: bool) -> Callable[[Evidence], float]:
 
 
 def step_facts(judged: Judged) -> list[Fact]:
-    whose = (
-        "Is this leaf an expert's? Over which axes do devices have copies of it, and whose tokens has its gradient? "
-    )
+    whose = "Over which axes do devices have copies of this leaf, and whose tokens has its gradient? "
     own = "Which devices have a copy of an expert?"
     return [
         *facts.values_and_gradients(judged.cases, gradients=whose, step=True),

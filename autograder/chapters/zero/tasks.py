@@ -278,7 +278,7 @@ NORM = "Is it the mean over the rows of all devices, of each leaf? "
 
 def sharded_adamw_facts(judged: Judged) -> list[Fact]:
     return [
-        _updated(judged.cases),
+        facts.parts_match("values", judged.cases, _PARTS, weight=2),
         *sent_facts(judged.cases, lambda _: 0, 1, whole=False),
     ]
 
@@ -286,17 +286,13 @@ def sharded_adamw_facts(judged: Judged) -> list[Fact]:
 # In the order in which the update computes them, so that the first that is wrong says most.
 _PARTS = {
     "values/norm": "Of which devices' parts is it the norm, and before or after clipping? ",
-    "values/state": "The norm is right. Which factor scales the gradient, and for which leaves? ",
+    "values/state/count": "The norm is right. How many updates have been made after this one? ",
+    "values/state": "Norm and count are right. Which factor scales the gradient, and for which leaves? ",
     "values/params": (
         "Norm and state are right. Where all leaves are wrong, how many updates have been made by now? Where some are, "
         "which of them decay? "
     ),
 }
-
-
-def _updated(cases: list[Evidence]) -> Fact:
-    found = [facts.arrays_match("values", cases, part, hint, weight=2) for part, hint in _PARTS.items()]
-    return next((fact for fact in found if not fact.passed), found[-1])
 
 
 # The next best version of the second stage holds another stack of parts.
