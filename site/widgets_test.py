@@ -14,7 +14,6 @@ from playwright.sync_api import expect
 from course.machines import machine
 
 
-
 @pytest.fixture
 def opened(browser, served):
     """Opens a page at a phone's width in the dark theme, and checks what is common to all widgets when it is left."""
@@ -96,9 +95,9 @@ def test_collectives_send_what_gives_the_result_of_jax(opened):
         next_step.press("Enter")
     expect(status).to_contain_text("step 5 of 5")
     assert "step=5" in page.url and page.locator("#collectives-steps td").filter(has_text="sum").count() == 6
-    page.get_by_label("devices").fill("0")
+    page.locator("#steps-n").fill("0")
     expect(page.locator("#collectives-steps [role=alert]")).to_have_text("devices: give a whole number from 1 to 8")
-    page.get_by_label("devices").fill("3")
+    page.locator("#steps-n").fill("3")
     expect(status).to_contain_text("step 2 of 2")
 
 
@@ -137,10 +136,11 @@ def test_the_playground_places_blocks_as_jax_does(opened):
             sharding = NamedSharding(Mesh(devices, tuple(mesh)), SPECS[spec])
             where = sharding.devices_indices_map(shape)
             local = sharding.shard_shape(shape)
-        except ValueError:
+        except (ValueError, IndexError):
             assert isinstance(mine, str) and mine.startswith(("spec: ", "dim ")), (mesh, shape, spec, mine)
             continue
         placed += 1
+        assert isinstance(mine, dict), (mesh, shape, spec, mine)
         assert tuple(mine["local"]) == local
         for device, own in zip(devices.flat, mine["devices"], strict=True):
             wanted = [index.indices(size)[:2] for index, size in zip(where[device], shape, strict=True)]
@@ -149,9 +149,10 @@ def test_the_playground_places_blocks_as_jax_does(opened):
 
     status, alert = (page.locator(f"#spec-playground [role={role}]") for role in ("status", "alert"))
     expect(status).to_have_text(
-        "Local shape (4, 4), 64 bytes on each of 8 devices. 8 blocks, one device with each; 512 bytes on the whole mesh."
+        "Local shape (4, 4), 64 bytes on each of 8 devices. "
+        "8 blocks, one device with each; 512 bytes on the whole mesh."
     )
-    page.get_by_label("spec", exact=True).fill('P(("tensor", "data"))')
+    page.locator("#spec-spec").fill('P(("tensor", "data"))')
     expect(status).to_contain_text("Local shape (2, 8)")
     for text, wrong in {
         'P("data", "data")': 'spec: axis "data" occurs twice, and an axis can split one dim',
@@ -159,14 +160,14 @@ def test_the_playground_places_blocks_as_jax_does(opened):
         "P(data)": "spec: write it as in JAX",
         "P(None, None, None)": "spec: 3 entries for an array of 2 dims",
     }.items():
-        page.get_by_label("spec", exact=True).fill(text)
+        page.locator("#spec-spec").fill(text)
         expect(alert).to_contain_text(wrong)
-    page.get_by_label("spec", exact=True).fill('P(None, "data")')
-    page.get_by_label("mesh", exact=True).fill("data=3")
+    page.locator("#spec-spec").fill('P(None, "data")')
+    page.locator("#spec-mesh").fill("data=3")
     expect(alert).to_have_text("dim 1 has size 8, which is not divisible by 3")
-    page.get_by_label("mesh", exact=True).fill("data=2, <b>=3")
+    page.locator("#spec-mesh").fill("data=2, <b>=3")
     expect(alert).to_contain_text('not "<b>=3"')
-    page.get_by_label("mesh", exact=True).fill("data=2, tensor=2")
+    page.locator("#spec-mesh").fill("data=2, tensor=2")
     expect(status).to_contain_text("2 blocks, 2 devices with each")
     page.get_by_text("Device by device").press("Enter")
     expect(page.locator("#spec-playground details td").last).to_have_text("[0:16, 4:8]")
@@ -205,15 +206,15 @@ def test_the_roofline_and_the_ring_take_the_machine_s_times(opened):
         assert (mine["intensity"] < mine["ridge"]) == (mine["rate"] < where.efficiency.matmul * where.peak("bf16"))
 
     status = page.locator("#roofline [role=status]")
-    expect(page.get_by_label("machine", exact=True)).to_have_value("8xB200")
+    expect(page.locator("#roofline-machine")).to_have_value("8xB200")
     expect(status).to_contain_text("bound by arithmetic")
     tokens = page.get_by_label("tokens on each device")
     tokens.focus()
     page.keyboard.press("Home")
     expect(status).to_contain_text("bound by memory")
     assert "tokens=1" in page.url and tokens.get_attribute("aria-valuetext") == "1"
-    page.get_by_label("machine", exact=True).select_option("64xTPUv5p")
+    page.locator("#roofline-machine").select_option("64xTPUv5p")
     page.locator("#roofline-n").press("End")
     expect(page.locator("#roofline table")).to_contain_text("weights from 64 devices")
-    page.get_by_label("machine", exact=True).select_option("8xH100")
+    page.locator("#roofline-machine").select_option("8xH100")
     expect(page.locator("#roofline table")).to_contain_text("weights from 8 devices")

@@ -43,7 +43,7 @@
       const data = held[device][other];
       const arrived = sent.some((one) => one.target === device && place(one) === other);
       const text = kind === "all_to_all" ? `${data.length ? `${other}&#8202;&rarr;&#8202;${device}` : ""}` +
-        `${waits(device, other) ? ` <small>(keeps ${device}&#8202;&rarr;&#8202;${other})</small>` : ""}`
+        `${waits(device, other) ? ` <small>(to send: ${device}&#8202;&rarr;&#8202;${other})</small>` : ""}`
         : !data.length ? "" : gathers ? other : data.length === n ? "sum" : `${data.length} of ${n}`;
       const state = arrived ? "arrived" : !data.length ? "empty" : gathers || data.length === n ? "whole" : "part";
       return `<td class="chunk-${state}">${text || "&ndash;"}${arrived ? " &#9666;" : ""}</td>`;

@@ -61,7 +61,7 @@
     const size = (rows) => `${rows.toLocaleString("en")} &times; ${width.toLocaleString("en")} &times; ${features.toLocaleString("en")}`;
     return {
       status,
-      html: picture(MACHINES[state.machine], found, status) + table("Times", ["", "time", ""], [
+      html: picture(MACHINES[state.machine], found, status) + table("Times", ["what", "time", "result"], [
         row(`product, ${size(tokens)}`, found.seconds, memoryBound ? "bound by memory" : "bound by arithmetic"),
         row(`FSDP: all-gather of its weights from ${n} devices`, found.weights, found.weights <= found.seconds ? "hides behind the product"
           : `longer than the product by ${micro(found.weights - found.seconds)}`),

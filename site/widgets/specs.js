@@ -86,7 +86,7 @@
       const owners = devices.map((_, i) => i).filter((i) => String(devices[i].block) === String(block));
       return `<td style="background:${hue(block, parts)}">${owners.join(", ")}</td>`;
     };
-    return table("The array's blocks and the devices that hold them", [parts.length === 2 ? "rows" : "", ...range(columns).map((i) => interval(i, width))],
+    return table("The array's blocks and the devices that hold them", [parts.length === 2 ? "rows" : "block", ...range(columns).map((i) => interval(i, width))],
       range(rows).map((row) => [height ? interval(row, height) : "devices", ...range(columns).map((column) => cell(row, column))]));
   }
 

@@ -21,16 +21,17 @@
     return `<input ${same} type="number" ${limits} inputmode="numeric" required>`;
   }
 
-  function form(name, label, groups) {
+  function form(name, title, groups) {
     const field = (one) => {
       const [key, text, , kind] = one;
-      const button = (by, sign, word) => (kind.buttons ? `<button type="button" data-key="${key}" data-by="${by}" aria-label="${word} ${text}">${sign}</button>` : "");
-      return `${button(-1, "&minus;", "previous")}<label for="${name}-${key}"><span>${text}</span>${control(name, one)}</label>${button(1, "+", "next")}`;
+      const button = (by, sign, word) => `<button type="button" data-key="${key}" data-by="${by}" aria-label="${word} ${text}">${sign}</button>`;
+      const label = `<label for="${name}-${key}"><span>${text}</span>${control(name, one)}</label>`;
+      return kind.buttons ? `<div class="widget-stepper">${button(-1, "&minus;", "previous")}${label}${button(1, "+", "next")}</div>` : label;
     };
-    return `<form novalidate aria-label="${label}">${groups.map(([legend, fields]) =>
+    return `<form novalidate aria-label="${title}">${groups.map(([legend, fields]) =>
       `<fieldset><legend>${legend}</legend>${fields.map(field).join("")}</fieldset>`).join("")}</form>` +
       '<p role="status" aria-live="polite"></p><p class="explorer-problem" role="alert" hidden></p>' +
-      `<div class="explorer-table" role="region" tabindex="0" aria-label="${label}: result"></div>`;
+      `<div class="explorer-table" role="region" tabindex="0" aria-label="${title}: result"></div>`;
   }
 
   // `show` gets the state and returns { problem } or { status, html }; `limits` gives the most of a field in this state.
