@@ -134,6 +134,7 @@ def test_the_playground_places_blocks_as_jax_does(opened):
         devices = np.array(jax.devices()[:count]).reshape(tuple(mesh.values()))
         try:
             sharding = NamedSharding(Mesh(devices, tuple(mesh)), SPECS[spec])
+            sharding.check_compatible_aval(shape)
             where = sharding.devices_indices_map(shape)
             local = sharding.shard_shape(shape)
         except (ValueError, IndexError):
@@ -169,7 +170,7 @@ def test_the_playground_places_blocks_as_jax_does(opened):
     expect(alert).to_contain_text('not "<b>=3"')
     page.locator("#spec-mesh").fill("data=2, tensor=2")
     expect(status).to_contain_text("2 blocks, 2 devices with each")
-    page.get_by_text("Device by device").press("Enter")
+    page.locator("#spec-playground summary").press("Enter")
     expect(page.locator("#spec-playground details td").last).to_have_text("[0:16, 4:8]")
 
 

@@ -4,7 +4,6 @@
 """
 
 from argparse import ArgumentParser
-from urllib.parse import urlencode
 
 import jax
 import jax.numpy as jnp
@@ -117,14 +116,20 @@ def filled() -> Table:
         "schedule", "time of a step s", "idle inside s", "activations s", "copies of weights s", markdown=True
     )
     links = []
-    for schedule in (one_f_one_b(4, 8), zero_bubble(4, 8), zero_bubble_2(4, 8), zero_bubble_v(4, 8), dualpipe(4, 8)):
+    made = {
+        "1f1b": one_f_one_b(4, 8),
+        "zero_bubble": zero_bubble(4, 8),
+        "zb_h2": zero_bubble_2(4, 8),
+        "zb_v": zero_bubble_v(4, 8),
+        "dualpipe": dualpipe(4, 8),
+    }
+    for key, schedule in made.items():
         timed = run(schedule)
         found = measure(timed)
         own = [spans[-1].end - spans[0].start - sum(s.end - s.start for s in spans) for spans in timed.spans]
         cells = digits(found.time), digits(max(own)), digits(max(found.activations)), str(max(found.weights))
         shown.add(schedule.name, *cells)
-        lines = urlencode({"schedule": "by_hand", "route": schedule.route, "lines": "\n".join(lines_of(schedule))})
-        links.append(f'- <a href="#{lines.replace("&", "&amp;")}">{schedule.name}</a>')
+        links.append(f'- <a href="#schedule={key}&amp;S=4&amp;M=8&amp;R=1">{schedule.name}</a>')
         if schedule.name not in ("1F1B", "ZB-H1"):
             draw(schedule.name.lower().replace("-", "_"), schedule_svg(schedule))
     say(explorer="\n".join(links))
