@@ -331,7 +331,9 @@
       for (const { action: [kind], start, end } of own) {
         if (kind === "I") continue;
         held += (kind === "F" ? 1 : -1) / parts(schedule);
-        steps.push([kind === "F" ? start : end, held]);
+        const time = kind === "F" ? start : end;
+        if (steps[steps.length - 1][0] === time) steps.pop();
+        steps.push([time, held]);
       }
       return steps;
     });
