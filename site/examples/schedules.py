@@ -168,7 +168,7 @@ def split(schedule):
 def executed() -> Table:
     """One program, five tables: what the timeline and liveness say of it."""
     columns = "ticks d", "bubble .4f", "closed form .4f", "slots d", "temporaries, MiB .1f", "sent, MiB .1f"
-    shown, unit = Table("table", *columns), 2 * 256 * 512**2 / FREE_NETWORK.peak("f32")
+    shown, unit = Table("table", *columns, markdown=True), 2 * 256 * 512**2 / FREE_NETWORK.peak("f32")
     for name, (family_name, repeats) in TABLES.items():
         exported = program(TASK, execute_schedule, case_of(name))
         module = parse(exported)
@@ -194,7 +194,7 @@ def executed() -> Table:
 def lead() -> Table:
     """Interleaved 1F1B with Megatron's number of forward passes first, and with fewer."""
     columns = ("messages free .4g", "a message takes 0.1 .4g", "0.5 .4g", "in flight, parts d")
-    shown = Table("forward passes first", *columns)
+    shown = Table("forward passes first", *columns, markdown=True)
     orders = {"2 (S - s - 1) + (R - 1) S": lines_of(family("interleaved", 4, 8, 2))}
     orders["S - s - 1 + (R - 1) S"] = with_a_shorter_lead(4, 8, 2)
     for name, lines in orders.items():
@@ -327,7 +327,7 @@ def asynchrony() -> Table:
 
     batches = {"inputs": inputs, "targets": answer(inputs)}
     ways = {"in time": (0,) * STAGES, "one update late": (1,) * STAGES, "late by stage": tuple(range(STAGES))[::-1]}
-    shown = Table("learning rate", *(f"{name} .3g" for name in ways))
+    shown = Table("learning rate", *(f"{name} .3g" for name in ways), markdown=True)
     train = jax.jit(delayed, static_argnums=3)
     for rate in RATES:
         losses = [train(weights, batches, rate, delays)[1] for delays in ways.values()]
