@@ -219,3 +219,37 @@ def test_the_roofline_and_the_ring_take_the_machine_s_times(opened):
     expect(page.locator("#roofline table")).to_contain_text("weights from 64 devices")
     page.locator("#roofline-machine").select_option("8xH100")
     expect(page.locator("#roofline table")).to_contain_text("weights from 8 devices")
+
+
+def test_bars_of_a_timeline_are_read_and_zoomed_by_keyboard_and_touch(browser, served):
+    page, noted = watched(browser, *SHAPES["phone"])
+    page.goto(f"{served}/fsdp.html", wait_until="load")
+    figures = page.locator("figure.drawn:has(.timeline-tools)").all()
+    figure = next(one for one in figures if ".py:" in one.inner_html())
+    text, svg = figure.locator(".timeline-tools span"), figure.locator("svg")
+    titles = figure.locator("svg :is(rect, path) > title").all_text_contents()
+    for number in (1, 2):
+        figure.get_by_role("button", name="next bar").press("Enter")
+        expect(text).to_have_text(f"{number} of {len(titles)}: {titles[number - 1]}")
+    figure.get_by_role("button", name="previous bar").press("Space")
+    expect(text).to_contain_text(f"1 of {len(titles)}")
+    before = svg.bounding_box()["width"]
+    figure.get_by_role("button", name="zoom in").press("Enter")
+    assert svg.bounding_box()["width"] == pytest.approx(2 * before, rel=0.02)
+    figure.get_by_role("button", name="zoom out").press("Enter")
+    assert svg.bounding_box()["width"] == pytest.approx(before, rel=0.02)
+    source = next(at for at, title in enumerate(titles) if ".py:" in title)
+    page.evaluate(
+        """([figure, index]) => {
+          const bar = figure.querySelectorAll("svg :is(rect, path) > title")[index].parentNode;
+          bar.scrollIntoView({ block: "center", inline: "center" });
+          const { left, top, width, height } = bar.getBoundingClientRect();
+          const at = { clientX: left + width / 2, clientY: top + height / 2, bubbles: true };
+          document.elementFromPoint(at.clientX, at.clientY).dispatchEvent(new MouseEvent("click", at));
+        }""",
+        [figure.element_handle(), source],
+    )
+    expect(text).to_have_text(f"{source + 1} of {len(titles)}: {titles[source]}")
+    assert page.evaluate("document.documentElement.scrollWidth") == SHAPES["phone"][0][0]
+    assert noted["failed"] == [] and noted["said"] == []
+    page.context.close()
