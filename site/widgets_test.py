@@ -223,7 +223,7 @@ def test_the_roofline_and_the_ring_take_the_machine_s_times(opened):
 
 def test_bars_of_a_timeline_are_read_and_zoomed_by_keyboard_and_touch(browser, served):
     page, noted = watched(browser, *SHAPES["phone"])
-    page.goto(f"{served}/fsdp.html", wait_until="load")
+    page.goto(f"{served}/profiling/fsdp.html", wait_until="load")
     figures = page.locator("figure.drawn:has(.timeline-tools)").all()
     figure = next(one for one in figures if ".py:" in one.inner_html())
     text, svg = figure.locator(".timeline-tools span"), figure.locator("svg")
@@ -238,18 +238,21 @@ def test_bars_of_a_timeline_are_read_and_zoomed_by_keyboard_and_touch(browser, s
     assert svg.bounding_box()["width"] == pytest.approx(2 * before, rel=0.02)
     figure.get_by_role("button", name="zoom out").press("Enter")
     assert svg.bounding_box()["width"] == pytest.approx(before, rel=0.02)
-    source = next(at for at, title in enumerate(titles) if ".py:" in title)
-    page.evaluate(
-        """([figure, index]) => {
-          const bar = figure.querySelectorAll("svg :is(rect, path) > title")[index].parentNode;
-          bar.scrollIntoView({ block: "center", inline: "center" });
-          const { left, top, width, height } = bar.getBoundingClientRect();
+    assert any(".py:" in title for title in titles)
+    widest = page.evaluate(
+        """(figure) => {
+          const bars = [...figure.querySelectorAll("svg :is(rect, path) > title")].map((title) => title.parentNode);
+          const widths = bars.map((bar) => bar.getBoundingClientRect().width);
+          const widest = widths.indexOf(Math.max(...widths));
+          bars[widest].scrollIntoView({ block: "center", inline: "center" });
+          const { left, top, width, height } = bars[widest].getBoundingClientRect();
           const at = { clientX: left + width / 2, clientY: top + height / 2, bubbles: true };
           document.elementFromPoint(at.clientX, at.clientY).dispatchEvent(new MouseEvent("click", at));
+          return widest;
         }""",
-        [figure.element_handle(), source],
+        figure.element_handle(),
     )
-    expect(text).to_have_text(f"{source + 1} of {len(titles)}: {titles[source]}")
+    expect(text).to_have_text(f"{widest + 1} of {len(titles)}: {titles[widest]}")
     assert page.evaluate("document.documentElement.scrollWidth") == SHAPES["phone"][0][0]
     assert noted["failed"] == [] and noted["said"] == []
     page.context.close()
