@@ -4,7 +4,6 @@
 """
 
 from argparse import ArgumentParser
-from urllib.parse import urlencode
 
 import jax
 import jax.numpy as jnp
@@ -117,14 +116,20 @@ def filled() -> Table:
         "schedule", "time of a step s", "idle inside s", "activations s", "copies of weights s", markdown=True
     )
     links = []
-    for schedule in (one_f_one_b(4, 8), zero_bubble(4, 8), zero_bubble_2(4, 8), zero_bubble_v(4, 8), dualpipe(4, 8)):
+    made = {
+        "1f1b": one_f_one_b(4, 8),
+        "zero_bubble": zero_bubble(4, 8),
+        "zb_h2": zero_bubble_2(4, 8),
+        "zb_v": zero_bubble_v(4, 8),
+        "dualpipe": dualpipe(4, 8),
+    }
+    for key, schedule in made.items():
         timed = run(schedule)
         found = measure(timed)
         own = [spans[-1].end - spans[0].start - sum(s.end - s.start for s in spans) for spans in timed.spans]
         cells = digits(found.time), digits(max(own)), digits(max(found.activations)), str(max(found.weights))
         shown.add(schedule.name, *cells)
-        lines = urlencode({"schedule": "by_hand", "route": schedule.route, "lines": "\n".join(lines_of(schedule))})
-        links.append(f'- <a href="#{lines.replace("&", "&amp;")}">{schedule.name}</a>')
+        links.append(f'- <a href="#schedule={key}&amp;S=4&amp;M=8&amp;R=1">{schedule.name}</a>')
         if schedule.name not in ("1F1B", "ZB-H1"):
             draw(schedule.name.lower().replace("-", "_"), schedule_svg(schedule))
     say(explorer="\n".join(links))
@@ -163,7 +168,7 @@ def split(schedule):
 def executed() -> Table:
     """One program, five tables: what the timeline and liveness say of it."""
     columns = "ticks d", "bubble .4f", "closed form .4f", "slots d", "temporaries, MiB .1f", "sent, MiB .1f"
-    shown, unit = Table("table", *columns), 2 * 256 * 512**2 / FREE_NETWORK.peak("f32")
+    shown, unit = Table("table", *columns, markdown=True), 2 * 256 * 512**2 / FREE_NETWORK.peak("f32")
     for name, (family_name, repeats) in TABLES.items():
         exported = program(TASK, execute_schedule, case_of(name))
         module = parse(exported)
@@ -189,7 +194,7 @@ def executed() -> Table:
 def lead() -> Table:
     """Interleaved 1F1B with Megatron's number of forward passes first, and with fewer."""
     columns = ("messages free .4g", "a message takes 0.1 .4g", "0.5 .4g", "in flight, parts d")
-    shown = Table("forward passes first", *columns)
+    shown = Table("forward passes first", *columns, markdown=True)
     orders = {"2 (S - s - 1) + (R - 1) S": lines_of(family("interleaved", 4, 8, 2))}
     orders["S - s - 1 + (R - 1) S"] = with_a_shorter_lead(4, 8, 2)
     for name, lines in orders.items():
@@ -322,7 +327,7 @@ def asynchrony() -> Table:
 
     batches = {"inputs": inputs, "targets": answer(inputs)}
     ways = {"in time": (0,) * STAGES, "one update late": (1,) * STAGES, "late by stage": tuple(range(STAGES))[::-1]}
-    shown = Table("learning rate", *(f"{name} .3g" for name in ways))
+    shown = Table("learning rate", *(f"{name} .3g" for name in ways), markdown=True)
     train = jax.jit(delayed, static_argnums=3)
     for rate in RATES:
         losses = [train(weights, batches, rate, delays)[1] for delays in ways.values()]

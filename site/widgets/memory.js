@@ -2,6 +2,7 @@
 "use strict";
 
 (function () {
+  const { start, table } = window.meshcraftWidget;
   const PLANS = {
     float32: [4, 4, 0, 4, 4], cast: [4, 4, 0, 4, 2], mixed: [2, 2, 4, 4, 2], mixed32: [2, 4, 4, 4, 2], bfloat16: [2, 2, 0, 2, 2],
   }; // bytes of a parameter, a gradient, the optimizer's copy, each moment, an activation
@@ -53,70 +54,41 @@
     return { rows, total: Object.values(rows).reduce((sum, bytes) => sum + bytes, 0) };
   }
 
-  const FIELDS = [
-    ["layers", "layers", 32, 512], ["width", "width", 4096, 65536], ["heads", "heads", 32, 512], ["vocab", "vocabulary", 32768, 1e6],
-    ["seq", "tokens in a sequence", 2048, 1e6], ["batch", "sequences in a step", 64, 1e5], ["data", "data", 8, 4096],
-    ["tensor", "tensor", 1, 64], ["pipe", "pipe", 1, 64], ["microbatches", "microbatches", 1, 1024],
+  const whole = (key, name, value, most) => [key, name, value, { least: 1, most }];
+  const select = (key, name, value, options) => [key, name, value, { options }];
+  const same = (names) => names.map((name) => [name, name]);
+  const GROUPS = [
+    ["Model and batch", [
+      whole("layers", "layers", 32, 512), whole("width", "width", 4096, 65536), whole("heads", "heads", 32, 512),
+      whole("vocab", "vocabulary", 32768, 1e6), whole("seq", "tokens in a sequence", 2048, 1e6), whole("batch", "sequences in a step", 64, 1e5),
+    ]],
+    ["Mesh", [
+      whole("data", "data", 8, 4096), whole("tensor", "tensor", 1, 64), whole("pipe", "pipe", 1, 64), whole("microbatches", "microbatches", 1, 1024),
+    ]],
+    ["Choices", [
+      select("plan", "dtypes", "mixed", same(Object.keys(PLANS))), select("remat", "remat", "block", same(["none", "attention", "block"])),
+      select("fsdp", "over data", "true", [["true", "FSDP"], ["false", "copies"]]),
+      select("memory", "device", 80, MACHINES.map(([name, size]) => [size, name])),
+    ]],
   ];
-  const START = { ...Object.fromEntries(FIELDS.map(([key, , value]) => [key, value])), plan: "mixed", remat: "block", fsdp: true, memory: 80 };
   const gigabytes = (bytes) => (bytes / 1e9).toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 
-  function form() {
-    const number = ([key, name, , most]) => `<label for="memory-${key}"><span>${name}</span><input id="memory-${key}" name="${key}" ` +
-      `type="number" min="1" max="${most}" step="1" inputmode="numeric" required></label>`;
-    const select = (key, name, options) => `<label for="memory-${key}"><span>${name}</span><select id="memory-${key}" name="${key}">` +
-      `${options.map(([value, text]) => `<option value="${value}">${text}</option>`).join("")}</select></label>`;
-    const same = (names) => names.map((name) => [name, name]);
-    return `<form novalidate aria-label="Memory calculator"><fieldset><legend>Model and batch</legend>${FIELDS.slice(0, 6).map(number).join("")}` +
-      `</fieldset><fieldset><legend>Mesh</legend>${FIELDS.slice(6).map(number).join("")}</fieldset><fieldset><legend>Choices</legend>` +
-      select("plan", "dtypes", same(Object.keys(PLANS))) + select("remat", "remat", same(["none", "attention", "block"])) +
-      select("fsdp", "over data", [["true", "FSDP"], ["false", "copies"]]) + select("memory", "device", MACHINES.map(([name, size]) => [size, name])) +
-      '</fieldset></form><p role="status" aria-live="polite" id="memory-said"></p><p class="explorer-problem" role="alert" hidden id="memory-problem"></p>' +
-      '<div class="explorer-table" role="group" aria-label="Bytes on one device" id="memory-table"></div>';
-  }
-
-  function start(root) {
-    root.innerHTML = form();
-    const inputs = Object.fromEntries([...root.querySelectorAll("input, select")].map((input) => [input.name, input]));
-    const [said, alert, table] = ["said", "problem", "table"].map((name) => root.querySelector(`#memory-${name}`));
-    const fill = (state) => Object.entries(inputs).forEach(([key, input]) => { input.value = String(state[key]); });
-    const read = () => ({
-      ...Object.fromEntries(FIELDS.map(([key]) => [key, Number(inputs[key].value)])),
-      plan: inputs.plan.value, remat: inputs.remat.value, fsdp: inputs.fsdp.value === "true", memory: Number(inputs.memory.value),
-    });
-
-    function show() {
-      const state = read();
-      const bad = FIELDS.filter(([key, , , most]) => !(Number.isInteger(state[key]) && state[key] >= 1 && state[key] <= most));
-      FIELDS.forEach(([key]) => inputs[key].setAttribute("aria-invalid", String(bad.some(([other]) => other === key))));
-      const wrong = bad.length ? `${bad[0][1]}: give a whole number from 1 to ${bad[0][3].toLocaleString("en")}` : problem(state);
-      alert.hidden = !wrong;
-      alert.textContent = wrong;
-      table.hidden = said.hidden = Boolean(wrong);
-      if (wrong) return;
-      const { rows, total } = budget(state);
-      const needed = 1.2 * total;
-      const devices = state.data * state.tensor * state.pipe;
-      said.textContent = `${gigabytes(total)} GB on each of ${devices.toLocaleString("en")} devices, ${gigabytes(needed)} GB with a margin of a fifth: ` +
-        (needed <= state.memory * 1e9 ? "fits." : `does not fit in ${state.memory} GB.`);
-      const bar = (bytes) => `<div class="memory-bar" style="width:${((100 * bytes) / Math.max(total, state.memory * 1e9)).toFixed(1)}%"></div>`;
-      table.innerHTML = `<table><thead><tr><th scope="col">on one device</th><th scope="col">GB</th><th scope="col">share of the device</th></tr></thead><tbody>${
-        Object.entries({ ...rows, "in all": total }).filter(([, bytes]) => bytes).map(([name, bytes]) =>
-          `<tr><th scope="row">${name}</th><td>${gigabytes(bytes)}</td><td class="memory-cell">${bar(bytes)}</td></tr>`).join("")}</tbody></table>`;
-    }
-
-    root.addEventListener("input", () => {
-      show();
-      history.replaceState(null, "", `#memory?${new URLSearchParams(Object.entries(read()))}`);
-    });
-    root.querySelector("form").addEventListener("submit", (event) => event.preventDefault());
-    const given = new URLSearchParams(location.hash.startsWith("#memory?") ? location.hash.slice(8) : "");
-    fill({ ...START, ...Object.fromEntries([...given].filter(([key]) => key in START)) });
-    show();
-    if (given.size) root.scrollIntoView();
+  function show(given) {
+    const state = { ...given, fsdp: given.fsdp === "true" };
+    const wrong = problem(state);
+    if (wrong) return { problem: wrong };
+    const { rows, total } = budget(state);
+    const needed = 1.2 * total;
+    const devices = state.data * state.tensor * state.pipe;
+    const bar = (bytes) => `<div class="memory-bar" style="width:${((100 * bytes) / Math.max(total, state.memory * 1e9)).toFixed(1)}%"></div>`;
+    return {
+      status: `${gigabytes(total)} GB on each of ${devices.toLocaleString("en")} devices, ${gigabytes(needed)} GB with a margin of a fifth: ` +
+        (needed <= state.memory * 1e9 ? "fits." : `does not fit in ${state.memory} GB.`),
+      html: table("Bytes on one device", ["on one device", "GB", "share of the device"], Object.entries({ ...rows, "in all": total })
+        .filter(([, bytes]) => bytes).map(([name, bytes]) => [name, `<td>${gigabytes(bytes)}</td>`, `<td class="memory-cell">${bar(bytes)}</td>`])),
+    };
   }
 
   window.meshcraftMemory = { budget, problem };
-  const root = document.getElementById("memory-calculator");
-  if (root) start(root);
+  start({ id: "memory-calculator", name: "memory", label: "Memory calculator", groups: GROUPS, show });
 })();
