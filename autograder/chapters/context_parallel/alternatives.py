@@ -30,7 +30,8 @@ def by_a_large_negative_number(first, second):
     share = jax.nn.sigmoid(b - a)[..., None]
     out = first[0] + share * (second[0] - first[0])
     lse = jnp.maximum(a, b) + jax.nn.softplus(-jnp.abs(a - b))
-    return out, jnp.where(lse <= lowest, -jnp.inf, lse)
+    unseen = jnp.maximum(a, b) <= lowest
+    return jnp.where(unseen[..., None], 0, out), jnp.where(unseen, -jnp.inf, lse)
 
 
 def that_starts_at_home(q, k, v, order, axis_name):
