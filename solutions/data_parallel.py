@@ -18,7 +18,7 @@
 # which axes, how often to send it, and what the devices do in the meantime.
 # | function | when it runs | what it does |
 # |---|---|---|
-# | `fold_key_over_axes` | before anything random | gives devices different keys along the named axes, equal ones elsewhere |
+# | `fold_key_over_axes` | before anything random | gives devices different keys along the named axes, and only there |
 # | `sync_gradients` | once per step | averages each gradient over the axes that its leaf is replicated over |
 # | `train_step_dp` | every step | accumulates over microbatches, synchronises once, updates |
 # | `overlapped_gradients` | every step | synchronises each layer while the backward pass continues |
