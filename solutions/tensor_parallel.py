@@ -379,7 +379,7 @@ def tp_train_step(
     tensor_axis: str,
     learning_rate: jax.Array,
 ) -> tuple[PyTree, jax.Array]:
-    """Take one step of SGD of the course's MLP on ``data`` x ``tensor``. Runs inside ``shard_map``.
+    """Take one step of SGD with the course's MLP on ``data`` x ``tensor``. Runs inside ``shard_map``.
 
     Args:
         params: This device's part, all leaves varying over both axes. Under ``layers``, leaves are ``[num_layers,
