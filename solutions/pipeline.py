@@ -530,9 +530,7 @@ if __name__ == "__main__":
 
     for name, idle_does_nothing in (("useless work", False), ("nothing", True)):
         found = predict(program(idle_does_nothing), "8xH100")
-        print(
-            f"idle stages do {name}: {found.costs.flops:.3g} FLOPs per device, {1e6 * found.timeline.seconds:.0f} us"
-        )
+        print(f"idle stages do {name}: {found.costs.flops:.3g} FLOPs per device, {1e6 * found.timeline.seconds:.0f} us")
 
 # %% [markdown]
 # The step takes just as long, with about half the FLOPs: the bubble costs time whether or not idle stages work. Doing
