@@ -89,7 +89,7 @@ if __name__ == "__main__":
 # |---|---|
 # | bytes sent per device | exactly (n-1)/n of the result, by `ppermute` |
 # | any other collective | none: with one the function earns nothing |
-# | temporaries beside the result, on 8 devices | at most four chunks: half of the result |
+# | temporaries in addition to the result, on 8 devices | at most four chunks: half of the result |
 # | gradient | each device's chunk gets the sum of all gradients of it; (n-1)/n of the result sent once more |
 #
 # After `k` steps, a device has just received the chunk of the device `k` places before it. With 4 devices:
@@ -195,7 +195,7 @@ def ring_reduce_scatter(x: jax.Array, axis_name: str) -> jax.Array:
 # |---|---|
 # | bytes sent per device | exactly 2(n-1)/n of `x`, by `ppermute` |
 # | any other collective | none: with one the function earns nothing |
-# | temporaries beside the result, on 8 devices | at most four chunks: half of `x` |
+# | temporaries in addition to the result, on 8 devices | at most four chunks: half of `x` |
 # | gradient | of `x`, on each device: the sum of the devices' gradients; 2(n-1)/n of `x` sent once more |
 
 # %%
@@ -245,7 +245,7 @@ if __name__ == "__main__":
 # |---|---|
 # | bytes sent per device | exactly (n-1)/n of `x`, by `ppermute` |
 # | any other collective | none: with one the function earns nothing |
-# | temporaries beside the result, on 8 devices | at most four chunks: half of `x` |
+# | temporaries in addition to the result, on 8 devices | at most four chunks: half of `x` |
 # | gradient | each chunk's gradient returns to the device it came from: (n-1)/n of `x` sent once more |
 
 

@@ -422,7 +422,7 @@ def run_ticks_back(compute, before, own, carry, of_own, inputs, of_outputs, bloc
 # |---|---|
 # | gathered over `data` | every split leaf once, at most twice |
 # | reduce-scattered over `data` | every split leaf's gradient once |
-# | permuted over `pipe` | a microbatch a tick, forward and backward; at most 1.5 times that |
+# | permuted over `pipe` | a microbatch per tick, forward and backward; at most 1.5 times that |
 # | all-reduced | every gradient over the axes over which its leaf is whole |
 # | sent over `tensor` | as much as `stage_3d` sends in each tick, and with `remat` its forward pass again |
 # | sent all at once, with `rings` | nothing |
@@ -530,7 +530,7 @@ def layers_3d(
 # |---|---|
 # | gathered over `data` | every split leaf once, at most twice |
 # | reduce-scattered over `data` | every split leaf's gradient once |
-# | permuted over `pipe` | a microbatch a tick, forward and backward; at most 1.5 times that |
+# | permuted over `pipe` | a microbatch per tick, forward and backward; at most 1.5 times that |
 # | anything else over `pipe` | the outputs once, and their gradients once |
 # | all-reduced | every gradient over the axes over which its leaf is whole, and three numbers per token for the loss |
 # | sent over `tensor` | for layers as above; embedding and loss once each way, and again with `remat` |
@@ -560,7 +560,7 @@ def forward_3d(
     Args:
         params: This device's parts, as ``init_3d`` gives them; all vary over all three axes.
         specs: The ``PartitionSpec`` of each leaf.
-        batch: The rows of this place on ``data_axis``, ``inputs`` and ``targets``, ``[batch/data, seq]``.
+        batch: The rows at this index along ``data_axis``, ``inputs`` and ``targets``, ``[batch/data, seq]``.
         key: For dropout, the same on every device.
         options: How to compute it.
         data_axis: The mesh axis of the pipelines.
@@ -655,7 +655,7 @@ def train_step_3d(
     Args:
         params: This device's parts, as ``init_3d`` gives them; all vary over all three axes.
         specs: The ``PartitionSpec`` of each leaf.
-        batch: The rows of this place on ``data_axis``, ``inputs`` and ``targets``, ``[batch/data, seq]``.
+        batch: The rows at this index along ``data_axis``, ``inputs`` and ``targets``, ``[batch/data, seq]``.
         key: For dropout, the same on every device.
         options: How to compute it.
         data_axis: The mesh axis of the pipelines.
