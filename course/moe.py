@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from course.model import Attention, Head, Params, TokenEmbedding, _functional, cross_entropy, rms_norm
+from course.model import Attention, Head, Params, TokenEmbedding, cross_entropy, pure_functions, rms_norm
 
 
 # --8<-- [start:model]
@@ -154,9 +154,9 @@ def moe_transformer(
     z: float = 0.001,
 ) -> MoEModel:
     """A decoder whose layers have ``num_experts`` routed experts and a shared one, each with ``hidden`` features."""
-    embed_init, embed = _functional(lambda rngs: TokenEmbedding(vocab, max_seq, width, rngs=rngs))
-    attention_init, attention = _functional(lambda rngs: Attention(width, num_heads, rngs=rngs))
-    head_init, head = _functional(lambda rngs: Head(width, vocab, rngs=rngs))
+    embed_init, embed = pure_functions(lambda rngs: TokenEmbedding(vocab, max_seq, width, rngs=rngs))
+    attention_init, attention = pure_functions(lambda rngs: Attention(width, num_heads, rngs=rngs))
+    head_init, head = pure_functions(lambda rngs: Head(width, vocab, rngs=rngs))
     draw = nnx.initializers.lecun_normal(batch_axis=0)
 
     def layer_init(key: jax.Array) -> Params:

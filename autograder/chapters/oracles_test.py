@@ -107,7 +107,7 @@ GRADIENTS: list[tuple[str, tuple[str, ...], str | tuple[str, ...], dict[str, Any
     ("sequence_parallel.ulysses_attention", ("tensor=8", "data=2 x model=3"), ("q", "k", "v"), {"step": 1e-2}),
     ("context_parallel.merge_attention", ("scores near zero", "scores near 90"), "partials", MERGED),
     ("context_parallel.ring_attention", ("data=2 x context=3", "context=8", "model=2"), ("q", "k", "v"), SQUARED),
-    ("context_parallel.cp_transformer_step", ("data=2 x context=2", "data=2 x context=4"), "params", {**STEP, **FAR}),
+    ("context_parallel.cp_transformer_step", ("data=2 x context=2", "data=1 x context=8"), "params", {**STEP, **FAR}),
     ("expert_parallel.balancing_loss", ("data=2 x expert=4", "pipe=3", "expert=5"), "logits", {"loss": of_all_tokens}),
     ("expert_parallel.dispatch", ("6 experts", "one choice", "all of 3"), "x", {}),
     ("expert_parallel.combine", ("6 experts", "one choice", "all of 3"), ("y", "gates"), {}),

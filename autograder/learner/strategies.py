@@ -27,6 +27,7 @@ from course.training.resharding import kept_of, parts_of, reshardings
 from course.training.strategy import (
     TENSOR_DIMS,
     MakeStrategy,
+    MixtureSizes,
     ModelSizes,
     Strategy,
     StrategyOptions,
@@ -38,6 +39,8 @@ from course.training.text import VOCAB, Batch
 Functions = dict[str, Callable[..., Any]]
 AXES = ("data", "pipe", "tensor")
 CONTEXT_AXES = ("data", "context", "tensor")
+EXPERT_AXES = ("data", "expert")
+MIXTURE = "expert_parallel"
 
 
 class StrategyError(Exception):
@@ -168,18 +171,64 @@ def context_parallel(functions: Functions) -> MakeStrategy:
 # --8<-- [end:context_parallel]
 
 
+# --8<-- [start:expert_parallel]
+def expert_parallel(functions: Functions) -> MakeStrategy:
+    """Rows over ``data`` and ``expert``, and experts over ``expert``, from ``moe_layer`` and ``balancing_loss``."""
+
+    def make(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> Strategy:
+        require_model(MIXTURE, sizes)
+        assert isinstance(sizes, MixtureSizes)
+        _require_experts(sizes, mesh, options)
+        model = sizes.mixture()
+
+        def spec_of(path, _):
+            return P(None, "expert") if any(entry.key == "experts" for entry in path) else P()
+
+        def layer(x: jax.Array, params: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+            x, normed = model.attend(params, x)
+            tokens, bias = normed.reshape(-1, sizes.width), params["moe"]["router"]["bias"]
+            y, logits = functions["moe_layer"](params["moe"], tokens, sizes.k, sizes.capacity(len(tokens)), "expert")
+            balance, z, _ = functions["balancing_loss"](logits, bias, sizes.k, 0.0, EXPERT_AXES)
+            return x + y.reshape(x.shape), (balance, z)
+
+        def losses(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+            """With the router's losses, and without; JAX adds up the gradients of parameters that devices share."""
+            for axis in EXPERT_AXES:
+                params = jax.tree.map(partial(as_varying, axis_name=axis), params)
+            x = model.embed(params["embed"], batch["inputs"])
+            x, (balance, z) = lax.scan(jax.checkpoint(layer) if options.remat else layer, x, params["layers"])
+            loss = model.loss(params["head"], x, batch["targets"])
+            total = loss + model.balance * balance.mean() + model.z * z.mean()
+            return lax.pmean(total, EXPERT_AXES), lax.pmean(loss, EXPERT_AXES)
+
+        def gradients(params: Params, batch: Batch) -> tuple[jax.Array, Params]:
+            (_, loss), found = jax.value_and_grad(losses, has_aux=True)(params, batch)
+            return loss, found
+
+        specs = jax.tree.map_with_path(spec_of, sizes.shapes())
+        return _mapped(MIXTURE, mesh, specs, lambda *given: losses(*given)[1], gradients, over=EXPERT_AXES)
+
+    return make
+
+
+# --8<-- [end:expert_parallel]
+
+
 CHAPTERS = {
     "fsdp": FromChapter("fsdp", ("shard_params", "fsdp_loss"), fsdp),
     "transformer_3d": FromChapter("transformer_3d", ("init_3d", "forward_3d"), transformer_3d, AXES),
     "context_parallel": FromChapter(
         "context_parallel", ("ring_attention", "zigzag_order"), context_parallel, CONTEXT_AXES
     ),
+    MIXTURE: FromChapter("expert_parallel", ("moe_layer", "balancing_loss"), expert_parallel, EXPERT_AXES),
 }
 NAMES = ("compiler", *CHAPTERS)
 
 
 def default(axes: dict[str, int]) -> str:
-    """The default strategy for a mesh: the compiler has no pipelines and no rings of keys and values."""
+    """The default strategy for a mesh: the compiler has no pipelines, no rings of keys and values and no experts."""
+    if axes.get("expert", 1) > 1:
+        return MIXTURE
     if axes.get("context", 1) > 1:
         return "context_parallel"
     return "transformer_3d" if axes.get("pipe", 1) > 1 else "compiler"
@@ -234,9 +283,11 @@ def _of_notebook(wanted: FromChapter, path: Path) -> Functions:
     return found
 
 
-def _mapped(name: str, mesh: Mesh | AbstractMesh, specs: Any, loss: Any, gradients: Any) -> Strategy:
+def _mapped(
+    name: str, mesh: Mesh | AbstractMesh, specs: Any, loss: Any, gradients: Any, over: str | tuple[str, ...] = "data"
+) -> Strategy:
     """Build a strategy from two functions that run on a device's shards, with its rows of a batch."""
-    rows = P("data")
+    rows = P(over)
     over_mesh = partial(jax.shard_map, mesh=mesh, in_specs=(specs, rows))
     both = over_mesh(gradients, out_specs=(P(), specs))
     return Strategy(name, specs, rows, loss=over_mesh(loss, out_specs=P()), loss_and_gradients=both)
@@ -287,6 +338,30 @@ def _require_context(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: Stra
             raise ValueError(f"{what} {getattr(sizes, what)} is not divisible by tensor={tensor}")
     if sizes.seq % (2 * context):
         raise ValueError(f"seq {sizes.seq} is not divisible by 2 x context={context}, the number of chunks")
+
+
+def require_model(name: str, sizes: ModelSizes) -> None:
+    """Raise ``ValueError`` if the strategy cannot train this kind of model."""
+    mixture = isinstance(sizes, MixtureSizes)
+    if mixture and name != MIXTURE:
+        raise ValueError(
+            f"the strategy {name} has no experts, and this run's model is a mixture of experts: give "
+            f"--strategy {MIXTURE}"
+        )
+    if not mixture and name == MIXTURE:
+        raise ValueError(f"the strategy {MIXTURE} is for a mixture of experts, and this run's model has none")
+
+
+def _require_experts(sizes: MixtureSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> None:
+    """Raise ``ValueError`` for a mesh on which the model cannot be split, or for an unsupported option."""
+    require_axes(MIXTURE, mesh, EXPERT_AXES)
+    if options.num_microbatches > 1 or options.num_repeats > 1 or options.rings or options.dtype != "float32":
+        raise ValueError(
+            f"the strategy {MIXTURE} takes no microbatches, repeats or rings and computes in float32: leave these "
+            "options out"
+        )
+    if sizes.num_experts % mesh.shape["expert"]:
+        raise ValueError(f"num_experts {sizes.num_experts} is not divisible by expert={mesh.shape['expert']}")
 
 
 def _varying(params: Params) -> Params:

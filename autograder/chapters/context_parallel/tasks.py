@@ -452,12 +452,12 @@ CP_TRANSFORMER_STEP = Task(
             quick=True,
         ),
         Case("data=2 x context=2, dropout", {"data": 2, "context": 2}, _STEP.but(dropout=0.25), quick=True),
-        Case("data=2 x context=4, contiguous", {"data": 2, "context": 4}, _STEP.but(chunks=1, dropout=0.25)),
         Case(
-            "replica=2 x ring=3, 3 steps", {"replica": 2, "ring": 3}, _STEP.but(seq=12, steps=3, turn=1, rate_scale=0.4)
+            "replica=2 x ring=3, contiguous, 3 steps",
+            {"replica": 2, "ring": 3},
+            _STEP.but(chunks=1, seq=12, steps=3, turn=1, rate_scale=0.4),
         ),
-        Case("data=8 x context=1", {"data": 8, "context": 1}, _STEP.but(rows=1)),
-        Case("data=1 x context=1", {"data": 1, "context": 1}, _STEP.but(num_layers=1)),
+        Case("data=5 x context=1", {"data": 5, "context": 1}, _STEP.but(rows=1, num_layers=1)),
     ),
     unseen=_unseen_step,
     draw=draw_step,
