@@ -100,8 +100,8 @@ def merge_oracle(inputs: dict[str, Any], case: Case[Partials]) -> dict[str, Any]
 
 
 DIGITS = (
-    "Results near zero are right, so the formula is, and digits are lost: near 10,000 float32 has steps of 0.001, and so "
-    "has the logarithm of a sum. Which differences are exact, and do the two weights add up to 1?"
+    "Results near zero are right, so the formula is, and digits are lost: near 10,000 float32 has steps of 0.001, and "
+    "so has the logarithm of a sum. Which differences are exact, and do the two weights add up to 1?"
 )
 
 

@@ -1,5 +1,4 @@
 """Typical mistakes in ``context_parallel``, and the messages that they must get."""
-# ruff: noqa: E501  edits and quoted lines are a notebook's, whole
 
 from autograder.proof.mistakes import Mistake
 
