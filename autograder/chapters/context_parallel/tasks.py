@@ -210,7 +210,10 @@ def ring_facts(judged: Judged) -> list[Fact]:
     )
     back = "Whose keys has a device when it adds to a sum, and on which device does that sum end?"
     late = "Which transfer waits for what is computed in the same step, or is waited for?"
-    kept = "How many devices' keys and values are on one device at the same time?"
+    kept = (
+        "How many devices' keys and values are on one device at the same time, and what would JAX's own derivative of "
+        "your loop save in every step?"
+    )
     slow = "What is computed that nobody sees, or computed again?"
     large = judged.at_scale
     if large and large.costs.flops <= 1.02 * judged.references.get("flops", {}).get(limits.REFERENCE, 0):
