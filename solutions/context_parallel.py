@@ -75,6 +75,9 @@ if __name__ == "__main__":
 # | log-sum-exps | any value from -10,000 to 10,000, and minus infinity |
 # | values and gradients | within 2e-5 of the largest element |
 #
+# Near 10,000, float32 has steps of 0.001. Two log-sum-exps can be subtracted exactly there, but the logarithm of a sum
+# of exponentials is rounded to such a step.
+#
 # Useful: `jnp.maximum`, `jnp.where`. A gradient of `jnp.where(x > 0, f(x), 0)` is NaN if `f` has one there, even where
 # the value is not used: replace `x` before `f` sees it.
 
@@ -108,8 +111,8 @@ def merge_attention(
 # ## Keys and values travel: `ring_attention`
 #
 # A sequence is cut into equal chunks, numbered in order. `order[i]` has the numbers of the chunks on device `i`, in
-# the order in which they are stored there, for example `((0,), (1,), (2,))`, or `((0, 5), (1, 4), (2, 3))` with two
-# chunks on each of three devices. The arrays of a device are its chunks, one after the other.
+# the order in which they are stored there, for example `((0,), (1,), (2,))`, or `((0, 1), (2, 3), (4, 5))` with two
+# chunks on each of three devices. Any order is possible. The arrays of a device are its chunks, one after the other.
 #
 # Attention between chunks is given, in `course.attention`:
 #
@@ -140,8 +143,9 @@ if __name__ == "__main__":
 #   whole sequence. Write the derivative with `jax.custom_vjp`, from this device's `q`, `k`, `v`, `out` and `lse`.
 #   Compute everything else, such as this device's place on the axis, inside of both passes: an array from outside is a
 #   leaked tracer as soon as somebody wraps the function in `jax.checkpoint`.
-# - A sum should not wait for the computation of the same step. If it arrives while you compute your contribution, and
-#   you add afterwards, it is one step behind its keys, and needs one more transfer at the end to get home.
+# - A sum should not wait for the computation of the same step. So send it at the beginning of a step, and add your
+#   contribution to the sum that has arrived at the end. Then each sum is one device behind its keys, and one more
+#   transfer at the end brings it home.
 #
 # | budget | |
 # |---|---|
@@ -152,10 +156,13 @@ if __name__ == "__main__":
 # | exposed communication on 8 H100 | at most 0.3 of gathering all keys and values |
 # | predicted time of a step on 8 H100 | at most 1.2 times the reference's |
 #
-# Time and memory are judged for 16,384 tokens in the order `((0, 15), (1, 14), ...)`. There may be fewer heads of keys
-# and values than of queries. Any axis size works, 1 included, and the mesh may have other axes over which the batch is
-# split. As in the chapter `async_tensor_parallel`, an iteration of a loop ends when its computations and its transfers
-# have ended, and a loop's carry must keep its type: `vary_alike(zeros, x)[0]` is `zeros`, typed like `x`.
+# Time and memory are judged for 16,384 tokens on 8 devices, in an order that gives all of them the same work (your next
+# exercise). The naive baseline gathers all keys and values: at this size it is a little faster, and it holds more.
+#
+# There may be fewer heads of keys and values than of queries. Any axis size works, 1 included, and the mesh
+# may have other axes over which the batch is split. As in the chapter `async_tensor_parallel`, an iteration of a loop
+# ends when its computations and its transfers have ended, and a loop's carry must keep its type:
+# `vary_alike(zeros, x)[0]` is `zeros`, typed like `x`.
 #
 # Useful: `lax.ppermute`, `lax.scan`, `jnp.array(order)[lax.axis_index(axis_name)]`.
 
@@ -290,8 +297,9 @@ def layer_with(
 # Every device holds the whole model and its part of each sequence. Three things depend on where a token is:
 #
 # - **Positions.** The embedding adds a learned vector for each position in the sequence: token `t` of chunk `c` is at
-#   `c * length + t`. With two chunks on a device, its positions are not contiguous. The table may be longer than a
-#   sequence.
+#   `c * length + t`. With two chunks on a device, its positions are not contiguous. `params["embed"]` has two tables,
+#   `token`, `[vocab, width]`, and `position`, `[max_seq, width]`, which may be longer than a sequence. `model.embed`
+#   counts positions from 0, so look up both tables yourself, and add.
 # - **Keys.** Place `i` on `data_axis` uses `fold_in(key, i)`, layer `l` of it `fold_in(that, l)`, and chunk `c` of that
 #   layer `fold_in(that, c)`: the chunk decides, not the device, so the result is the same in every order. `split_key`
 #   of an array of keys, one for each chunk, returns the two arrays for `layer_with`.
@@ -314,10 +322,12 @@ if __name__ == "__main__":
 # to their tokens.
 #
 # Sequences are long, so a layer's activations should not stay for the backward pass: keep each layer's input, and
-# compute the layer again. Its attention then goes round once more.
+# compute the layer again. Its attention then goes round once more: `n - 1` transfers of keys and values in addition to
+# those of `ring_attention`.
 #
 # - Every leaf of `params` enters varying over both axes; leaves under `layers` are stacked, `[num_layers, ...]`, and
-#   attention has a separate dim for heads.
+#   attention has a separate dim for heads, as `layer_with` takes it.
+# - `order` is about `context_axis` alone: it is the same at every place on `data_axis`.
 # - Update by plain SGD, `leaf - learning_rate * gradient`. The returned loss is the same on every device.
 #
 # | budget | |
@@ -411,8 +421,8 @@ def cp_transformer_step(
 # %% [markdown]
 # ## Lab: the same losses everywhere
 #
-# A small Transformer on one device, by the course's own `full_loss`, and on three meshes with your step, in two orders.
-# The losses must agree to all digits shown. Four programs are compiled first: about 20 seconds on two cores.
+# A small Transformer on one device, by the course's own `full_loss`, and on two meshes with your step, each in another
+# order. The losses must agree to all digits shown. Three programs are compiled first: about 20 seconds on two cores.
 
 # %%
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ _BY_CHANCE = (0.1, 0.95)
 ROUNDING = "All of it is off by a little"
 MASKS_RIGHT = "What is dropped is right, so the masks are right, too; what is not dropped is wrong."
 KEYS = "is each mask drawn in the specified shape, and from the specified key: of which device, microbatch and layer?"
+NEVER_SENT = "is something never sent, or by another collective?"
 _FACTORS = ("sum or mean?", "mean or sum?")
 # Dropped elements from which a statement about masks is more than chance.
 _ENOUGH = 8
@@ -349,7 +350,7 @@ def of_few_bytes(sent: Sequence[Collective], low: float, inputs: Iterable[Leaf],
     total, microbatches = sum(c.total_bytes for c in sent), getattr(case.sizes, "num_microbatches", 1)
     if microbatches > 1 and abs(total * microbatches / low - 1) < 1e-4:
         return f"that is {microbatches} times as much, and there are as many microbatches. In which of them is it sent?"
-    return "is something never sent, or by another collective?"
+    return NEVER_SENT
 
 
 def of_many_bytes(

@@ -56,9 +56,11 @@ def _at_the_peak(e: Evidence, allowed: str, hint: str) -> tuple[str, str]:
     if e.memory.alive:
         largest, *others = e.memory.alive
         message += f"; the largest, {_array(largest)}, has {_bytes(largest.bytes)}"
-        alike = [other.line for other in others if other.line and _array(other) == _array(largest)]
-        if another := next((line for line in alike if line != largest.line), ""):
-            message += f", as another one from {another}"
+        alike = [other for other in others if _array(other) == _array(largest)]
+        if another := next((other.line for other in alike if other.line not in ("", largest.line)), ""):
+            message += f", and so has another one from {another}"
+        if len(alike) > 1:
+            message += f" ({len(alike) + 1} of this shape have {_bytes((len(alike) + 1) * largest.bytes)} in all)"
     return f"{message}. {hint}", largest.line if largest else ""
 
 

@@ -187,13 +187,6 @@ MUTANTS = (
     mutant("zigzag_order", zigzag_of_eight, "values", shown_by=("context=3",)),
     patch(
         zigzag_order,
-        "counts_from_one",
-        {"(device, 2 * num_devices - 1 - device)": "(device + 1, 2 * num_devices - device)"},
-        "values",
-        "most loaded device",
-    ),
-    patch(
-        zigzag_order,
         "gives_a_chunk_twice",
         {"2 * num_devices - 1 - device)": "2 * num_devices - 2 - device)"},
         "values",

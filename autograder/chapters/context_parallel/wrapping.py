@@ -172,7 +172,7 @@ def wrap_ring(function: Any, case: Case[Heads]) -> Wrapped:
 
 
 def _checked_order(found: Any, devices: int) -> tuple[tuple[int, int], ...]:
-    """Return ``found`` if it is a pair of numbers for each device.
+    """Return ``found`` if it is a pair of chunk numbers for each device.
 
     Raises:
         Mismatch: It is not.
@@ -182,6 +182,13 @@ def _checked_order(found: Any, devices: int) -> tuple[tuple[int, int], ...]:
         raise Mismatch(f"zigzag_order returned {describe(found)}, expected a tuple with a pair of integers per device")
     if len(found) != devices:
         raise Mismatch(f"zigzag_order({devices}) returned {len(found)} pairs, expected {devices}, one for each device")
+    for device, pair in enumerate(found):
+        for number in pair:
+            if not 0 <= number < 2 * devices:
+                raise Mismatch(
+                    f"zigzag_order({devices}) gives chunk {number} to device {device}; "
+                    f"the chunks are 0 to {2 * devices - 1}"
+                )
     return tuple(map(tuple, found))
 
 
