@@ -189,6 +189,43 @@ CHAPTERS = (
         ),
     ),
     Chapter(
+        "sequence_parallel",
+        "Sequence parallelism",
+        "tokens over the tensor axis, and what a layer saves",
+        (
+            Function("enter_tensor_region", 15, EASY),
+            Function("leave_tensor_region", 10, EASY),
+            Function("sp_block", 50, HARD),
+            Function("selective_recompute", 10, EASY),
+            Function("ulysses_attention", 30, MEDIUM),
+        ),
+    ),
+    Chapter(
+        "context_parallel",
+        "Context parallelism",
+        "attention over a sequence that no device holds",
+        (
+            Function("merge_attention", 20, MEDIUM),
+            Function("ring_attention", 60, HARD),
+            Function("zigzag_order", 10, EASY),
+            Function("cp_transformer_step", 40, MEDIUM),
+        ),
+    ),
+    Chapter(
+        "expert_parallel",
+        "Expert parallelism",
+        "many experts, few used",
+        (
+            Function("route", 30, MEDIUM),
+            Function("balancing_loss", 30, MEDIUM),
+            Function("dispatch", 15, EASY),
+            Function("combine", 15, EASY),
+            Function("moe_layer", 40, MEDIUM),
+            Function("overlapped_moe", 30, MEDIUM),
+            Function("moe_step", 45, HARD),
+        ),
+    ),
+    Chapter(
         "transformer_3d",
         "Everything together",
         "data x pipe x tensor in one training step",

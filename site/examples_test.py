@@ -61,16 +61,19 @@ STATED = {
     "data_parallel": {"2.5", "7.875"},
     "fsdp": {"1.5", "1.75", "2.625", "989.4"},
     "memory": {"0.12"},
+    "networks": {"2.4"},
     "pipeline": {"0.1", "0.2", "1.6"},
     "planning": {"0.12", "0.5"},
     "primer": {"0.5", "2.5", "3.5", "4.5", "6.5"},
     "profiling/looping_pipeline": {"0.25"},
     "single_device": {"0.001", "0.5", "2.7"},
+    "tensor_parallel": {"1.5"},
 }
+BACKGROUND = ("choosing", "goodput", "hardware", "inference", "low_precision", "networks", "techniques")
 PAGES = {
     str(page.relative_to(computed.SITE / "pages").with_suffix("")): page
     for page in sorted(computed.SITE.glob("pages/**/*.md"))
-    if page.stem in computed.chapters()
+    if page.stem in (*computed.chapters(), *BACKGROUND)
 }
 
 

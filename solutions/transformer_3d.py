@@ -710,7 +710,7 @@ def train_step_3d(
 if __name__ == "__main__":
     small, h100 = Sizes(layers=8, width=4096, heads=32, vocab=16_384, seq=1024), machine("8xH100")
     for rows in (2, 16, 64):
-        for choice in (Choice(8, 1, 1, 1, 8, "none", True), Choice(1, 1, 8, 1, 8, "none", False)):
+        for choice in (Choice(8, 1, 1, 1, 8, "none", 3), Choice(1, 1, 8, 1, 8, "none", 0)):
             name = f"{rows:2} sequences, {choice.data} x {choice.pipe} x {choice.tensor}:"
             try:
                 found = estimate(small, h100, rows, choice, COURSE)
@@ -730,8 +730,8 @@ if __name__ == "__main__":
 # | memory | fits with the margin |
 # | predicted MFU | at least 0.95 of the best choice's that fits |
 #
-# Allowed are `remat` of `"none"` and `"block"`. How much of what is predicted can be believed is on the course's page
-# `planning`.
+# Allowed are `remat` of `"none"` and `"block"`, and `zero` of 0 and 3: the stage of ZeRO, where 3 is FSDP. How much of
+# what is predicted can be believed is on the course's page `planning`.
 
 
 # %%
@@ -745,7 +745,7 @@ def choose_mesh(sizes: Sizes, num_devices: int, batch: int, estimate: Callable[[
         estimate: Predicts one choice; raises ``ValueError`` if the model cannot be placed so.
 
     Returns:
-        Mesh, microbatches, repeats, remat, and whether state is split over ``data``.
+        Mesh, microbatches, repeats, remat, and the stage of ZeRO: 3 if ``data`` splits the state, 0 if not.
 
     Raises:
         ValueError: Nothing fits.
@@ -760,8 +760,8 @@ def choose_mesh(sizes: Sizes, num_devices: int, batch: int, estimate: Callable[[
         if num_devices % (data * pipe) or batch % data or sizes.layers % pipe:
             continue
         counts = divisors(batch // data), divisors(sizes.layers // pipe)
-        for microbatches, repeats, remat, fsdp in itertools.product(*counts, ("none", "block"), (False, True)):
-            choice = Choice(data, pipe, num_devices // data // pipe, microbatches, repeats, remat, fsdp)
+        for microbatches, repeats, remat, zero in itertools.product(*counts, ("none", "block"), (0, 3)):
+            choice = Choice(data, pipe, num_devices // data // pipe, microbatches, repeats, remat, zero)
             try:
                 found = estimate(choice)
             except ValueError:

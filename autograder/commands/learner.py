@@ -94,6 +94,7 @@ def show_functions(row: dict[str, Any]) -> None:
     """Show a chapter's functions and the state of each as a table."""
     out().print(f"[bold]{row['chapter']}[/]  {row['title']}: {row['summary']}\n")
     shown = table("", "", "", "", "")
+    shown.columns[1].no_wrap = True
     for one in row["functions"]:
         mark, colour = STATES[one["state"]]
         hints = f"{one['hints']} of {one['of_hints']} hints shown" if one["hints"] else ""

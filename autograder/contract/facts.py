@@ -13,17 +13,13 @@ from jax.sharding import PartitionSpec as P
 from autograder.contract import causes
 from autograder.contract.causes import plain
 from autograder.contract.task import Case, Evidence
-from autograder.contract.verdict import FEW_BYTES, FOLLOW, NOT_MEASURED, Fact, Kind, Limit, Unit, counted
+from autograder.contract.verdict import FOLLOW, NOT_MEASURED, Fact, Kind, Limit, Unit, counted
 from autograder.contract.whereabouts import layout, rank_of
-from course.program import Collective
 from course.program.program import spec_of
 
 # float32 sums in different orders agree to about 1e-6 of the largest element; bfloat16 inside gives 1e-3.
 TOLERANCE = 2e-5
-# Closed forms of bytes may be fractional; the comparison with measured bytes allows for rounding only.
-ROUNDING = 1e-4
-
-Form = Callable[[Evidence], float]
+LOSS_ALONE = "All other results are right: of which rows is the loss the mean, and over which devices?"
 
 
 def worst(facts: Sequence[Fact], name: str = "values", kind: Kind = Kind.VALUES) -> Fact:
@@ -114,11 +110,18 @@ def values_and_gradients(
 ) -> list[Fact]:
     """Values, gradients leaf by leaf, and the global norm of those under ``norm``; each with its own hint.
 
-    In a ``step`` values follow from the gradients, and their own hint waits until those are right.
+    In a ``step`` values follow from the gradients, and their own hint waits until those are right; where a loss alone
+    is wrong, the hint is about it.
     """
     back = arrays_match("gradients", cases, "gradients", gradients, weight=weight)
     after = step and back.passed is False
-    found = arrays_match("values", cases, "values", "" if after else values)
+    loss = step and all(
+        leaf.rpartition("/")[2] in ("loss", "losses") or _leaf_match("", Kind.VALUES, e, leaf, TOLERANCE).passed
+        for e in cases
+        for leaf in e.expected
+        if _under(leaf, "values") and e.expected[leaf].size
+    )
+    found = arrays_match("values", cases, "values", "" if after else LOSS_ALONE if loss else values)
     if after and found.passed is False and found.unit == Unit.RELATIVE:
         found = replace(found, message=f"{found.message} {FOLLOW}")
     return [found, back, global_norm_matches(cases, norm)]
@@ -142,169 +145,9 @@ def _norm_matches(name: str, e: Evidence, prefix: str) -> Fact:
         figures = {"measured": abs(measured - expected) / scale, "limit": TOLERANCE, "unit": Unit.RELATIVE}
         comparison = causes.times(measured / scale)
     wrong = not abs(measured - expected) <= TOLERANCE * scale
-    message = f"on mesh {e.case.mesh_text} the norm over all leaves is {comparison}" if wrong else ""
+    where = f"on mesh {e.case.mesh_text} the norm over all leaves, every copy counted"
+    message = f"{where}, is {comparison}" if wrong else ""
     return at(e, name, Kind.GRADIENTS, message, **figures)
-
-
-def bytes_sent(
-    name: str,
-    evidence: list[Evidence],
-    kinds: str | Iterable[str] | None,
-    expected: Form,
-    *,
-    times: tuple[float, float] = (1, 1),
-    least: Form | None = None,
-    axes: Callable[[Case[Any]], Iterable[str]] | None = None,
-    over: Callable[[Case[Any]], str] | None = None,
-    hint: str = "",
-    weight: float = 1,
-) -> Fact:
-    """Require the bytes sent per device to be between two multiples, ``times``, of the closed form.
-
-    Args:
-        name: The fact's name.
-        evidence: The cases.
-        kinds: Collectives that count, by StableHLO's name, ``all_reduce``; None for all.
-        expected: The closed form of a case.
-        times: The lowest and the highest multiple allowed.
-        least: An alternative closed form for the lower limit.
-        axes: Count only collectives over exactly these axes of a case.
-        over: Count only collectives over this axis of a case, alone or with others.
-        hint: A question that ends the message.
-        weight: The fact's weight.
-    """
-    kinds = (kinds,) if isinstance(kinds, str) else kinds if kinds is None else tuple(kinds)
-
-    def look(e: Evidence) -> Fact:
-        sent = [c for c in e.costs.collectives if kinds is None or c.kind in kinds]
-        sent = [c for c in sent if axes is None or set(c.axes) == set(axes(e.case))]
-        sent = [c for c in sent if over is None or over(e.case) in c.axes]
-        total, form = sum(c.total_bytes for c in sent), expected(e)
-        low, high = least(e) if least else form * times[0], form * times[1]
-        message = ""
-        if not low * (1 - ROUNDING) <= total <= high * (1 + ROUNDING):
-            by = f" by {' or '.join(map(plain, kinds))}" if kinds and len(kinds) < 3 else ""
-            by += f" over {over(e.case)!r}" if over else ""
-            more = hint if total > high else ""
-            message = f"{_bytes_message(e, by, sent, total, low, high)} {more}".strip()
-        line = _many(e, sent, total, high)[0].line if sent and total > high else ""
-        figures = {"direction": Limit.BETWEEN, "unit": Unit.BYTES, "line": line, "weight": weight}
-        return at(e, name, Kind.COMMUNICATION, message, total, (low, high), **figures)
-
-    return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
-
-
-def bytes_at_most(
-    name: str, evidence: list[Evidence], kinds: Iterable[str], most: Form, hint: str, *, of_wrapper: Form = lambda _: 0
-) -> Fact:
-    """Limit the bytes a device sends, over all these kinds of collectives together, to a closed form.
-
-    Args:
-        name: The fact's name.
-        evidence: The cases that were run.
-        kinds: Collective kinds, by their names in StableHLO.
-        most: Upper limit in bytes per device.
-        hint: A sentence appended to the message.
-        of_wrapper: Bytes of these that the wrapper itself sends, which do not count.
-    """
-    kinds = tuple(kinds)
-
-    def look(e: Evidence) -> Fact:
-        sent = [c for c in e.costs.collectives if c.kind in kinds]
-        every, limit = sum(c.total_bytes for c in sent), most(e)
-        total = round(max(every - of_wrapper(e), 0), 3)
-        message, line = "", e.line
-        if total > limit * (1 + 1e-9):
-            line = _many(e, sent, total, limit)[0].line
-            message = f"{_bytes_message(e, '', sent, total, 0, limit)} {hint}"
-        return at(e, name, Kind.COMMUNICATION, message, total, limit, unit=Unit.BYTES, line=line)
-
-    return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
-
-
-def times_sent(
-    name: str, evidence: list[Evidence], kind: str, expected: Callable[[Evidence], int], hint: str, fewer: bool = False
-) -> Fact:
-    """Require an exact count of one kind of collective per device, counting each array and unrolling loops.
-
-    With ``fewer``, a lower count is also allowed, since several leaves may travel as one array; bytes are another fact.
-    """
-
-    def look(e: Evidence) -> Fact:
-        sent = [c for c in e.costs.collectives if c.kind == kind]
-        count, wanted = sum(c.count for c in sent), expected(e)
-        most = max(sent, key=lambda c: c.count, default=None)
-        message = ""
-        if not (count <= wanted if fewer else count == wanted):
-            should = f"may run {wanted} at most" if fewer else f"should run {wanted}"
-            message = f"on mesh {e.case.mesh_text} a device runs {counted(count, plain(kind))} and {should}"
-            asked = f"{causes.inserted(most).strip()}." if most and causes.inserted(most) else hint
-            message += f"; most often {causes.described(most)}. {asked}" if most else f". {hint}"
-        direction = Limit.AT_MOST if fewer else Limit.EXACTLY
-        how = {"direction": direction, "line": most.line if most else ""}
-        return at(e, name, Kind.COMMUNICATION, message, count, wanted, **how)
-
-    return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
-
-
-def only_collectives(
-    name: str,
-    evidence: list[Evidence],
-    allowed: Iterable[str],
-    over: Callable[[Case[Any]], str] | None = None,
-    kind: Kind = Kind.COMMUNICATION,
-) -> Fact:
-    """Allow no collectives except the given ones; a group of one device counts as none.
-
-    With ``over``, only collectives over this axis of a case, alone or with others, count. With ``Kind.TOOLS``, where
-    another collective would do the whole exercise, the fact must hold for any points.
-    """
-    allowed = set(allowed)
-
-    def look(e: Evidence) -> Fact:
-        others = [c for c in e.costs.collectives if c.kind not in allowed and (not over or over(e.case) in c.axes)]
-        message = ""
-        if others:
-            first = max(others, key=lambda c: c.total_bytes)
-            names = causes.listed(map(plain, sorted(allowed))) if allowed else "none at all"
-            message = (
-                f"on mesh {e.case.mesh_text} there is {causes.described(first, article=True)}; allowed here: {names}. "
-                "What does each device need that it does not have?"
-            )
-        line = others[0].line if others else ""
-        return at(e, name, kind, message, sum(c.count for c in others), 0, line=line)
-
-    return worst([look(e) for e in evidence], name, kind)
-
-
-def state_bytes(cases: list[Evidence], expected: Callable[[Evidence], int], whole: Callable[[Evidence], int]) -> Fact:
-    """Require the outputs, the state a device keeps, to have exactly the bytes of the closed form.
-
-    Args:
-        cases: The cases whose outputs are the state.
-        expected: The closed form of a case: bytes on one device, the sum of ``resident_bytes``.
-        whole: Bytes of the unsharded state.
-    """
-    name = "state bytes per device"
-
-    def look(e: Evidence) -> Fact:
-        resident, form = sum(part.local_bytes(e.case.mesh) for part in e.outputs), expected(e)
-        message = ""
-        if resident != form or not e.outputs:
-            message = (
-                f"on mesh {e.case.mesh_text} each device holds {resident:,} bytes and should hold {form:,}; "
-                f"the whole tree has {whole(e):,}"
-            )
-        how = {"direction": Limit.EXACTLY, "unit": Unit.BYTES, "naive": whole(e)}
-        return at(e, name, Kind.MEMORY, message, resident, form, **how)
-
-    return worst([look(e) for e in cases], name, Kind.MEMORY)
-
-
-def resident_bytes(shape: tuple[int, ...], spec: P, mesh: dict[str, int], itemsize: int = 4) -> int:
-    """Bytes of an array on one device: its total, divided by the size of every axis that its spec names."""
-    parts = math.prod(mesh[axis] for axes in spec_of(spec, len(shape)) for axis in axes)
-    return itemsize * math.prod(shape) // parts
 
 
 def products_of(name: str, evidence: list[Evidence], dtype: str, hint: str) -> Fact:
@@ -451,7 +294,11 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
     rank = rank_of(e, leaf)
     whole = list(worst_at)[len(worst_at) - rank if rank and rank <= len(worst_at) else 0 :]
     index, on = (laid.index(worst_at), laid.holder(worst_at)) if laid else (whole, "")
-    place = (f" at {index}" if index else "") + (f" (on {on})" if on else "")
+    if inner in ("loss", "losses", "norm") and expected.shape[-1:] == (getattr(e.case.sizes, "steps", 0),):
+        place = f" in step {index[-1]}" if expected.shape[-1] > 1 else ""
+    else:
+        place = f" at {index}" if index else ""
+    place += f" (on {on})" if on else ""
     texts = _distinguishable(float(measured[worst_at]), float(expected[worst_at]))
     text = f"measured {texts[0]}, expected {texts[1]}{place}"
     if e.secret:
@@ -469,18 +316,3 @@ def _distinguishable(*numbers: float) -> list[str]:
     """Format the numbers with just enough digits to distinguish them."""
     texts = ([f"{number:.{digits}g}" for number in numbers] for digits in (6, 9, 17))
     return next((found for found in texts if len(set(found)) == len(numbers)), [f"{n:.6g}" for n in numbers])
-
-
-def _bytes_message(e: Evidence, by: str, sent: list[Collective], total: float, low: float, high: float) -> str:
-    where = f"on mesh {e.case.mesh_text} a device sends {total:,.0f} bytes{by}"
-    if total < low:
-        if total >= low * (1 - FEW_BYTES):
-            few = f"only {low - total:,.0f} bytes are missing, as of a loss, a count or a small leaf"
-            return f"{where} and should send at least {low:,.0f}: {few}. Which is never sent?"
-        return f"{where} and should send at least {low:,.0f}: {causes.of_few_bytes(sent, low, e.inputs)}"
-    many = _many(e, sent, total, high, low)[1]
-    return f"{where} and should send at most {high:,.0f}; {many}{'' if many.endswith('?') else '.'}"
-
-
-def _many(e: Evidence, sent: list[Collective], total: float, high: float, low: float = 0) -> tuple[Collective, str]:
-    return causes.of_many_bytes(sent, total, high, low, getattr(e.case.sizes, "bfloat16", False))

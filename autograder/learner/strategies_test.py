@@ -33,6 +33,7 @@ THREE, ONE_AXIS = {"data": 2, "pipe": 2, "tensor": 2}, {"data": 8, "pipe": 1, "t
     "name, axes, options, num_layers",
     [
         ("fsdp", {"data": 8, "tensor": 1}, {}, 2),
+        ("context_parallel", {"data": 2, "context": 2, "tensor": 2}, {"remat": True}, 2),
         ("transformer_3d", THREE, {"num_microbatches": 4, "num_repeats": 2, "rings": True, "remat": True}, 4),
     ],
 )
@@ -80,6 +81,7 @@ def test_losses_are_the_same_over_three_axes_and_a_checkpoint_of_them_goes_on_ov
         ("transformer_3d", THREE, StrategyOptions(num_microbatches=2, min_size=64)),
         ("transformer_3d", ONE_AXIS, StrategyOptions(min_size=64)),
         ("compiler", {"data": 4, "tensor": 2}, StrategyOptions(min_size=64)),
+        ("context_parallel", {"data": 2, "context": 2, "tensor": 2}, StrategyOptions()),
     ):
         mesh = make_mesh(axes)
         made[name, *axes.values()] = prepare(RUN, find(name)(SIZES, mesh, options), mesh, options.num_microbatches)
@@ -102,6 +104,7 @@ def test_where_pipe_is_above_one_the_strategy_is_transformer_3d_and_has_all_of_i
     assert default({"pipe": 2}) == "transformer_3d" and default({"data": 8, "pipe": 1}) == default({}) == "compiler"
     assert completed("transformer_3d", {"tensor": 2, "data": 4}) == {"tensor": 2, "data": 4, "pipe": 1}
     assert completed("compiler", {"data": 8}) == {"data": 8}
+    assert default({"data": 2, "context": 2}) == "context_parallel"
 
 
 @pytest.mark.parametrize(

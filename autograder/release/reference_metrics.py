@@ -56,7 +56,7 @@ def look(task: Task, function: Callable[..., Any]) -> dict[str, float]:
         {"spent": time.seconds - timeline(module, where, free=task.exposed_axes).seconds} if task.exposed_axes else {}
     )
     return {
-        "temporaries": memory(module, program).temporaries,
+        "temporaries": memory(module, program, early=time.early).temporaries,
         "flops": costs(module).flops,
         "seconds": time.seconds,
         "exposed": time.exposed_seconds,

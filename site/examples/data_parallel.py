@@ -6,7 +6,20 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from showing import Table, beside, by_compiler, compare, compiled, draw, example, kept, look, over, realistic, say
+from showing import (
+    Table,
+    beside,
+    by_compiler,
+    compare,
+    compiled,
+    draw_timelines,
+    example,
+    kept,
+    look,
+    over,
+    realistic,
+    say,
+)
 
 from autograder.chapters.data_parallel.alternatives import by_summing_when_it_reduces
 from autograder.chapters.data_parallel.mutants import (
@@ -17,7 +30,6 @@ from autograder.contract.task import load
 from course.machines import machine
 from course.mesh import as_varying, make_mesh
 from course.program import costs, parse
-from course.render import timeline_svg
 from solutions.data_parallel import overlapped_gradients
 
 TASK = load("data_parallel").task("overlapped_gradients")
@@ -37,7 +49,7 @@ def overlap() -> dict[str, object]:
     found = {}
     for name, (label, function) in ways.items():
         found[label] = look(TASK, function, locate=located(name))
-        draw(f"overlap_{name}", timeline_svg(found[label].timeline))
+    draw_timelines("overlap", **{name: found[label].timeline for name, (label, _) in ways.items()})
     columns = "step, ms .1f", "busy, ms .1f", "exposed, ms .1f", "exposed of naive .2f", "sent, GB .2f"
     table = compare("reduced", found, *columns)
     end, same, later = table.rows.values()

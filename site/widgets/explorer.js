@@ -169,8 +169,15 @@
     return "";
   }
 
-  // What is drawn of a stream that never flushes: its beginning.
+  // What is drawn of a stream that never flushes: what happens before its first stage runs out of microbatches.
   const shown = (state) => (state.schedule === "pipedream" ? state.M + 2 * state.S : 0);
+
+  function beginning(timed) {
+    if (timed.schedule.flushes) return timed;
+    const end = Math.max(...timed.spans[0].filter(({ action }) => action[0] === "F").map((span) => span.end));
+    const cut = (given) => given.filter((one) => one.start < end).map((one) => ({ ...one, end: Math.min(one.end, end) }));
+    return { ...timed, spans: timed.spans.map(cut), messages: cut(timed.messages), end };
+  }
 
   function result(state) {
     const costs = { f: state.f, b: state.b, w: state.w, c: state.c };
@@ -179,7 +186,7 @@
       return { found: measure(drawn), drawn };
     }
     const found = measure(run(build(state.schedule, state.S, state.M, state.R), costs));
-    return { found, drawn: run(build(state.schedule, state.S, state.M, state.R, shown(state)), costs) };
+    return { found, drawn: beginning(run(build(state.schedule, state.S, state.M, state.R, shown(state)), costs)) };
   }
 
   function readHash(hash) {

@@ -19,7 +19,7 @@ from autograder.chapters.async_tensor_parallel.wrapping import (
     mlp_shapes,
     rows_shape,
 )
-from autograder.contract import facts, limits
+from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN
 from autograder.contract.case_builders import groups_of, parts_of, tensor_of
 from autograder.contract.draws import draw_leaves, unseen_mesh
@@ -112,7 +112,7 @@ def _permuted(evidence: list[Evidence], features: str) -> Fact:
         return once * (1 if not e.case.sizes.backward else 3 if most else 2)
 
     least = partial(form, most=False)
-    return facts.bytes_sent("permute bytes", evidence, "collective_permute", partial(form, most=True), least=least)
+    return byte_facts.bytes_sent("permute bytes", evidence, "collective_permute", partial(form, most=True), least=least)
 
 
 def equal_ways(e: Evidence) -> Fact:
@@ -152,7 +152,7 @@ def ring_facts(judged: Judged, kind: str, both_ways: bool) -> list[Fact]:
         facts.arrays_match("values", judged.cases, "values", where[kind], weight=2),
         facts.arrays_match("gradients", differentiated, "gradients", back),
         _permuted(judged.all, "d_in" if kind == GATHER else "d_out"),
-        facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
+        byte_facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
     ]
     naive: dict[str, Any] = {"than": limits.NAIVE}
     if both_ways:
@@ -288,14 +288,14 @@ def mlp_facts(judged: Judged) -> list[Fact]:
         return (parts_of(e.case) - 1) * chunk_bytes(e.case, e.case.sizes.width)
 
     def permutes_alone(cases: list[Evidence], over: Any = None) -> Fact:
-        return facts.only_collectives("other collectives", cases, ("collective_permute",), over)
+        return byte_facts.only_collectives("other collectives", cases, ("collective_permute",), over)
 
     # JAX sums gradients of what is the same over the other axes, over these.
     own, shared = ([e for e in judged.all if e.case.sizes.shared is wanted] for wanted in (False, True))
     others = facts.worst([permutes_alone(own), *([permutes_alone(shared, tensor_of)] if shared else [])])
     return [
         *facts.values_and_gradients(judged.cases, bias, back, norm="gradients/params"),
-        facts.bytes_sent("permute bytes", judged.all, "collective_permute", form, times=(4, 6)),
+        byte_facts.bytes_sent("permute bytes", judged.all, "collective_permute", form, times=(4, 6)),
         others,
         limits.exposed_within(judged, EXPOSED, exposed, weight=4, than=limits.NAIVE),
         limits.time_within(judged, MLP_TIME, slow, weight=2, than=limits.NAIVE),

@@ -7,7 +7,7 @@ from autograder.chapters.collectives.rings import RINGS
 from autograder.contract.task import Contract
 
 READ = {
-    "values": ("collectives", "Who holds what"),
+    "values": ("collectives", "What each device holds"),
     "gradients": ("collectives", "Which is whose transpose"),
     "permute bytes": ("collectives", "What it costs"),
     "other collectives": ("collectives", "Made of permutes"),

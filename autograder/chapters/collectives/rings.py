@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from autograder.chapters.collectives.wrapping import Chunks
-from autograder.contract import facts, limits
+from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case_builders import axis_size
 from autograder.contract.draws import ODD, draw_leaves, unseen_case
 from autograder.contract.orders import orders, places
@@ -107,8 +107,8 @@ def _facts(name: str, judged: Judged) -> list[Fact]:
     return [
         facts.arrays_match("values", judged.cases, "values", _WHERE, weight=2),
         facts.arrays_match("gradients", judged.cases, "gradients", _BACK),
-        facts.bytes_sent("permute bytes", judged.all, "collective_permute", form),
-        facts.only_collectives("other collectives", judged.all, ("collective_permute",), kind=Kind.TOOLS),
+        byte_facts.bytes_sent("permute bytes", judged.all, "collective_permute", form),
+        byte_facts.only_collectives("other collectives", judged.all, ("collective_permute",), kind=Kind.TOOLS),
         limits.temporaries_at_most(judged, lambda case: CHUNKS_ALIVE * chunk_bytes(case), _HELD),
     ]
 

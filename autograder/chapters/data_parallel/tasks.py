@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.data_parallel.wrapping import STEPS, Leaves, Named, Training, of_leaves, rows_of
-from autograder.contract import facts, limits
+from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import axis_size, build_model, params_of
 from autograder.contract.draws import (
@@ -68,7 +68,10 @@ def keys_oracle(inputs: dict[str, Any], case: Case[Named]) -> dict[str, Any]:
 
 
 def key_facts(judged: Judged) -> list[Fact]:
-    return [facts.worst([_keys(e) for e in judged.cases]), facts.only_collectives("communication", judged.cases, ())]
+    return [
+        facts.worst([_keys(e) for e in judged.cases]),
+        byte_facts.only_collectives("communication", judged.cases, ()),
+    ]
 
 
 def _keys(e: Evidence) -> Fact:
@@ -192,9 +195,9 @@ def sync_facts(judged: Judged) -> list[Fact]:
     one, cases = "One for each leaf that needs a mean, over all the axes that it needs one over.", judged.cases
     return [
         facts.arrays_match("values", cases, "values", "Which axes does this leaf's spec name? ", weight=2),
-        facts.times_sent("all-reduces", cases, "all_reduce", lambda e: len(_reduced(e.case)), one, fewer=True),
-        facts.bytes_sent("all-reduce bytes", cases, "all_reduce", form),
-        facts.only_collectives("other collectives", cases, ("all_reduce",)),
+        byte_facts.times_sent("all-reduces", cases, "all_reduce", lambda e: len(_reduced(e.case)), one, fewer=True),
+        byte_facts.bytes_sent("all-reduce bytes", cases, "all_reduce", form),
+        byte_facts.only_collectives("other collectives", cases, ("all_reduce",)),
     ]
 
 
@@ -267,7 +270,7 @@ def step_facts(judged: Judged) -> list[Fact]:
     )
     counted = "Devices and microbatches hold different numbers of rows that count: what does each add to the mean? "
     too_much = "How many rows' activations are there at that moment, and how many are in a microbatch?"
-    sent = facts.bytes_sent(
+    sent = byte_facts.bytes_sent(
         "all-reduce bytes", judged.cases, "all_reduce", lambda e: STEPS * ring_bytes(e, 2), weight=2
     )
     updated = "Where gradients are right, look at the update: which leaves does decay pull, and by what multiple? "
@@ -275,8 +278,8 @@ def step_facts(judged: Judged) -> list[Fact]:
     return [
         *facts.values_and_gradients(judged.cases, updated, alone, step=True),
         sent,
-        facts.times_sent("all-reduces", judged.cases, "all_reduce", count, once, fewer=True),
-        facts.only_collectives("other collectives", judged.cases, ("all_reduce",)),
+        byte_facts.times_sent("all-reduces", judged.cases, "all_reduce", count, once, fewer=True),
+        byte_facts.only_collectives("other collectives", judged.cases, ("all_reduce",)),
         limits.temporaries_within(judged, 1.5, too_much),
     ]
 
@@ -354,8 +357,8 @@ def overlap_facts(judged: Judged) -> list[Fact]:
     each = "Is every microbatch weighed by what counts in it on all devices, and each layer's sum complete? "
     return [
         *facts.values_and_gradients(judged.cases, share, each),
-        facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", lambda e: ring_bytes(e, 1), weight=2),
-        facts.only_collectives("other collectives", judged.all, ("all_reduce",)),
+        byte_facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", lambda e: ring_bytes(e, 1), weight=2),
+        byte_facts.only_collectives("other collectives", judged.all, ("all_reduce",)),
         limits.exposed_within(judged, EXPOSED, exposed, weight=4, than=limits.NAIVE),
         # The naive baseline's step takes only 1.07 times as long as the reference's: no limit on time alone separates
         # the two. The step must gain time, though, or work that fills the wait would pass.

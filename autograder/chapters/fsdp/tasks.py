@@ -22,7 +22,8 @@ from autograder.chapters.fsdp.wrapping import (
     rows_of,
     step_axes,
 )
-from autograder.contract import facts, limits
+from autograder.contract import byte_facts, facts, limits
+from autograder.contract.byte_facts import resident_bytes
 from autograder.contract.case import ModelSizes
 from autograder.contract.case_builders import axis_of, axis_size, build_model, params_of
 from autograder.contract.draws import (
@@ -38,7 +39,6 @@ from autograder.contract.draws import (
     unseen_case,
     unseen_model,
 )
-from autograder.contract.facts import resident_bytes
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
@@ -97,9 +97,9 @@ def _both_ways(
     axes: Any = lambda case: (axis_of(case),)  # noqa: E731
     kinds = ("all_gather", "reduce_scatter")
     return [
-        facts.bytes_sent("all-gather bytes", evidence, "all_gather", ring_bytes, times=times, axes=axes),
-        facts.bytes_sent("reduce-scatter bytes", evidence, "reduce_scatter", ring_bytes, axes=axes),
-        facts.only_collectives("other collectives", evidence, (*kinds, *allowed), over),
+        byte_facts.bytes_sent("all-gather bytes", evidence, "all_gather", ring_bytes, times=times, axes=axes),
+        byte_facts.bytes_sent("reduce-scatter bytes", evidence, "reduce_scatter", ring_bytes, axes=axes),
+        byte_facts.only_collectives("other collectives", evidence, (*kinds, *allowed), over),
     ]
 
 
@@ -119,8 +119,8 @@ def shard_params_facts(judged: Judged) -> list[Fact]:
             lambda e: [_rule(e.case, leaf.shape) for leaf in e.inputs],
             lambda case: f"axis_name {axis_of(case)!r}, min_size {case.sizes.min_size}",
         ),
-        facts.state_bytes(cases, resident, lambda e: resident(e, split=False)),
-        facts.only_collectives("communication", cases, ()),
+        byte_facts.state_bytes(cases, resident, lambda e: resident(e, split=False)),
+        byte_facts.only_collectives("communication", cases, ()),
     ]
 
 
@@ -314,7 +314,7 @@ def fsdp_train_step_facts(judged: Judged) -> list[Fact]:
         # A step that updates each layer in the backward loop holds old and new parts, and takes 1.09 times as much.
         limits.temporaries_within(judged, 1.2, TOO_MUCH, weight=2),
         limits.exposed_within(judged, 1.15, exposed, weight=0),
-        facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", averaged),
+        byte_facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", averaged),
         *_both_ways(judged.all, (1, 2), ("all_reduce",)),
     ]
 
@@ -370,7 +370,7 @@ def hybrid_shard_step_facts(judged: Judged) -> list[Fact]:
     return [
         *facts.values_and_gradients(judged.cases, gradients=whose, step=True),
         *_both_ways(judged.cases, (1, 2), ("all_reduce",), over=node),
-        facts.bytes_sent(
+        byte_facts.bytes_sent(
             "all-reduce bytes",
             judged.cases,
             "all_reduce",
@@ -379,7 +379,7 @@ def hybrid_shard_step_facts(judged: Judged) -> list[Fact]:
             over=node,
             hint="Which gradients are means over the node already?",
         ),
-        facts.bytes_sent(
+        byte_facts.bytes_sent(
             "bytes between nodes",
             judged.cases,
             None,

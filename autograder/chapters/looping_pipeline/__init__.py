@@ -16,7 +16,7 @@ READ = {
     "FLOPs": ("looping_pipeline", "What it costs"),
     "live temporaries": ("looping_pipeline", "What it costs"),
     "all-reduce bytes": ("looping_pipeline", "Average while others run"),
-    "layers_of_stage.values": ("looping_pipeline", "Who holds what"),
+    "layers_of_stage.values": ("looping_pipeline", "What each device holds"),
     "loop_position.values": ("looping_pipeline", "How long it takes"),
     "execute_looping_pipeline.values": ("looping_pipeline", "How long it takes"),
     "execute_looping_pipeline.gradients": ("looping_pipeline", "How long it takes"),

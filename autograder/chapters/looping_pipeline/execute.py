@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from autograder.chapters.looping_pipeline.wrapping import Looped, pipelines_of, whole_model
-from autograder.contract import facts, limits
+from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, stages_of
 from autograder.contract.draws import draw_keys, draw_leaves, unseen_mesh
@@ -38,7 +38,7 @@ def permuted(judged: Judged, passes: Any, weight: float = 1) -> Fact:
         one = 4 * e.case.sizes.rows * (e.case.sizes.seq or 1) * e.case.sizes.width
         return passes(e.case.sizes) * ticks_of(e.case) * one if stages_of(e.case) > 1 else 0
 
-    return facts.bytes_sent("permute bytes", judged.all, "collective_permute", form, times=(0.5, 1), weight=weight)
+    return byte_facts.bytes_sent("permute bytes", judged.all, "collective_permute", form, times=(0.5, 1), weight=weight)
 
 
 def in_a_row(layers: Any) -> Any:
@@ -129,7 +129,7 @@ def execute_facts(judged: Judged) -> list[Fact]:
             judged.at_scale, ticks_of, _busy, _tick_seconds, bubble, weight=4, drained=drained, early=early
         ),
         permuted(judged, lambda sizes: 1 + sizes.gradients, weight=2),
-        facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
+        byte_facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
     ]
 
 

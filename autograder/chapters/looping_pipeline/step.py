@@ -19,7 +19,7 @@ from autograder.chapters.looping_pipeline.wrapping import (
     rows_of,
     whole_model,
 )
-from autograder.contract import facts, limits
+from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, stages_of
 from autograder.contract.draws import draw_keys, draw_leaves, draw_masked, draw_rate, sgd, stacked, unseen_mesh
@@ -109,7 +109,7 @@ def step_facts(judged: Judged) -> list[Fact]:
         limits.exposed_over_within(judged, EXPOSED, "data", exposed, weight=4, than=limits.NAIVE),
         limits.flops_within(judged, FLOPS, slow),
         limits.temporaries_within(judged, TEMPORARIES, too_much, weight=2),
-        facts.bytes_sent(
+        byte_facts.bytes_sent(
             "all-reduce bytes",
             judged.all,
             "all_reduce",
@@ -118,7 +118,7 @@ def step_facts(judged: Judged) -> list[Fact]:
             hint="Is every gradient of this device reduced once in a step, none more often?",
         ),
         permuted(judged, lambda sizes: 2 * sizes.steps),
-        facts.only_collectives("other collectives", judged.all, ("all_reduce", "collective_permute")),
+        byte_facts.only_collectives("other collectives", judged.all, ("all_reduce", "collective_permute")),
     ]
 
 

@@ -9,7 +9,7 @@ READ = {
     "gradients": ("pipeline", "Whose gradient, and how large"),
     "gradient norm": ("pipeline", "Whose gradient, and how large"),
     "uneven batch": ("pipeline", "Microbatches"),
-    "uneven layers": ("pipeline", "Who holds what"),
+    "uneven layers": ("pipeline", "What each device holds"),
     "communication": ("pipeline", "Microbatches"),
     "bubble": ("pipeline", "The bubble"),
     "permute bytes": ("pipeline", "What is sent"),

@@ -15,7 +15,7 @@ from autograder.chapters.closed_forms import reduced_once, ring
 from autograder.chapters.pipeline.schedule import WRAPPINGS, microbatch_bytes, permuted, refused, ticks_of
 from autograder.chapters.pipeline.wrapping.model import ENDS, Training, rows_of
 from autograder.chapters.pipeline.wrapping.schedule import REFUSED
-from autograder.contract import facts, limits
+from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, params_of, pipe_of, stages_of
 from autograder.contract.draws import (
@@ -129,7 +129,7 @@ def loss_facts(judged: Judged) -> list[Fact]:
         *facts.values_and_gradients([summed(e) for e in judged.cases], values, gradients),
         refused("uneven layers", judged.cases, "a model with one layer too many", uneven),
         permuted(judged.all, lambda _: 2),
-        facts.bytes_at_most("loss bytes", judged.all, ("all_reduce", *SHARING), shared_bytes, _LAST_STAGE),
+        byte_facts.bytes_at_most("loss bytes", judged.all, ("all_reduce", *SHARING), shared_bytes, _LAST_STAGE),
         limits.flops_within(judged, SPREAD, stretch, than=limits.NAIVE, weight=0),
     ]
 
@@ -258,11 +258,11 @@ def step_facts(judged: Judged) -> list[Fact]:
     return [
         *facts.values_and_gradients(judged.cases, values, gradients, step=True),
         limits.temporaries_at_most(judged, most_bytes, too_much, weight=4),
-        facts.bytes_sent(
+        byte_facts.bytes_sent(
             "all-reduce bytes", judged.all, "all_reduce", lambda e: _reduced(e)[1], least=lambda e: _reduced(e)[0]
         ),
         permuted(judged.all, lambda case: 2 * case.sizes.steps),
-        facts.bytes_at_most("loss bytes", judged.all, SHARING, shared, _LAST_STAGE),
+        byte_facts.bytes_at_most("loss bytes", judged.all, SHARING, shared, _LAST_STAGE),
     ]
 
 

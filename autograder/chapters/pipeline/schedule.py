@@ -22,7 +22,7 @@ from autograder.chapters.pipeline.wrapping.schedule import (
     split_sizes,
     tick_shapes,
 )
-from autograder.contract import facts, limits
+from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case_builders import groups_of, pipe_of, stages_of
 from autograder.contract.draws import draw_leaves, unseen_case
 from autograder.contract.task import Case, Evidence, Judged, Task
@@ -56,7 +56,7 @@ def permuted(evidence: list[Evidence], passes: Any) -> Fact:
         alone = (passes(e.case) + 1) // 2 if stages_of(e.case) == 2 else passes(e.case)
         return float(alone * e.case.sizes.num_microbatches * microbatch_bytes(e.case)) * (stages_of(e.case) > 1)
 
-    return facts.bytes_sent("permute bytes", evidence, "collective_permute", every_tick, least=needed)
+    return byte_facts.bytes_sent("permute bytes", evidence, "collective_permute", every_tick, least=needed)
 
 
 def refused(name: str, cases: list[Evidence], what: str, hint: str) -> Fact:
@@ -106,7 +106,7 @@ def split_facts(judged: Judged) -> list[Fact]:
     return [
         facts.arrays_match("values", judged.cases, "values", "Microbatch 0 is the first rows, in their order."),
         refused("uneven batch", judged.cases, "a batch with one row too many", hint),
-        facts.only_collectives("communication", judged.cases, ()),
+        byte_facts.only_collectives("communication", judged.cases, ()),
     ]
 
 
@@ -213,7 +213,7 @@ def tick_facts(judged: Judged) -> list[Fact]:
         facts.arrays_match("values", judged.cases, "values", values, picture=computed),
         facts.arrays_match("gradients", judged.cases, "gradients", weight=2),
         permuted(judged.cases, lambda _: 2),
-        facts.only_collectives("other collectives", judged.cases, ("collective_permute",)),
+        byte_facts.only_collectives("other collectives", judged.cases, ("collective_permute",)),
     ]
 
 
@@ -304,7 +304,7 @@ def execute_facts(judged: Judged) -> list[Fact]:
         facts.arrays_match("gradients", backward, "gradients", weight=2) if backward else unknown,
         limits.bubble_is(judged.at_scale, ticks_of, busy, stage_seconds, bubble, weight=3, drained=drained),
         permuted(judged.all, lambda case: 1 + case.sizes.backward),
-        facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
+        byte_facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
     ]
 
 

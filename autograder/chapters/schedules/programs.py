@@ -15,7 +15,7 @@ from autograder.chapters.schedules.wrapping import (
     rows_of,
     weights_of,
 )
-from autograder.contract import facts, limits
+from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN
 from autograder.contract.case_builders import pipe_of, stages_of
 from autograder.contract.draws import draw_leaves, draw_rate, unseen_mesh
@@ -99,11 +99,14 @@ def permuted(judged: Judged) -> Fact:
         one = 4 * s.rows * s.width
         return 2 * s.steps * schedule_of(e.case).num_ticks * one if stages_of(e.case) > 1 else 0
 
-    return facts.bytes_sent("permute bytes", judged.all, "collective_permute", form, times=(0.5, 1))
+    return byte_facts.bytes_sent("permute bytes", judged.all, "collective_permute", form, times=(0.5, 1))
 
 
 def execute_facts(judged: Judged) -> list[Fact]:
-    values = "Is the loss the mean over microbatches, and does the last part of the model alone have one?"
+    values = (
+        "Is the loss the mean over microbatches, does the last part of the model alone have one, and does every other "
+        "part send its output to the next?"
+    )
     gradients = (
         "Which action reads a slot that another one has overwritten, or that nobody has written yet? Follow the first "
         "microbatch through the table."
@@ -126,7 +129,7 @@ def execute_facts(judged: Judged) -> list[Fact]:
         ),
         limits.temporaries_within(judged, TEMPORARIES, slots, weight=2),
         permuted(judged),
-        facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
+        byte_facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
     ]
 
 
@@ -203,10 +206,10 @@ def versions_facts(judged: Judged) -> list[Fact]:
     values = (
         "At which version is the gradient taken, which one does it change, and which is the older one in the next step?"
     )
-    gradients = "Is it the mean over all pipelines, at the older weights?"
+    gradients = f"{values} Is it the mean over all pipelines?"
     return [
-        *facts.values_and_gradients(judged.cases, values, gradients),
-        facts.bytes_sent(
+        *facts.values_and_gradients(judged.cases, values, gradients, step=True),
+        byte_facts.bytes_sent(
             "all-reduce bytes",
             judged.all,
             "all_reduce",
@@ -215,7 +218,7 @@ def versions_facts(judged: Judged) -> list[Fact]:
             hint="Is every gradient of this device reduced once in a step, over data alone?",
         ),
         permuted(judged),
-        facts.only_collectives("other collectives", judged.all, ("all_reduce", "collective_permute")),
+        byte_facts.only_collectives("other collectives", judged.all, ("all_reduce", "collective_permute")),
     ]
 
 

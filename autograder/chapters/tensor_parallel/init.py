@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from autograder.chapters.tensor_parallel.wrapping import Kernel, init_shapes, splits_of
-from autograder.contract import facts
+from autograder.contract import byte_facts, facts
 from autograder.contract.case import UNSEEN
 from autograder.contract.case_builders import others_of, parts_of, tensor_of
 from autograder.contract.draws import unseen_mesh
@@ -51,7 +51,7 @@ def init_facts(judged: Judged) -> list[Fact]:
     return [
         facts.worst([_values(e) for e in judged.cases]),
         facts.worst([_scale(e) for e in judged.cases]),
-        facts.only_collectives("communication", judged.cases, ()),
+        byte_facts.only_collectives("communication", judged.cases, ()),
         *(
             facts.worst(alone)
             if (alone := [fact(e) for e in judged.cases if not e.case.sizes.whole])

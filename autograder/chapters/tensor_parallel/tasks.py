@@ -23,7 +23,7 @@ from autograder.chapters.tensor_parallel.wrapping import (
     rows_of,
     specs_of,
 )
-from autograder.contract import facts, limits
+from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, params_of, parts_of
 from autograder.contract.draws import draw_batches, draw_leaves, draw_rate, sgd, unseen_mesh
@@ -122,7 +122,7 @@ def sent(
     def most(e: Evidence) -> float:
         return times(e, least) + times(e, more)
 
-    return facts.bytes_sent(name, cases, kind, most, least=lambda e: times(e, least))
+    return byte_facts.bytes_sent(name, cases, kind, most, least=lambda e: times(e, least))
 
 
 def layer_facts(judged: Judged, travels: Travels, forward: str = BIAS) -> list[Fact]:
@@ -137,7 +137,7 @@ def layer_facts(judged: Judged, travels: Travels, forward: str = BIAS) -> list[F
         facts.arrays_match("gradients", backward, "gradients", hint, weight=2) if backward else unknown,
         sent("all-gather bytes", judged.all, "all_gather", features, gathers, more),
         sent("reduce-scatter bytes", judged.all, "reduce_scatter", features, scatters),
-        facts.only_collectives("other collectives", judged.all, ALLOWED),
+        byte_facts.only_collectives("other collectives", judged.all, ALLOWED),
     ]
 
 
@@ -365,10 +365,10 @@ def step_facts(judged: Judged) -> list[Fact]:
     two, three = partial(_travels, times=2), partial(_travels, times=3)
     return [
         *facts.values_and_gradients(cases, loss, whose, weight=3, step=True),
-        facts.bytes_sent("all-gather bytes", cases, "all_gather", three, least=two),
-        facts.bytes_sent("reduce-scatter bytes", cases, "reduce_scatter", two),
-        facts.bytes_sent("all-reduce bytes", cases, "all_reduce", _apart, least=_together),
-        facts.only_collectives("other collectives", cases, (*ALLOWED, "all_reduce")),
+        byte_facts.bytes_sent("all-gather bytes", cases, "all_gather", three, least=two),
+        byte_facts.bytes_sent("reduce-scatter bytes", cases, "reduce_scatter", two),
+        byte_facts.bytes_sent("all-reduce bytes", cases, "all_reduce", _apart, least=_together),
+        byte_facts.only_collectives("other collectives", cases, (*ALLOWED, "all_reduce")),
     ]
 
 

@@ -23,7 +23,7 @@ from autograder.chapters.tp_transformer.tasks import (
     unseen,
 )
 from autograder.chapters.tp_transformer.wrapping import Sizes, is_split, params_of, rows_of
-from autograder.contract import facts, limits
+from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case_builders import groups_of, parts_of
 from autograder.contract.draws import draw_batches, draw_keys, draw_leaves, draw_rate
 from autograder.contract.task import Case, Evidence, Judged, Task
@@ -32,6 +32,7 @@ from autograder.contract.verdict import Fact
 # Relative to a step whose activations are gathered and scattered in one piece.
 EXPOSED = 0.4
 MOVES = ("collective_permute", "all_gather", "reduce_scatter", "all_to_all", "collective_broadcast")
+PIECES = ("all_gather", "reduce_scatter")
 
 
 def draw(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
@@ -136,9 +137,11 @@ def step_facts(judged: Judged) -> list[Fact]:
         limits.exposed_within(judged, EXPOSED, exposed, than=limits.NAIVE, weight=3),
         limits.time_gained(judged, (1 - EXPOSED) / 4, "What does it compute that the naive baseline does not?"),
         limits.largest_within(judged, half_of_logits, logits, weight=2),
-        facts.bytes_at_most("activation bytes", judged.all, MOVES, lambda e: most_moved(e.case), sent),
-        facts.bytes_at_most("bytes in one piece", judged.cases, ("all_gather", "reduce_scatter"), _embedded, rings),
-        facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", _apart, least=_together),
+        byte_facts.bytes_at_most("activation bytes", judged.all, MOVES, lambda e: most_moved(e.case), sent),
+        byte_facts.bytes_at_most(
+            "bytes in one piece", judged.cases, ("all_gather", "reduce_scatter"), _embedded, rings
+        ),
+        byte_facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", _apart, least=_together),
     ]
 
 

@@ -18,7 +18,7 @@ from autograder.chapters.tp_transformer.wrapping import (
     layer_of,
     params_of,
 )
-from autograder.contract import facts, limits
+from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, parts_of
 from autograder.contract.draws import draw_keys, draw_leaves, unseen_mesh
@@ -153,10 +153,10 @@ def block_facts(judged: Judged, times: int) -> list[Fact]:
     gathered, summed = partial(sent, by_sum=False), partial(sent, by_sum=True)
     return [
         *facts.values_and_gradients(whole, values, gradients),
-        facts.bytes_sent("all-gather bytes", judged.all, "all_gather", gathered, weight=2),
-        facts.bytes_sent("reduce-scatter bytes", judged.all, "reduce_scatter", gathered, weight=2),
-        facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", lambda e: 2 * summed(e)),
-        facts.only_collectives(OTHER, judged.all, ("all_gather", "reduce_scatter", "all_reduce")),
+        byte_facts.bytes_sent("all-gather bytes", judged.all, "all_gather", gathered, weight=2),
+        byte_facts.bytes_sent("reduce-scatter bytes", judged.all, "reduce_scatter", gathered, weight=2),
+        byte_facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", lambda e: 2 * summed(e)),
+        byte_facts.only_collectives(OTHER, judged.all, ("all_gather", "reduce_scatter", "all_reduce")),
     ]
 
 
@@ -250,9 +250,9 @@ def embed_facts(judged: Judged) -> list[Fact]:
 
     return [
         *facts.values_and_gradients(whole, values, gradients),
-        facts.bytes_sent("reduce-scatter bytes", judged.all, "reduce_scatter", once, weight=2),
-        facts.bytes_sent("all-gather bytes", judged.all, "all_gather", once),
-        facts.only_collectives(OTHER, judged.all, ("all_gather", "reduce_scatter")),
+        byte_facts.bytes_sent("reduce-scatter bytes", judged.all, "reduce_scatter", once, weight=2),
+        byte_facts.bytes_sent("all-gather bytes", judged.all, "all_gather", once),
+        byte_facts.only_collectives(OTHER, judged.all, ("all_gather", "reduce_scatter")),
     ]
 
 
@@ -364,7 +364,7 @@ def loss_facts(judged: Judged) -> list[Fact]:
     return [
         *facts.values_and_gradients(whole, values, gradients),
         limits.largest_within(judged, half_more, logits, weight=3),
-        facts.bytes_at_most("bytes sent", judged.all, EVERY, lambda e: most_sent(e.case), sent),
+        byte_facts.bytes_at_most("bytes sent", judged.all, EVERY, lambda e: most_sent(e.case), sent),
     ]
 
 

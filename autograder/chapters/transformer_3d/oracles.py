@@ -26,10 +26,10 @@ from autograder.chapters.transformer_3d.wrapping.model import (
     stacked_of,
     whole_of,
 )
+from autograder.contract.byte_facts import resident_bytes
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model
 from autograder.contract.draws import unseen_mesh
-from autograder.contract.facts import resident_bytes
 from autograder.contract.task import Case
 from course.layout import tensor_specs
 from course.model import Model, full_loss

@@ -33,7 +33,7 @@ from autograder.chapters.transformer_3d.wrapping.model import (
     sizes_of,
     stacked_of,
 )
-from autograder.contract import facts, limits
+from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import ModelSizes
 from autograder.contract.draws import draw_keys, draw_leaves
 from autograder.contract.task import Case, Judged, Task
@@ -191,7 +191,7 @@ def stage_facts(judged: Judged) -> list[Fact]:
         sent.no_pieces(judged.cases, 0),
         sent.nothing_else(judged.cases, {("all_reduce", None), *sent.TENSOR}),
         # Not counted are the wrapper's own sums, of leaves that are whole on the tensor axis.
-        facts.bytes_at_most(
+        byte_facts.bytes_at_most(
             "all-reduce bytes", judged.cases, ("all_reduce",), lambda _: 0, _NO_SUMS, of_wrapper=sent.stage_sums
         ),
     ]

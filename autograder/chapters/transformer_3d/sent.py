@@ -10,7 +10,7 @@ import jax
 from autograder.chapters.transformer_3d.oracles import part_bytes
 from autograder.chapters.transformer_3d.wrapping.layers import stage_specs
 from autograder.chapters.transformer_3d.wrapping.model import Sizes, axes_of, named, sizes_of, stacked_of
-from autograder.contract import facts
+from autograder.contract import byte_facts, facts
 from autograder.contract.facts import at, plain, unmeasured, worst
 from autograder.contract.task import Case, Evidence
 from autograder.contract.verdict import Fact, Kind, Limit, Unit, counted
@@ -96,10 +96,10 @@ def over_data(evidence: list[Evidence], layers: bool = False, most: float = 2) -
         return at(e, name, Kind.COMMUNICATION, message, sum(c.total_bytes for c in sent), 0, line=e.line)
 
     name = "all-gather bytes over data"
-    gathers = facts.bytes_sent(name, evidence, "all_gather", lambda e: most * half(e), least=half, axes=data)
+    gathers = byte_facts.bytes_sent(name, evidence, "all_gather", lambda e: most * half(e), least=half, axes=data)
     return [
         worst([gathers, *(in_float32(e) for e in evidence if e.case.sizes.bfloat16)]),
-        facts.bytes_sent("reduce-scatter bytes over data", evidence, "reduce_scatter", form, axes=data),
+        byte_facts.bytes_sent("reduce-scatter bytes over data", evidence, "reduce_scatter", form, axes=data),
     ]
 
 
@@ -115,7 +115,7 @@ def whole_facts(evidence: list[Evidence]) -> list[Fact]:
             total += held * (sum(2 * (n - 1) / n for n in sizes) if one_by_one else 2 - 2 / math.prod(sizes))
         return total
 
-    summed = facts.bytes_sent(
+    summed = byte_facts.bytes_sent(
         "all-reduce bytes", evidence, "all_reduce", lambda e: whole(e, True), least=lambda e: whole(e, False), hint=SUMS
     )
     return [*over_data(evidence, most=1), summed, nothing_else(evidence, DATA | {("all_reduce", None)})]
@@ -127,7 +127,7 @@ def layers_facts(evidence: list[Evidence]) -> list[Fact]:
         *over_data(evidence, layers=True),
         permuted_fact(evidence),
         over_tensor(evidence, lambda case: layer_moves(case)),
-        facts.bytes_at_most("all-reduce bytes", evidence, ("all_reduce",), layer_sums, SUMS),
+        byte_facts.bytes_at_most("all-reduce bytes", evidence, ("all_reduce",), layer_sums, SUMS),
         nothing_else(evidence, DATA | TENSOR | {("collective_permute", 1), ("all_reduce", None)}),
     ]
 
@@ -144,7 +144,7 @@ def sent_facts(evidence: list[Evidence]) -> list[Fact]:
     return [
         *over_data(evidence),
         permuted_fact(evidence),
-        facts.bytes_sent(
+        byte_facts.bytes_sent(
             pipe,
             evidence,
             ("all_gather", "reduce_scatter"),
@@ -154,7 +154,7 @@ def sent_facts(evidence: list[Evidence]) -> list[Fact]:
             hint="Which stages need the outputs, and who has the gradient of which?",
         ),
         over_tensor(evidence, lambda case: layer_moves(case) + end_moves(case)),
-        facts.bytes_at_most("all-reduce bytes", evidence, ("all_reduce",), lambda e: most_summed(e.case), SUMS),
+        byte_facts.bytes_at_most("all-reduce bytes", evidence, ("all_reduce",), lambda e: most_summed(e.case), SUMS),
         nothing_else(
             evidence,
             DATA | TENSOR | {(kind, 1) for kind in ("collective_permute", *SCATTERED)} | {("all_reduce", None)},
@@ -164,7 +164,7 @@ def sent_facts(evidence: list[Evidence]) -> list[Fact]:
 
 def permuted_fact(evidence: list[Evidence]) -> Fact:
     """One microbatch per tick over the pipe axis, forward and backward; half as much again if it is recomputed."""
-    return facts.bytes_sent(
+    return byte_facts.bytes_sent(
         "permute bytes over pipe",
         evidence,
         "collective_permute",
@@ -214,7 +214,7 @@ def nothing_else(evidence: list[Evidence], known: Iterable[tuple[str, int | None
 
 def over_tensor(evidence: list[Evidence], form: Callable[[Case[Sizes]], float]) -> Fact:
     """Bytes gathered, scattered and permuted over the tensor axis are at most a closed form."""
-    return facts.bytes_sent(
+    return byte_facts.bytes_sent(
         "bytes over tensor",
         evidence,
         (*SCATTERED, "collective_permute"),
@@ -328,7 +328,7 @@ def no_pieces(evidence: list[Evidence], times: float) -> Fact:
         once = (sizes_of(e.case)[2] - 1) * microbatch_bytes(e.case) * e.case.sizes.num_microbatches
         total, limit = sum(c.total_bytes for c in sent), times * e.case.sizes.steps * once
         message, line = "", e.line
-        if total > limit * (1 + facts.ROUNDING):
+        if total > limit * (1 + byte_facts.ROUNDING):
             most = max(sent, key=lambda c: c.total_bytes)
             line, what = most.line, f"{plain(most.kind)} of {most.total_bytes:,.0f} bytes"
             message = f"on mesh {e.case.mesh_text} there is {what}. {_RINGS}"

@@ -20,7 +20,7 @@ from autograder.chapters.transformer_3d.wrapping.model import (
     stacked_of,
     whole_of,
 )
-from autograder.contract import facts, limits
+from autograder.contract import byte_facts, facts, limits
 from autograder.contract.draws import draw_batch, draw_batches, draw_keys, draw_leaves, draw_rate
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
@@ -37,14 +37,14 @@ def init_facts(judged: Judged) -> list[Fact]:
 
     def resident(e: Evidence, split: bool = True) -> int:
         pairs = zip(jax.tree.leaves(stacked_of(e.case)), rules(e), strict=True)
-        return sum(facts.resident_bytes(leaf.shape, spec if split else P(), e.case.mesh) for leaf, spec in pairs)
+        return sum(byte_facts.resident_bytes(leaf.shape, spec if split else P(), e.case.mesh) for leaf, spec in pairs)
 
     cases = judged.cases
     return [
         facts.arrays_match("values", cases, "values", "Put together, the parts must give back each layer. "),
         facts.specs_match(cases, rules, lambda case: f"min_size {case.sizes.min_size}"),
-        facts.state_bytes(cases, resident, lambda e: resident(e, split=False)),
-        facts.only_collectives("communication", cases, ()),
+        byte_facts.state_bytes(cases, resident, lambda e: resident(e, split=False)),
+        byte_facts.only_collectives("communication", cases, ()),
     ]
 
 

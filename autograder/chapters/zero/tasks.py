@@ -24,11 +24,11 @@ from autograder.chapters.zero.wrapping import (
     leaf_shapes,
     of_leaves,
 )
-from autograder.contract import facts, limits
+from autograder.contract import byte_facts, facts, limits
+from autograder.contract.byte_facts import resident_bytes
 from autograder.contract.case import ModelSizes
 from autograder.contract.case_builders import axis_of, axis_size, build_model, params_of
 from autograder.contract.draws import ODD, draw_batches, draw_leaves, meshes, unseen_case, unseen_model
-from autograder.contract.facts import resident_bytes
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
@@ -64,8 +64,8 @@ def shard_optimizer_state_facts(judged: Judged) -> list[Fact]:
     return [
         facts.arrays_match("values", cases, "values", "What does the optimizer know before the first update? "),
         facts.specs_match(cases, rules, given),
-        facts.state_bytes(cases, resident, lambda e: resident(e, split=False)),
-        facts.only_collectives("communication", cases, ()),
+        byte_facts.state_bytes(cases, resident, lambda e: resident(e, split=False)),
+        byte_facts.only_collectives("communication", cases, ()),
     ]
 
 
@@ -109,11 +109,11 @@ def global_norm_facts(judged: Judged) -> list[Fact]:
     cases, once = judged.cases, "One for each set of axes that leaves are split over."
     return [
         facts.arrays_match("values", cases, "values", "How often does each element of each leaf count? ", weight=2),
-        facts.times_sent("all-reduces", cases, "all_reduce", lambda e: len(_groups(e.case)), once, fewer=True),
-        facts.bytes_sent(
+        byte_facts.times_sent("all-reduces", cases, "all_reduce", lambda e: len(_groups(e.case)), once, fewer=True),
+        byte_facts.bytes_sent(
             "all-reduce bytes", cases, "all_reduce", lambda e: sum(ring(n, 4) for n in _groups(e.case)), times=(0, 1)
         ),
-        facts.only_collectives("other collectives", cases, ("all_reduce",)),
+        byte_facts.only_collectives("other collectives", cases, ("all_reduce",)),
     ]
 
 
@@ -256,12 +256,12 @@ def sent_facts(evidence: list[Evidence], scatters: Callable[[Evidence], int], nu
 
     kinds = ("all_gather", "all_reduce", *(["reduce_scatter"] if whole else []))
     found = [
-        facts.bytes_sent("all-gather bytes", evidence, "all_gather", one_way, axes=lambda case: axes_of(case)),
-        facts.bytes_sent("all-reduce bytes", evidence, "all_reduce", reduced),
-        facts.only_collectives("other collectives", evidence, kinds),
+        byte_facts.bytes_sent("all-gather bytes", evidence, "all_gather", one_way, axes=lambda case: axes_of(case)),
+        byte_facts.bytes_sent("all-reduce bytes", evidence, "all_reduce", reduced),
+        byte_facts.only_collectives("other collectives", evidence, kinds),
     ]
     if whole:
-        scattered = facts.bytes_sent(
+        scattered = byte_facts.bytes_sent(
             "reduce-scatter bytes",
             evidence,
             "reduce_scatter",
@@ -272,16 +272,31 @@ def sent_facts(evidence: list[Evidence], scatters: Callable[[Evidence], int], nu
     return found
 
 
-UPDATE = "Where the gradients are right, look at the update: the clipping, the two corrections, the decay. "
+UPDATE = "The gradients are right, so look at the update: the clipping, the two corrections, the decay. "
 NORM = "Is it the mean over the rows of all devices, of each leaf? "
 
 
 def sharded_adamw_facts(judged: Judged) -> list[Fact]:
-    update = "Which factor clips, how many updates have been made by now, and which leaves decay? "
     return [
-        facts.arrays_match("values", judged.cases, "values", update, weight=2),
+        _updated(judged.cases),
         *sent_facts(judged.cases, lambda _: 0, 1, whole=False),
     ]
+
+
+# In the order in which the update computes them, so that the first that is wrong says most.
+_PARTS = {
+    "values/norm": "Of which devices' parts is it the norm, and before or after clipping? ",
+    "values/state": "The norm is right. Which factor scales the gradient, and for which leaves? ",
+    "values/params": (
+        "Norm and state are right. Where all leaves are wrong, how many updates have been made by now? Where some are, "
+        "which of them decay? "
+    ),
+}
+
+
+def _updated(cases: list[Evidence]) -> Fact:
+    found = [facts.arrays_match("values", cases, part, hint, weight=2) for part, hint in _PARTS.items()]
+    return next((fact for fact in found if not fact.passed), found[-1])
 
 
 # The next best version of the second stage holds another stack of parts.
@@ -291,16 +306,27 @@ TEMPORARIES_1, TEMPORARIES_2 = 2, 1.2
 def zero1_step_facts(judged: Judged) -> list[Fact]:
     too_much = "Which of the arrays that are whole at that moment could be parts?"
     return [
-        *facts.values_and_gradients(judged.cases, UPDATE, NORM),
+        *facts.values_and_gradients(judged.cases, UPDATE, NORM, step=True),
         limits.temporaries_within(judged, TEMPORARIES_1, too_much, weight=2),
         *sent_facts(judged.all, lambda _: 1, 2, whole=True),
     ]
 
 
+def _whole_stacks(e: Evidence) -> bool:
+    """Whether a temporary at the peak is larger than any part of the state."""
+    parts = [leaf.local_bytes(e.case.mesh) for leaf in e.inputs if leaf.name.startswith("state/")]
+    return any(alive.bytes > max(parts) for alive in e.memory.alive)
+
+
 def zero2_step_facts(judged: Judged) -> list[Fact]:
     too_much = "Whose gradient is whole at that moment, and how soon could it be a part?"
+    if judged.at_scale and not _whole_stacks(judged.at_scale):
+        too_much = (
+            "No stack of whole gradients lives then: is there a second stack of parts? A loop writes in place to what "
+            "it carries, and stacks what it returns anew."
+        )
     return [
-        *facts.values_and_gradients(judged.cases, UPDATE, NORM),
+        *facts.values_and_gradients(judged.cases, UPDATE, NORM, step=True),
         limits.temporaries_within(judged, TEMPORARIES_2, too_much, weight=4),
         *sent_facts(judged.all, lambda e: e.case.sizes.num_microbatches, 2, whole=True),
     ]

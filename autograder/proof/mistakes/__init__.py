@@ -28,6 +28,8 @@ _INNER = {
     "colours": r"\x1b|\ufffd\[",
     "no more than an assertion": r"AssertionError\s*$|AssertionError:?\s*\n",
 }
+# The message about a Python branch on a traced value.
+CANNOT_BRANCH = r"not known while .* traced.*(jnp\.where|lax\.select)"
 VERDICTS = "true", "misleading", "no line", "inner", "not said", "passes"
 
 

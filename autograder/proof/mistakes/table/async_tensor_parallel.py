@@ -1,0 +1,49 @@
+"""Typical mistakes in ``async_tensor_parallel``, and the messages that they must get."""
+# ruff: noqa: E501  edits and quoted lines are a notebook's, whole
+
+from autograder.proof.mistakes import Mistake
+
+MISTAKES = [
+    Mistake(
+        "ring_gather_matmul",
+        "rows sent the other way round",
+        r"places|order",
+        {
+            "to_next = [(i, (i + 1) % size) for i in range(size)]": "to_next = [((i + 1) % size, i) for i in range(size)]"
+        },
+        never="def ring_gather_matmul",
+    ),
+    Mistake(
+        "ring_gather_matmul",
+        "zeros that vary over nothing",
+        r"varies over.*begin with vary_alike\(first, x\)\[0\]",
+        {"[vary_alike(jnp.zeros(shape, x.dtype), x)[0] for": "[jnp.zeros(shape, x.dtype) for"},
+        line="(wholes, last), _ = lax.scan(pass_on, (empty, x), jnp.arange(size - 1))",
+        never=r"pcast|'\(",
+    ),
+    Mistake(
+        "async_tp_mlp",
+        "kernel that varies over fewer axes",
+        r"\{V:\(data,tensor\)\} where the argument is .*\{V:tensor\}.*vary_alike\(x, kernel\)",
+        {"return product(*vary_alike(x, kernel))": "return product(x, kernel)"},
+        inside="ring_gather_matmul",
+    ),
+    Mistake(
+        "async_tp_mlp",
+        "a derivative that adds to a kernel's gradient in every step",
+        r"besides the products, .* ms of the critical path are add, 7 times",
+        {"return product(*vary_alike(x, kernel))": "return ring(*vary_alike(x, kernel), keep=False)[0]"},
+        inside="ring_gather_matmul",
+        never="What it costs",
+    ),
+    Mistake(
+        "bidirectional_gather_matmul",
+        "both halves the same way",
+        r"\d up, 0 down +equal",
+        {
+            "axis_name, to_previous)": "axis_name, to_next)",
+            "(index - step, index + step)": "(index - step, index - step)",
+        },
+        never="limit 0",
+    ),
+]
