@@ -82,10 +82,6 @@ def _in_course(folder: Path, words: dict[str, str], after: str) -> None:
         raise UsageError(f"{folder} is not a course folder; `meshcraft init {folder}` makes one")
     moved = {Path(path.as_posix().removeprefix("autograder/")): text for path, text in _files(words).items()}
     files = {path: text for path, text in moved.items() if path.parts[0] != "site"}
-    contract = Path("chapters", name, "__init__.py")
-    # Facts have no page to link to.
-    text = re.sub(r"^READ = \{\n.*?^\}\n\n", "", files[contract], flags=re.MULTILINE | re.DOTALL)
-    files[contract] = text.replace(", read=READ)", ")")
     files[Path("chapters", name, "chapter.toml")] = _filled(TEMPLATE / "chapter.toml.template", words)
     if there := [str(path) for path in files if (folder / path).exists()]:
         raise UsageError(f"{listed(there)} would be overwritten; move it away, or choose another name than {name}")

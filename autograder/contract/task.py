@@ -22,7 +22,7 @@ from autograder.contract.verdict import FOLLOW, LIMIT_EXCEEDED, REFUSED, Fact, K
 from autograder.contract.wrapping import Wrapped, Wrapping, trace
 from course.curriculum import CHAPTERS as CURRICULUM
 from course.curriculum import chapter as find_chapter
-from course.curriculum import contract_folder
+from course.curriculum import contract_folder, is_own
 from course.program import Costs, Leaf, Memory, Timeline
 from course.program.program import path_name
 
@@ -240,7 +240,8 @@ class Contract:
         known = {**self.read, **ABOUT_VERDICTS}
         names = [fact.name for fact in result.missed if fact.kind != Kind.FORM and FOLLOW not in fact.message]
         found = [known.get(f"{result.name}.{name}", known.get(name)) for name in [*names, result.verdict]]
-        return list(dict.fromkeys(place for place in found if place))
+        here = self.chapter if is_own(self.chapter) else ""  # a course's own chapter has no page on the site
+        return list(dict.fromkeys(place for place in found if place and place[0] != here))
 
     def task(self, name: str) -> Task:
         """The task with that name.

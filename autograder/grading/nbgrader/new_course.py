@@ -247,7 +247,8 @@ def hand_out(folder: Path, chapter: str) -> bool:
     if not is_own(chapter):
         return False
     inside = contract_folder(chapter)
-    wanted = {path: path.read_bytes() for path in contract_files(chapter)}
+    answers = ("mutants.py", "alternatives.py")
+    wanted = {path: path.read_bytes() for path in contract_files(chapter) if path.name not in answers}
     wanted |= {path: path.read_bytes() for path in (inside / "chapter.toml", inside / "hints.md") if path.exists()}
     target, changed = folder / "source" / chapter / "chapters" / chapter, False
     for path, data in wanted.items():
