@@ -45,6 +45,7 @@ for command in (
     course.export,
     report.report,
     people.collect,
+    people.collect_git,
     people.extend,
     people.readers,
     people.request,

@@ -60,14 +60,15 @@ def grade(
     from autograder.grading.nbgrader.batch import Regrade, grade_course
     from autograder.grading.nbgrader.batch import estimate as expected
     from autograder.grading.nbgrader.course import CourseError
-    from autograder.grading.nbgrader.pools import shared_pool
+    from autograder.grading.nbgrader.pools import cluster_gradings, shared_pool
     from autograder.grading.nbgrader.submissions import misplaced
 
     if every and assignment:
         raise UsageError(f"--all grades every chapter; leave out {assignment}, or leave out --all")
     names = assignments(course, assignment)
-    gradings, seconds, measured = expected(course, names, workers)
-    _announce(gradings, seconds, measured, names, workers, scheduler)
+    there = cluster_gradings(scheduler) if scheduler else workers
+    gradings, seconds, measured = expected(course, names, max(1, there))
+    _announce(gradings, seconds, measured, names, there, scheduler)
     if only_estimate:
         return
     level = _level(scheduler, unsafe_local)
@@ -165,13 +166,14 @@ def _announce(gradings: int, seconds: float, measured: int, names: list[str], wo
     """Say how much there is to do, before it begins, if it takes longer than a person waits."""
     if not gradings:
         return
-    where = "on the cluster, whose workers are not counted here: with one" if scheduler else f"with {workers}"
+    where = f"with {counted(workers, 'worker')}" + " of the cluster" * bool(scheduler)
+    where = where if workers else "with one worker; the cluster has none yet"
     time = f"{seconds / 3600:.1f} h" if seconds > 5400 else f"{max(1, round(seconds / 60))} min"
     rests = (
         f"from {counted(measured, 'measured grading')}" if measured else "a rough guess, nothing has been measured yet"
     )
     text = f"{counted(gradings, 'grading')} of {counted(len(names), 'chapter')}, about {time} {where}"
-    err().print(f"{text} worker{'s' * (workers != 1)} ({rests})", markup=False, style="dim", soft_wrap=True)
+    err().print(f"{text} ({rests})", markup=False, style="dim", soft_wrap=True)
 
 
 def _level(scheduler: str, unsafe_local: bool) -> str:

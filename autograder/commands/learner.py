@@ -37,7 +37,7 @@ from autograder.progress import (
     remember,
     remember_hint,
 )
-from course.curriculum import CHAPTERS, NOTEBOOKS, Function
+from course.curriculum import CHAPTERS, NOTEBOOKS, Function, home
 from course.curriculum import chapter as find_chapter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -338,7 +338,7 @@ def require_notebook(chapter: str, given: Path | None) -> Path:
 
 def exercise_text(chapter: str) -> str:
     """The released exercise: the committed one, else built from the solution."""
-    committed = ROOT / "exercises" / chapter / f"{chapter}.ipynb"
+    committed = home(chapter) / "exercises" / chapter / f"{chapter}.ipynb"
     if committed.exists():
         return committed.read_text(encoding="utf-8")
     from autograder.release.notebook import exercise_text as built

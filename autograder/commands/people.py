@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -18,6 +18,7 @@ from autograder.commands.terminal import (
     print_json,
     require_chapter,
     show,
+    spinner,
     table,
 )
 from autograder.contract.verdict import counted
@@ -62,7 +63,40 @@ def collect(
     from autograder.grading.nbgrader.uploads import collect
 
     name = require_chapter(chapter)
-    made = collect(course, name, source)
+    _collected(name, collect(course, name, source), "late, as Canvas says", as_json)
+
+
+def collect_git(
+    chapter: Chapter,
+    source: Annotated[
+        Path, typer.Option("--from", metavar="PATH", help="A folder of clones, or a CSV: student, repository.")
+    ],
+    roster: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="GitHub Classroom's roster: identifier, github_username.")
+    ] = None,
+    by: Annotated[
+        str, typer.Option("--time", metavar="WHICH", help="The time of handing in: commit or fetch.")
+    ] = "commit",
+    course: CourseFolder = Path("."),
+    as_json: AsJson = False,
+) -> None:
+    """Take in each student's newest commit, from a folder of clones or from the repositories of a list.
+
+    A repository is matched by its name: fsdp-ada is ada's, as GitHub Classroom names it.
+
+    Exit status 1: a repository is nobody's, or has no notebook to take; it is named.
+    """
+    from autograder.grading.nbgrader.repositories import COMMIT, FETCH, collect_git
+
+    if by not in (COMMIT, FETCH):
+        raise UsageError(f"--time is {COMMIT} or {FETCH}, not {by!r}")
+    name = require_chapter(chapter)
+    with spinner("reading repositories"):
+        made = collect_git(course, name, source, roster=roster, by=by)
+    _collected(name, made, f"late, by the time of the {by}", as_json)
+
+
+def _collected(name: str, made: Any, late: str, as_json: bool) -> None:
     if as_json:
         print_json({"chapter": name, **vars(made)})
     else:
@@ -70,7 +104,7 @@ def collect(
         if made.others:
             out().print(f"{counted(made.others, 'other file')} in it, not notebooks", markup=False)
         if made.late:
-            out().print(plain(f"late, as Canvas says: {', '.join(made.late)}"), markup=False, soft_wrap=True)
+            out().print(plain(f"{late}: {', '.join(made.late)}"), markup=False, soft_wrap=True)
     for entry, why in made.aside.items():
         complain(f"{one_line(entry)}: {why}")
     raise typer.Exit(SHORT if made.aside else 0)

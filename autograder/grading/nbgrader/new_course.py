@@ -11,6 +11,7 @@ from typing import Any
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
+from autograder.contract.task import contract_files
 from autograder.contract.verdict import counted
 from autograder.grading.nbgrader import course, register, varied
 from autograder.grading.nbgrader.group import share
@@ -19,6 +20,7 @@ from autograder.grading.nbgrader.rosters import COLUMNS
 from autograder.grading.nbgrader.settings import FILE, CourseError, Settings, checked, read_settings, write_settings
 from autograder.release.converters import write_notebook
 from autograder.release.notebook import source_notebook
+from course.curriculum import contract_folder, is_own
 
 KNOWN = (
     "submitted",
@@ -28,6 +30,9 @@ KNOWN = (
     "feedback",
     "gradebook.db",
     "rubrics",
+    "chapters",
+    "solutions",
+    "exercises",
     course.CONFIG_FILE,
     FILE,
 )
@@ -226,11 +231,33 @@ def _assignments(
         changed |= varied.state(notebook, name, varied.requested_in(settings.variants, name))
         if changed or not path.exists():
             write_notebook(notebook, path)
+        changed |= hand_out(folder, name)
         if changed or not (folder / "release" / name / f"{name}.ipynb").exists():
             course.release(folder, name)
         with course.open_gradebook(folder) as gradebook:
             gradebook.update_or_create_assignment(name, duedate=dates[name])  # type: ignore[arg-type]
     return dates
+
+
+def hand_out(folder: Path, chapter: str) -> bool:
+    """Put a course's own chapter beside its notebook, as ``check`` needs it there; return True if that changes it.
+
+    Students get what decides the verdicts and the hints; solution, mutants and alternatives stay here.
+    """
+    if not is_own(chapter):
+        return False
+    inside = contract_folder(chapter)
+    answers = ("mutants.py", "alternatives.py")
+    wanted = {path: path.read_bytes() for path in contract_files(chapter) if path.name not in answers}
+    wanted |= {path: path.read_bytes() for path in (inside / "chapter.toml", inside / "hints.md") if path.exists()}
+    target, changed = folder / "source" / chapter / "chapters" / chapter, False
+    for path, data in wanted.items():
+        copy = target / path.relative_to(inside)
+        if not copy.exists() or copy.read_bytes() != data:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(data)
+            changed = True
+    return changed
 
 
 def _released(folder: Path, chapter: str, source: NotebookNode) -> NotebookNode:

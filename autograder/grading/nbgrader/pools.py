@@ -118,12 +118,40 @@ def shared_pool(workers: int) -> Iterator[NewPool]:
         kept.close()
 
 
+def cluster_gradings(address: str) -> int:
+    """How many gradings the workers of a Dask cluster run at once; 0 if it has no worker yet.
+
+    Raises:
+        CourseError: No scheduler answers at the address, or Dask is not installed.
+    """
+    with _client(address) as client:
+        return sum(client.nthreads().values())
+
+
 @contextmanager
 def dask_pool(address: str) -> Iterator[NewPool]:
     """The workers of a Dask cluster. If a worker dies, others redo its gradings.
 
     Raises:
         CourseError: No scheduler answers at the address, it went away meanwhile, or Dask is not installed.
+    """
+    with _client(address) as client:
+        try:
+            yield lambda alone: (client.get_executor(pure=False), 1 if alone else CLUSTER_WIDTH)
+        except Exception as error:
+            if client.status == "running":
+                raise
+            raise CourseError(
+                f"the Dask scheduler at {address} has gone; every verdict so far is kept: start it again, and run "
+                "the same command again"
+            ) from error
+
+
+def _client(address: str) -> Any:
+    """A client of the scheduler at the address.
+
+    Raises:
+        CourseError: No scheduler answers there, or Dask is not installed.
     """
     try:
         from distributed import Client
@@ -134,22 +162,12 @@ def dask_pool(address: str) -> Iterator[NewPool]:
     for name in ("distributed", "distributed.client", "tornado.application"):  # they raise anything that matters
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+        return Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:
         raise CourseError(
             f"no Dask scheduler answers at {address} ({error}); give the address that it prints when it starts, "
             "such as tcp://HOST:8786"
         ) from error
-    with client:
-        try:
-            yield lambda alone: (client.get_executor(pure=False), 1 if alone else CLUSTER_WIDTH)
-        except Exception as error:
-            if client.status == "running":
-                raise
-            raise CourseError(
-                f"the Dask scheduler at {address} has gone; every verdict so far is kept: start it again, and run "
-                "the same command again"
-            ) from error
 
 
 _own = threading.local()

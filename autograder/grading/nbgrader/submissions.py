@@ -16,7 +16,7 @@ from autograder.grading.nbgrader.names import name_problem, same_name, student_n
 from autograder.grading.nbgrader.settings import read_settings
 from autograder.grading.nbgrader.varied import requested_in
 from autograder.render import one_line
-from course.curriculum import CHAPTERS
+from course.curriculum import CHAPTERS, home
 
 NAMED = 10
 IGNORED = (".ipynb_checkpoints", "__pycache__", "__MACOSX", ".git")
@@ -93,7 +93,8 @@ def contract_hash(chapter: str) -> str:
     files = sources | set(contract_files(chapter))
     whole = hashlib.sha256()
     for path in sorted(files):
-        whole.update(f"{path.relative_to(root)}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+        base = root if path.is_relative_to(root) else home(chapter)
+        whole.update(f"{path.relative_to(base)}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return whole.hexdigest()
 
 

@@ -70,11 +70,11 @@ def _collect(course: Path, chapter: str, archive: zipfile.ZipFile) -> Collected:
     if len(files) > MOST_FILES:
         raise CourseError(f"the zip file has {len(files):,} files; at most {MOST_FILES:,} are read")
     uploads = _uploads(archive, [info.filename for info in files])
-    people, made, used = _people(course), Collected(), dict[str, str]()
+    people, made, used = identities(course), Collected(), dict[str, str]()
     made.others = len(files) - len(uploads)
     sizes = {info.filename: info.file_size for info in files}
     for upload in uploads:
-        student, why = _match(upload, people)
+        student, why = match(upload, people)
         data = b""
         if sizes[upload.entry] > MAX_BYTES:
             why = f"it has {sizes[upload.entry]:,} bytes, and at most {MAX_BYTES:,} are read"
@@ -87,10 +87,10 @@ def _collect(course: Path, chapter: str, archive: zipfile.ZipFile) -> Collected:
             )
         if why:
             made.aside[upload.entry] = why
-            _keep(course / HIDDEN / "unmatched" / chapter, upload.entry, data)
+            keep(course / HIDDEN / "unmatched" / chapter, upload.entry, data)
             continue
         used[student] = upload.entry
-        getattr(made, _write(course, chapter, student, upload, data)).append(student)
+        getattr(made, put(course, chapter, student, upload, data)).append(student)
         made.late += [student] if upload.late else []
     if not uploads:
         raise CourseError(
@@ -144,7 +144,7 @@ def _utc(value: Any) -> str:
     return f"{(when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _people(course: Path) -> dict[str, set[str]]:
+def identities(course: Path) -> dict[str, set[str]]:
     """Everything that identifies each student: id, LMS number, email, and the name in the three systems' spellings."""
     with open_gradebook(course) as gradebook:
         people = {}
@@ -162,7 +162,7 @@ def _form(name: str) -> str:
     return re.sub(r"[\W_]+", "", same_name(name))
 
 
-def _match(upload: Upload, people: dict[str, set[str]]) -> tuple[str, str]:
+def match(upload: Upload, people: dict[str, set[str]]) -> tuple[str, str]:
     """The student whose upload it is, and an empty text; or the reason why it is nobody's."""
     for given in (*upload.ids, upload.who):
         found = [student for student, names in people.items() if _form(given) in names]
@@ -176,14 +176,14 @@ def _match(upload: Upload, people: dict[str, set[str]]) -> tuple[str, str]:
     return "", f"nobody on the list of students is called {one_line(upload.who)}{like}"
 
 
-def _write(course: Path, chapter: str, student: str, upload: Upload, data: bytes) -> str:
+def put(course: Path, chapter: str, student: str, upload: Upload, data: bytes) -> str:
     """Put a notebook in place and keep one that it replaces; return which of ``new``, ``replaced``, ``same`` it is."""
     folder = course / "submitted" / student / chapter
     target = folder / f"{chapter}.ipynb"
     before = target.read_bytes() if target.is_file() and not target.is_symlink() else None
     if before is not None and before != data:
         stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{student}"
-        _keep(course / HIDDEN / "earlier" / chapter, f"{stamp}.ipynb", before)
+        keep(course / HIDDEN / "earlier" / chapter, f"{stamp}.ipynb", before)
     folder.mkdir(parents=True, exist_ok=True)
     if before != data:
         target.write_bytes(data)
@@ -192,7 +192,7 @@ def _write(course: Path, chapter: str, student: str, upload: Upload, data: bytes
     return "new" if before is None else "same" if before == data else "replaced"
 
 
-def _keep(folder: Path, name: str, data: bytes) -> None:
+def keep(folder: Path, name: str, data: bytes) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / re.sub(r"[^\w.()-]+", "_", name)[-200:]).write_bytes(data)
 
