@@ -138,7 +138,7 @@ if __name__ == "__main__":
 # |---|---|---|
 # | `lax.psum`, `lax.pmean` (all-reduce) | the sum or the mean of all blocks, of $W$ bytes each | $2W(n-1)/n$ |
 # | `lax.all_gather(tiled=True)` | all blocks concatenated, $W$ bytes in total | $W(n-1)/n$ |
-# | `lax.psum_scatter(tiled=True)` (reduce-scatter) | its chunk of the sum of all arrays, of $W$ bytes each | $W(n-1)/n$ |
+# | `lax.psum_scatter(tiled=True)` (reduce-scatter) | its chunk of the sum, of arrays of $W$ bytes | $W(n-1)/n$ |
 # | `lax.all_to_all(tiled=True)` | the chunk meant for it from every device's array of $W$ bytes | $W(n-1)/n$ |
 # | `lax.ppermute` | the block of the device that sends to it, of $W$ bytes | $W$ |
 #

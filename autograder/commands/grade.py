@@ -65,6 +65,8 @@ def grade(
 
     if every and assignment:
         raise UsageError(f"--all grades every chapter; leave out {assignment}, or leave out --all")
+    if scheduler and unsafe_local:
+        raise UsageError("--unsafe-local is only for this machine; a cluster's workers grade in their sandbox")
     names = assignments(course, assignment)
     there = cluster_gradings(scheduler) if scheduler else workers
     gradings, seconds, measured = expected(course, names, max(1, there))
@@ -181,8 +183,6 @@ def _level(scheduler: str, unsafe_local: bool) -> str:
     from autograder.grading.outside.sandbox import best_level
 
     if scheduler:
-        if unsafe_local:
-            raise UsageError("--unsafe-local is only for this machine; a cluster's workers grade in their sandbox")
         return ""
     with spinner("looking for a sandbox"):
         level = best_level(allow_unsafe=unsafe_local)
