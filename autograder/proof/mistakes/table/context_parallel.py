@@ -50,6 +50,18 @@ MISTAKES = [
         {"return of_q, *send(of_kv)": "return of_q, *of_kv"},
     ),
     Mistake(
+        "ring_attention",
+        "sums sent after adding",
+        r"exposed communication.*For a transfer in a backward pass.*the line that calls the whole function",
+        {
+            "coming, arriving = send(travelling), send(of_kv)": "coming = send(travelling)",
+            "jax.tree.map(jnp.add, arriving, own_kv)": "send(jax.tree.map(jnp.add, of_kv, own_kv))",
+            "send((k, v)), of_kv)": "send((k, v)), send(of_kv))",
+            "return of_q, *send(of_kv)": "return of_q, *of_kv",
+        },
+        line="return attend(*vary_alike(q, k, v))",
+    ),
+    Mistake(
         "zigzag_order",
         "a chunk that does not exist",
         r"zigzag_order\(\d\) gives chunk \d+ to device 0; the chunks are 0 to \d+",
