@@ -3,6 +3,7 @@
 import ast
 import json
 import shutil
+from typing import Any
 
 import pytest
 
