@@ -47,7 +47,7 @@ MISTAKES = [
     Mistake(
         "sharded_adamw",
         "no clipping",
-        r"leaf state/m/.*The norm is right\. Which factor scales the gradient",
+        r"leaf state/m/.*Norm and count are right\. Which factor scales the gradient",
         {"jnp.minimum(1, config.clip / norm)": "1.0"},
         never="decay|leaf params",
     ),
