@@ -185,12 +185,21 @@ def saves_before_gelu(params, x, key, rate, attend, axis_name):
     return x + drop(back(hidden, mlp["down"]["kernel"]) + mlp["down"]["bias"], rate, second)
 
 
+def saving_scores(block):
+    """The block with plain attention, where the task hands it one that computes its scores again."""
+
+    def with_scores(params, x, key, rate, _, axis_name):
+        return block(params, x, key, rate, attend, axis_name)
+
+    return with_scores
+
+
 A_SCORE = formula(CASE)[1] / UNIT
 # What the block before it saves and this one does not, and how much that is by the formula.
 LADDER: list[tuple[str, float, Any, Any, dict[str, Any]]] = [
-    ("all of the formula", 0, TASK, with_everything_of_the_formula, {}),
-    ("features after GELU", 4, TASK, saves_before_gelu, {}),
-    ("inputs of two products", 2, TASK, sp_block, {}),
+    ("all of the formula", 0, TASK, saving_scores(with_everything_of_the_formula), {}),
+    ("features after GELU", 4, TASK, saving_scores(saves_before_gelu), {}),
+    ("inputs of two products", 2, TASK, saving_scores(sp_block), {}),
     ("scores", A_SCORE, SELECTIVE, selective_recompute, {}),
     ("two masks", 0.5, SELECTIVE, selective_recompute, {"dropout": 0.0}),
     ("features before GELU", 4, SELECTIVE, without_hidden, {"dropout": 0.0}),

@@ -187,6 +187,12 @@ MUTANTS = (
     mutant("zigzag_order", zigzag_of_eight, "values", shown_by=("context=3",)),
     patch(
         zigzag_order,
+        "names_the_later_chunk_first",
+        {"(device, 2 * num_devices - 1 - device)": "(2 * num_devices - 1 - device, device)"},
+        "values",
+    ),
+    patch(
+        zigzag_order,
         "gives_a_chunk_twice",
         {"2 * num_devices - 1 - device)": "2 * num_devices - 2 - device)"},
         "values",

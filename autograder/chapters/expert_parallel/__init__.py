@@ -58,6 +58,7 @@ PROMISES = {
         "the mean over devices of what you return is the loss over all tokens": BOTH,
         "Which of the two factors must a device know": (),
         "Balance without a loss is what the bias is for": ("values",),
+        "One that got exactly its share keeps its bias": ("values",),
         "Return it too": ("values",),
         "| all-reduce |": ("all-reduce bytes",),
         "| any other collective |": ("other collectives",),

@@ -16,15 +16,15 @@ READ = {
     "all-gather bytes": ("fsdp", "Where the 1.5 comes from"),
     "reduce-scatter bytes": ("fsdp", "Where the 1.5 comes from"),
     "all-reduce bytes": ("fsdp", "The scale of a gradient"),
-    "bytes between nodes": ("fsdp", "Hybrid sharding: within a node"),
+    "bytes between nodes": ("fsdp", "Hybrid sharding: inside a node"),
     "other collectives": ("fsdp", "Where the 1.5 comes from"),
     "shard_params.values": ("fsdp", "Which leaves, and along which dim"),
     "gather_params.values": ("fsdp", "Which leaves, and along which dim"),
     "fsdp_loss.values": ("fsdp", "One layer at a time"),
     "fsdp_train_step.values": ("fsdp", "The scale of a gradient"),
-    "hybrid_shard_step.values": ("fsdp", "Hybrid sharding: within a node"),
-    "hybrid_shard_step.gradients": ("fsdp", "Hybrid sharding: within a node"),
-    "hybrid_shard_step.gradient norm": ("fsdp", "Hybrid sharding: within a node"),
+    "hybrid_shard_step.values": ("fsdp", "Hybrid sharding: inside a node"),
+    "hybrid_shard_step.gradients": ("fsdp", "Hybrid sharding: inside a node"),
+    "hybrid_shard_step.gradient norm": ("fsdp", "Hybrid sharding: inside a node"),
 }
 
 VALUES = ("values", "gradients", "gradient norm")
