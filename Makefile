@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: setup demo test test-full test-latest bench mutation attacks fuzz soak trials validate kernels aot build constraints lint site serve system browser validate-gpu measure-single-device clean
+.PHONY: setup demo test test-full test-latest bench mutation attacks fuzz soak term trials validate kernels aot build constraints lint site serve system browser validate-gpu measure-single-device clean
 
 setup: $(READY)
 
@@ -63,6 +63,10 @@ trials: $(READY)
 # Every published figure against the lenses: ARGS="--short" for a few, "--write" to keep them.
 validate: $(READY) aot
 	@$(BIN)/python -m course.validation $(ARGS)
+
+# A term of 120 students: late work, extensions, changed points, damaged files; every score against a table.
+term: $(READY)
+	@$(BIN)/python -m autograder.proof.term $(ARGS)
 
 # What timeline and liveness make of programs, beside what the GPU compiler makes of it.
 kernels: $(READY) aot

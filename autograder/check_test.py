@@ -13,9 +13,10 @@ from autograder.chapters.mutant import patch
 from autograder.check import check, check_notebook
 from autograder.checking import judging as checking
 from autograder.checking import kernel
+from autograder.checking.added import with_fault
 from autograder.checking.judging import judge_function
 from autograder.contract.task import every_task, find_task, load
-from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, PASS, REFUSED, STUDENT_ERROR
+from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, PASS, REFUSED, STUDENT_ERROR, Fact, Kind, conclude
 from autograder.grading.inside.intake import IntakeError
 from autograder.grading.outside.judge import plan
 from autograder.learner.compiled import CompiledFacts
@@ -320,3 +321,14 @@ def test_an_answer_that_is_right_on_the_first_cases_alone_does_not_pass(function
     assert (result.verdict, result.points) == (FAIL, 0), result.message
     assert any("; now " in text for text in progress), "it fell short on the first cases already"
     assert judge_function(planned.first, mistaken, lambda _: None)[0].verdict == PASS
+
+
+def test_a_function_that_falls_short_names_the_callee_that_does_so_by_itself():
+    right, short = Fact("values", Kind.VALUES, True), Fact("permute bytes", Kind.COMMUNICATION, False)
+    caller, callee = (conclude(name, 4, [right, short]) for name in ("cp_transformer_step", "ring_attention"))
+    used = {"ring_attention": "", "layer_with": ""}
+    found = with_fault("context_parallel", caller, used, lambda _: callee)
+    assert found.points == caller.points and "ring_attention, which cp_transformer_step calls" in found.message
+    assert "falls short of “permute bytes” by itself" in found.message
+    honest = conclude("ring_attention", 4, [right])
+    assert with_fault("context_parallel", caller, used, lambda _: honest) == caller

@@ -117,9 +117,14 @@ def quantity(value: float, unit: str) -> str:
 def _name(fact: Fact) -> tuple[str, str]:
     """The fact's name, and its unit if neither the name nor the figures show it."""
     name, unit = plain(fact.name), plain(fact.unit_text)
-    suffix = f"({unit})" if unit and unit not in name.split() and not _sizes(fact)[2] else ""
+    unit = unit if unit not in name.split() and not _sizes(fact)[2] else ""
     how = "half of the points" if fact.point and not fact.kind.required else "" if fact.weight else "advice"
-    return name, f"{suffix} {how}".strip()
+    both = ", ".join(filter(None, (unit, how)))
+    return name, f"({both})" if both else ""
+
+
+def _points(most: float) -> str:
+    return f"{number(most)} point{'' if most == 1 else 's'}"
 
 
 def _sizes(fact: Fact) -> tuple[str, ...]:
@@ -161,9 +166,9 @@ def _result_html(result: Result) -> str:
     head = (
         f'<span style="{badge}">{_html(word)}</span> '
         f'<b style="{_MONO}">{_html(plain(result.name))}</b> '
-        f'<span style="{_FAINT}">{number(result.points)} of {number(result.max_points)} points</span>'
+        f'<span style="{_FAINT}">{number(result.points)} of {_points(result.max_points)}</span>'
     )
-    remark = f"<div>{_html(result.reason)}</div>" if result.reason else ""
+    remark = f"<div>{_html(plain(result.reason))}</div>" if result.reason else ""
     if not result.not_started and not _message_in_facts(result):
         remark += _remark(result.message, _line_html(result.line, result.quoted), colour)
     if result.original and not result.not_started:
@@ -269,16 +274,16 @@ def _report_foot(report: Report) -> str:
 
 def _result_rich(result: Result) -> list[RenderableType]:
     if result.not_started:
-        name, points = plain(result.name), number(result.max_points)
-        return [Text.assemble((NOT_STARTED, "dim"), "  ", (name, "bold"), (f"  {points} points", "dim")), ""]
+        name, points = plain(result.name), _points(result.max_points)
+        return [Text.assemble((NOT_STARTED, "dim"), "  ", (name, "bold"), (f"  {points}", "dim")), ""]
     colour = RICH.get(result.verdict, "red")
     head = Text.assemble(
         (WORDS.get(result.verdict, plain(result.verdict)), f"bold {colour}"),
         "  ",
         (plain(result.name), "bold"),
-        (f"  {number(result.points)} of {number(result.max_points)} points", "dim"),
+        (f"  {number(result.points)} of {_points(result.max_points)}", "dim"),
     )
-    parts: list[RenderableType] = [head, *([Text(result.reason)] if result.reason else [])]
+    parts: list[RenderableType] = [head, *([Text(plain(result.reason))] if result.reason else [])]
     if (result.line or result.message) and not _message_in_facts(result):
         parts.append(_remark_rich(_line_rich(result.line, result.quoted), result.message))
     if result.original:

@@ -2,7 +2,8 @@
 
 The parameters are counted leaf by leaf as in ``course.model.transformer``. Activations follow Korthikanti et
 al., Reducing Activation Recomputation in Large Transformer Models (2022), sections 4 and 5, written for any element
-size: in half precision with dropout they are the paper's ``s b h L (10 + 24/t + 5 a s / (h t))`` bytes.
+size: in half precision with dropout they are the paper's ``s b h L / t (34 + 5 a s / h)`` bytes with sequence
+parallelism, and ``s b h L (10 + 24/t + 5 a s / (h t))`` without.
 """
 
 from __future__ import annotations
@@ -12,70 +13,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from course.sizes import MAY_BE_ZERO, LeafSize, Sizes, flops_per_token, leaves
+
 AXES = ("data", "pipe", "tensor")
-MAY_BE_ZERO = {
-    "hidden": "four times the width",
-    "parameters": "as many as the sizes make",
-    "kv_heads": "as many as there are heads",
-    "head_width": "the width over the heads",
-    "min_size": "splitting all",
-}
 REMAT = ("none", "attention", "block")
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of a decoder-only Transformer.
-
-    Attributes:
-        layers, width, heads, vocab, seq: The usual sizes.
-        hidden: Width inside the MLP; 0 means four times ``width``.
-        parameters: Number of parameters, if known from elsewhere; 0 means that they are counted.
-        kv_heads: Number of key/value heads, each shared by a group of query heads; 0 means ``heads``.
-        head_width: Width of one head; 0 means ``width / heads``.
-        gated: True if the MLP multiplies two matrix products of its input, as SwiGLU does.
-        parallel: True if attention and MLP share one input and are added to the residual together.
-    """
-
-    layers: int
-    width: int
-    heads: int
-    vocab: int
-    seq: int
-    hidden: int = 0
-    parameters: int = 0
-    kv_heads: int = 0
-    head_width: int = 0
-    gated: bool = False
-    parallel: bool = False
-
-    @property
-    def inner(self) -> int:
-        return self.hidden or 4 * self.width
-
-    @property
-    def queries(self) -> int:
-        """Total width of the queries over all heads."""
-        return self.heads * (self.head_width or self.width // self.heads)
-
-    @property
-    def keys(self) -> int:
-        """Total width of the keys over all heads; values have the same width."""
-        return self.queries * (self.kv_heads or self.heads) // self.heads
-
-    @property
-    def count(self) -> int:
-        """Total number of parameters."""
-        return self.parameters or sum(leaf.elements for leaf in leaves(self).values())
-
-
-@dataclass(frozen=True)
-class LeafSize:
-    """A leaf of the parameters: its number of elements over all layers, and the axes that split it."""
-
-    elements: int
-    layered: bool
-    split: bool
 
 
 @dataclass(frozen=True)
@@ -146,35 +87,15 @@ class Budget:
         return {**asdict(self), "total": self.total}
 
 
-def leaves(sizes: Sizes) -> dict[str, LeafSize]:
-    """Leaves of ``course.model.transformer``'s parameters by name; those under ``layers`` cover all layers."""
-    d, m, v, n, q = sizes.width, sizes.inner, sizes.vocab, sizes.layers, sizes.queries
-    return {
-        "embed/token": LeafSize(v * d, False, True),
-        "embed/position": LeafSize(sizes.seq * d, False, False),
-        "layers/attention_norm/scale": LeafSize(n * d, True, False),
-        "layers/attention/qkv/kernel": LeafSize(n * d * (q + 2 * sizes.keys), True, True),
-        "layers/attention/out/kernel": LeafSize(n * q * d, True, True),
-        "layers/mlp/norm/scale": LeafSize(n * d, True, False),
-        "layers/mlp/up/kernel": LeafSize(n * d * m * (1 + sizes.gated), True, True),
-        "layers/mlp/up/bias": LeafSize(n * m, True, True),
-        "layers/mlp/down/kernel": LeafSize(n * m * d, True, True),
-        "layers/mlp/down/bias": LeafSize(n * d, True, False),
-        "head/norm/scale": LeafSize(d, False, False),
-        "head/out/kernel": LeafSize(d * v, False, True),
-        "head/out/bias": LeafSize(v, False, True),
-    }
-
-
-def flops_per_token(sizes: Sizes) -> int:
-    """``6 N + 12 L d s``: forward and backward, without a discount for causal masking (PaLM, appendix B).
-
-    ``d`` is the total width of the queries over all heads.
-    """
-    return 6 * sizes.count + 12 * sizes.layers * sizes.queries * sizes.seq
-
-
-def activation_bytes(sizes: Sizes, sequences: float, *, element: int = 2, tensor: int = 1, dropout: bool = True) -> int:
+def activation_bytes(
+    sizes: Sizes,
+    sequences: float,
+    *,
+    element: int = 2,
+    tensor: int = 1,
+    dropout: bool = True,
+    sequence_parallel: bool = True,
+) -> int:
     """Bytes that one device saves for the backward pass of all layers, without recomputation.
 
     Args:
@@ -183,8 +104,9 @@ def activation_bytes(sizes: Sizes, sequences: float, *, element: int = 2, tensor
         element: Bytes per element.
         tensor: Number of devices that each layer is split over.
         dropout: Whether dropout masks are saved, one byte per element.
+        sequence_parallel: Whether ``tensor`` also splits the sequence between the products of a layer.
     """
-    return round(sizes.layers * sequences * sum(saved_per_layer(sizes, element, tensor, dropout)))
+    return round(sizes.layers * sequences * sum(saved_per_layer(sizes, element, tensor, dropout, sequence_parallel)))
 
 
 def saved_per_layer(
@@ -194,11 +116,13 @@ def saved_per_layer(
 
     For each norm, two arrays of the width (its input, and the input of the products after it) and a mask are whole
     on every device of a tensor axis, or split along the sequence with ``sequence_parallel``. Queries, keys, values, the
-    output of attention before projection and the MLP's arrays are split: two of its inner width, three if gated.
+    output of attention before projection and the MLP's arrays are split: two of its inner width, three if gated. A
+    layer of a mixture has those of the experts that compute a token, and a copy of the token for each routed one.
     """
     s, mask, norms = sizes.seq, int(dropout), 1 if sizes.parallel else 2
     whole = norms * sizes.width * (2 * element + mask) / (tensor if sequence_parallel else 1)
-    split = 2 * sizes.queries + 2 * sizes.keys + (2 + sizes.gated) * sizes.inner
+    split = 2 * (sizes.queries + sizes.keys + sizes.rotated) + (2 + sizes.gated) * sizes.active_inner
+    split += sizes.experts_per_token * sizes.width
     return s * (whole + split * element / tensor), sizes.heads * s * s * (2 * element + mask) / tensor
 
 
@@ -214,6 +138,7 @@ def budget(
     fsdp: bool = False,
     min_size: int = 0,
     dropout: bool = True,
+    sequence_parallel: bool = True,
 ) -> Budget:
     """Bytes that a training step needs on one device.
 
@@ -229,15 +154,24 @@ def budget(
         fsdp: Whether ``data`` splits parameters, gradients and optimizer state as well.
         min_size: Leaves with fewer elements stay whole under ``fsdp``.
         dropout: Whether dropout masks are saved.
+        sequence_parallel: Whether ``tensor`` also splits the sequence between the products of a layer, and with it
+            what norms keep and the inputs of layers.
 
     Raises:
         ValueError: A name or an axis is unknown, or a size is not divisible; the message says which.
     """
     counts = {"batch": batch, "microbatches": microbatches, "min_size": min_size}
     axes = _checked(sizes, dict(mesh or {}), counts, plan, optimizer, remat)
+    if sequence_parallel and sizes.seq % axes["tensor"]:
+        raise ValueError(
+            f"seq {sizes.seq} is not divisible by tensor = {axes['tensor']}, as sequence parallelism needs; "
+            "--no-sequence-parallel does without"
+        )
     dtypes = PLANS[plan]
     state = _state_rows(sizes, axes, dtypes, optimizer, fsdp, min_size)
-    activations, left_out = _activation_rows(sizes, axes, dtypes, batch, microbatches, remat, dropout)
+    activations, left_out = _activation_rows(
+        sizes, axes, dtypes, batch, microbatches, remat, dropout, sequence_parallel
+    )
     return Budget(sizes.count, flops_per_token(sizes), (*state, *activations), left_out)
 
 
@@ -307,13 +241,21 @@ def _state_rows(
 
 
 def _activation_rows(
-    sizes: Sizes, axes: dict[str, int], plan: Precision, batch: int, microbatches: int, remat: str, dropout: bool
+    sizes: Sizes,
+    axes: dict[str, int],
+    plan: Precision,
+    batch: int,
+    microbatches: int,
+    remat: str,
+    dropout: bool,
+    sequence_parallel: bool,
 ) -> tuple[tuple[BudgetRow, ...], tuple[BudgetRow, ...]]:
     size, t, local = plan.activation, axes["tensor"], sizes.layers // axes["pipe"]
     b = batch // axes["data"] // microbatches
     flying = b * (microbatches if axes["pipe"] > 1 else 1)
-    plain, scores = saved_per_layer(sizes, size, t, dropout)
-    kept = {"none": plain + scores, "attention": plain, "block": float(size * sizes.seq * sizes.width)}[remat]
+    plain, scores = saved_per_layer(sizes, size, t, dropout, sequence_parallel)
+    inputs = size * sizes.seq * sizes.width / (t if sequence_parallel else 1)
+    kept = {"none": plain + scores, "attention": plain, "block": inputs}[remat]
     again = {"none": 0.0, "attention": scores, "block": plain + scores}[remat]
     formula = f"{flying:,} x {local:,} x {round(kept):,}"
     rows = [BudgetRow("activations", round(flying * local * kept), formula, "sequences x layers x bytes")]

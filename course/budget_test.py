@@ -54,8 +54,14 @@ def test_sizes_of_the_worked_example_have_about_147_million_parameters():
 @pytest.mark.parametrize("t", [1, 2, 4])
 def test_activations_in_half_precision_are_the_papers_formula(t):
     s, b, h, a, layers = GPT.seq, 3, GPT.width, GPT.heads, GPT.layers
-    assert activation_bytes(GPT, b, tensor=t) == s * b * h * layers * (10 + 24 / t + 5 * a * s / (h * t))
-    assert budget(GPT, batch=b, mesh={"tensor": t}).row("activations").bytes == activation_bytes(GPT, b, tensor=t)
+    forms = {True: s * b * h * layers / t * (34 + 5 * a * s / h)}
+    forms[False] = s * b * h * layers * (10 + 24 / t + 5 * a * s / (h * t))
+    for split, form in forms.items():
+        assert activation_bytes(GPT, b, tensor=t, sequence_parallel=split) == form
+        found = budget(GPT, batch=b, mesh={"tensor": t}, sequence_parallel=split)
+        assert found.row("activations").bytes == form
+        layer_inputs = budget(GPT, batch=b, mesh={"tensor": t}, remat="block", sequence_parallel=split)
+        assert layer_inputs.row("activations").bytes == 2 * s * b * h * layers / (t if split else 1)
 
 
 @pytest.mark.parametrize(

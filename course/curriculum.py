@@ -1,6 +1,13 @@
-"""The single list of notebooks: the site's navigation, the command and the sandbox read their order here."""
+"""The single list of notebooks: the site's navigation, the command and the sandbox read their order here.
 
+A course folder may hold chapters of its own: ``chapters/NAME/chapter.toml`` below the folder that Python starts in, or
+below ``$MESHCRAFT_COURSE``. They follow the chapters listed here.
+"""
+
+import os
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
 EASY, MEDIUM, HARD = "easy", "medium", "hard"
 
@@ -27,13 +34,15 @@ class Function:
 class Chapter:
     """One chapter: ``name`` identifies its page, notebook, solution, contract and mutants.
 
-    ``functions`` are the graded functions, in the notebook's order.
+    ``functions`` are the graded functions, in the notebook's order. ``own`` is True if the chapter is in a course
+    folder and not in this repository.
     """
 
     name: str
     title: str
     summary: str
     functions: tuple[Function, ...] = ()
+    own: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -189,6 +198,43 @@ CHAPTERS = (
         ),
     ),
     Chapter(
+        "sequence_parallel",
+        "Sequence parallelism",
+        "tokens over the tensor axis, and what a layer saves",
+        (
+            Function("enter_tensor_region", 15, EASY),
+            Function("leave_tensor_region", 10, EASY),
+            Function("sp_block", 50, HARD),
+            Function("selective_recompute", 10, EASY),
+            Function("ulysses_attention", 30, MEDIUM),
+        ),
+    ),
+    Chapter(
+        "context_parallel",
+        "Context parallelism",
+        "attention over a sequence that no device holds",
+        (
+            Function("merge_attention", 20, MEDIUM),
+            Function("ring_attention", 60, HARD),
+            Function("zigzag_order", 10, EASY),
+            Function("cp_transformer_step", 40, MEDIUM),
+        ),
+    ),
+    Chapter(
+        "expert_parallel",
+        "Expert parallelism",
+        "many experts, few used",
+        (
+            Function("route", 30, MEDIUM),
+            Function("balancing_loss", 30, MEDIUM),
+            Function("dispatch", 15, EASY),
+            Function("combine", 15, EASY),
+            Function("moe_layer", 40, MEDIUM),
+            Function("overlapped_moe", 30, MEDIUM),
+            Function("moe_step", 45, HARD),
+        ),
+    ),
+    Chapter(
         "transformer_3d",
         "Everything together",
         "data x pipe x tensor in one training step",
@@ -203,6 +249,34 @@ CHAPTERS = (
         ),
     ),
 )
+
+ROOT = Path(__file__).resolve().parents[1]
+COURSE = "MESHCRAFT_COURSE"
+
+
+def _own_chapters(folder: Path) -> tuple[tuple[Chapter, ...], dict[str, str]]:
+    """The chapters that a course folder holds, and the problem of each one that cannot be used."""
+    found, problems = [], {}
+    for path in sorted(folder.glob("chapters/*/chapter.toml")):
+        name = path.parent.name
+        try:
+            if not name.isidentifier() or name in {entry.name for entry in CHAPTERS}:
+                raise ValueError(f"{name!r} is another chapter's name, or no Python name; rename the folder")
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+            functions = tuple(Function(**each) for each in table.pop("functions"))
+            found.append(Chapter(name, functions=functions, own=True, **table))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            problems[name] = f"{path} cannot be used: {error}"
+    return tuple(found), problems
+
+
+# In a sandbox only what is mounted counts. Processes that are started from here see the same chapters.
+OWN = Path(os.environ.get("MESHCRAFT_ROOT") or os.environ.get(COURSE) or ".")
+_OWN_CHAPTERS, PROBLEMS = _own_chapters(OWN)
+if _OWN_CHAPTERS:
+    OWN = OWN.absolute()
+    os.environ[COURSE] = str(OWN)
+    CHAPTERS = (*CHAPTERS, *_OWN_CHAPTERS)
 
 # The primer precedes the chapters and asks for nothing: it has a page and a notebook, but no contract.
 PRIMER = Chapter("primer", "Many devices in 15 minutes", "meshes, specs, shard_map, what varies, timelines")
@@ -219,6 +293,8 @@ def chapter(name: str) -> Chapter:
     for entry in CHAPTERS:
         if entry.name == name:
             return entry
+    if name in PROBLEMS:
+        raise LookupError(PROBLEMS[name])
     known = ", ".join(entry.name for entry in CHAPTERS)
     if name == PRIMER.name:
         raise LookupError(
@@ -228,5 +304,25 @@ def chapter(name: str) -> Chapter:
 
 
 def earlier(name: str) -> tuple[Chapter, ...]:
-    """The chapters before ``name``, whose solutions it may import."""
-    return CHAPTERS[: CHAPTERS.index(chapter(name))]
+    """The chapters before ``name``, whose solutions it may import; none of a course's own is among them."""
+    return tuple(entry for entry in CHAPTERS[: CHAPTERS.index(chapter(name))] if not entry.own)
+
+
+def home(name: str) -> Path:
+    """The folder that holds a chapter: this repository, or the course folder for one of its own."""
+    return OWN if is_own(name) else ROOT
+
+
+def is_own(name: str) -> bool:
+    """Return True if the chapter is in a course folder."""
+    return any(entry.name == name for entry in _OWN_CHAPTERS)
+
+
+def own_folders(name: str) -> list[str]:
+    """The folder of that name in the course folder, to import from, if the course has chapters of its own."""
+    return [str(OWN / name)] if _OWN_CHAPTERS else []
+
+
+def contract_folder(name: str) -> Path:
+    """The folder of a chapter's contract."""
+    return OWN / "chapters" / name if is_own(name) else ROOT / "autograder" / "chapters" / name

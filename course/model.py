@@ -272,9 +272,9 @@ def transformer(
 
 
 def _model(num_layers: int, make_embed, make_layer, make_head, loss_of) -> Model:
-    embed_init, embed = _functional(make_embed)
-    layer_init, layer = _functional(make_layer)
-    head_init, head = _functional(make_head)
+    embed_init, embed = pure_functions(make_embed)
+    layer_init, layer = pure_functions(make_layer)
+    head_init, head = pure_functions(make_head)
 
     def init(key: jax.Array) -> Params:
         embed_key, layers_key, head_key = jax.random.split(key, 3)
@@ -290,7 +290,7 @@ def _model(num_layers: int, make_embed, make_layer, make_head, loss_of) -> Model
     return Model(num_layers, init, embed, layer, loss)
 
 
-def _functional(make: Callable[[nnx.Rngs], nnx.Module]):
+def pure_functions(make: Callable[[nnx.Rngs], nnx.Module]):
     """Turn an nnx module into ``init(key) -> params`` and ``apply(params, x, ...)``."""
     graph, _ = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
 

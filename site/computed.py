@@ -115,8 +115,10 @@ def on_config(config):
     stories = [f"profiling/{entry.name}.md" for entry in notebooks]
     config.nav[1:1] = [
         {"Chapters": [{entry.title: f"{entry.name}.md"} for entry in notebooks]},
-        {"Profiling": [story for story in stories if (pages / story).exists()]},
+        {"Walkthroughs": [story for story in stories if (pages / story).exists()]},
     ]
+    config.copyright = f"Meshcraft {version('meshcraft')}"
+    FIGURES["repository"] = config.extra.get("repository") or ""
     FIGURES["primer_title"] = given["PRIMER"].title
     FIGURES["curriculum"] = [
         {

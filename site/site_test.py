@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
-import json
 import re
-import shutil
-import subprocess
-import threading
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,7 +12,6 @@ import pytest
 from course.curriculum import CHAPTERS, NOTEBOOKS
 
 SITE = Path(__file__).parent
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 # Addresses in Material's own scripts. Those in the first script are requested only by features our pages do not use: a
 # browser without ResizeObserver, a Mermaid diagram, a repository's star count; the pages' policy refuses them all the
@@ -108,49 +101,6 @@ def test_no_formula_is_left_as_latex(built):
     assert (built / "fsdp.html").read_text().count("<math") > 20
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_a_browser_asks_nothing_of_another_host(built, tmp_path):
-    handler = functools.partial(_Quiet, directory=str(built))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        home = f"http://127.0.0.1:{server.server_port}"
-        for page in sorted(str(p.relative_to(built)) for p in built.rglob("*.html")):
-            requests, console = _visit(
-                f"{home}/{page}", tmp_path / f"{page.replace(chr(47), chr(45))}.json", tmp_path / "profile"
-            )
-            assert any(r.endswith("/search/search_index.json") for r in requests), f"{page}: its script did not run"
-            assert not [r for r in requests if not r.startswith((home, "data:", "blob:"))], page
-            assert "Content Security Policy" not in console, console
-        server.shutdown()
-
-
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format, *args):
-        pass
-
-
-def _visit(address: str, log: Path, profile: Path) -> tuple[set[str], str]:
-    """The requests of a page in a browser that can reach only this machine, and the browser's console."""
-    done = subprocess.run(
-        [
-            str(CHROMIUM),
-            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"),
-            *("--disable-component-update", "--disable-sync", "--disable-extensions", "--enable-logging=stderr"),
-            *("--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", "--virtual-time-budget=3000"),
-            *(f"--user-data-dir={profile}", f"--log-net-log={log}", "--dump-dom", address),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    origin = "{0.scheme}://{0.netloc}".format(urlsplit(address))
-    events = json.loads(log.read_text())["events"]
-    parameters = [event.get("params", {}) for event in events]
-    asked = {p["url"] for p in parameters if str(p.get("initiator", "")).startswith(origin) and "url" in p}
-    return asked, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
-
-
 @pytest.mark.parametrize("page", ["index.html", "trust.html"])
 def test_navigation_follows_the_curriculum(built, page):
     text = (built / page).read_text()
@@ -160,7 +110,40 @@ def test_navigation_follows_the_curriculum(built, page):
 
 
 def test_home_page_lists_every_chapter_and_its_functions(built):
-    table = (built / "index.html").read_text().split("<tbody>")[-1]
+    table = (built / "index.html").read_text().split('id="chapters"')[1]
     for entry in CHAPTERS:
         assert f'<a href="{entry.name}.html">{entry.title}</a>' in table
     assert "<code>shard_params</code>, <code>gather_params</code>" in table
+
+
+def test_pictures_of_programs_say_whether_they_are_measured_or_predicted(built):
+    counted = 0
+    for page in built.rglob("*.html"):
+        for figure in re.findall(r'<figure class="drawn">.*?</figure>', page.read_text(), re.DOTALL):
+            counted += 'class="badge">predicted, idealised<' in figure
+            programs = re.search(r"<title[^>]*>(Timeline of|A Program|Memory of one|.*recorded on)", figure)
+            assert not programs or "<figcaption>" not in figure or 'class="badge"' in figure, page.name
+    assert counted > 15 and 'class="badge">measured<' in (built / "traces.html").read_text()
+
+
+def test_captions_are_written_in_html(built):
+    for page in built.rglob("*.html"):
+        for caption in re.findall(r"<figcaption>(.*?)</figcaption>", page.read_text(), re.DOTALL):
+            assert not re.search(r"`|\*\*|\]\(|\$", caption), f"{page.name}: {caption}"
+
+
+def test_home_starts_with_the_first_chapter(built):
+    text = (built / "index.html").read_text()
+    commands = re.sub(r"<[^>]+>", "", text)
+    assert f"meshcraft start {CHAPTERS[0].name}" in commands and "meshcraft start fsdp" not in commands
+    heads = re.findall(r"<th[^>]*>(.*?)</th>", text.split('id="chapters"')[1])
+    assert heads[:4] == ["chapter", "in a few words", "you write", "time (estimate)"]
+    assert 'href="https://example.org/meshcraft"' in text
+
+
+def test_every_command_is_in_the_reference(built):
+    from autograder.cli import app
+
+    text = (built / "commands.html").read_text()
+    names = [command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands]
+    assert len(names) > 15 and [name for name in names if f"meshcraft {name}" not in text] == []

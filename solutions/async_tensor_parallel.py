@@ -9,19 +9,18 @@
 # %% [markdown]
 # # Asynchronous tensor parallelism
 #
-# With tensor parallelism every device holds a part of the features. A layer gathers the rows of all devices before its
-# product, or scatters sums of rows behind it, and in both cases nothing is computed while they travel. But a product
-# can be done row by row. A device can begin before it has all rows, and can send before it has finished all of them.
-# Cut the rows into as many chunks as there are devices, let the chunks go round a ring, and multiply one while the
-# next one travels.
-#
-# | function | in place of | what it does |
+# In tensor parallelism, every device holds a part of the features. A layer gathers the rows of all devices before its
+# product, or scatters sums of rows after it, and in both cases nothing is computed during the transfer. But a product
+# can be computed row by row: a device can start before it has all rows, and can send before it has finished all of
+# them. Split the rows into as many chunks as there are devices, pass the chunks round a ring, and multiply one while
+# the next one travels.
+# | function | replaces | what it does |
 # |---|---|---|
 # | `ring_gather_matmul` | all-gather, then product | multiplies each device's rows as they arrive |
-# | `matmul_ring_scatter` | product, then reduce-scatter | sends partial sums on, each device adds its product |
-# | `bidirectional_gather_matmul` | the first one | half of everything goes the other way round |
-# | `bidirectional_matmul_scatter` | the second one | the same for partial sums |
-# | `async_tp_mlp` | `tp_mlp` | two layers, with all transfers beside products, in both passes |
+# | `matmul_ring_scatter` | product, then reduce-scatter | passes partial sums on; each device adds its product |
+# | `bidirectional_gather_matmul` | the first ring | sends half of the data the other way round |
+# | `bidirectional_matmul_scatter` | the second ring | the same for partial sums |
+# | `async_tp_mlp` | `tp_mlp` | two layers whose transfers all overlap with products, in both passes |
 
 # %%
 from typing import Any
@@ -41,23 +40,23 @@ PyTree = Any
 # %% [markdown]
 # ## Rules for all five
 #
-# - They run inside `jax.shard_map`. Rows are the second dim from the end, features the last: `[..., rows, features]`.
-#   There may be a batch in front, `[batch, rows, features]`, or nothing.
+# - They run inside `jax.shard_map`. Rows are the second-to-last dim, features the last: `[..., rows, features]`. There
+#   may be a leading batch dim, `[batch, rows, features]`, or none.
 # - Any size of the axis works, 1 included; the axis need not be called `tensor`, and the mesh may have other axes, over
 #   which the batch is split.
-# - The only collective is `lax.ppermute`. No other is allowed: they cannot be cut into steps.
-# - What is judged is the program. On the timeline, computations run in the order in which you write them, and a
-#   transfer runs beside computations that neither use its result nor compute its input. **An iteration of a loop ends
-#   when its computations and its transfers have ended**: what an iteration sends must be there when it begins.
-# - Loops may be `lax.scan`, `lax.fori_loop` or Python's `for`. XLA's compiler for GPUs keeps a scan as it is and takes
-#   liberties with an unrolled loop: `meshcraft site profiling/async_tensor_parallel` shows which.
-# - A loop's carry must keep its type, and an array of zeros is the same everywhere where yours is not.
-#   `vary_alike(zeros, x)[0]` is `zeros`, typed as varying over all axes over which `x` does.
+# - The only collective is `lax.ppermute`. No other is allowed: they cannot be split into steps.
+# - Your program is what gets graded. On the timeline, computations run in the order in which you write them, and a
+#   transfer overlaps with computations that neither use its result nor compute its input. **An iteration of a loop ends
+#   when its computations and its transfers have ended**: the data an iteration sends must be ready when it begins.
+# - Loops may be `lax.scan`, `lax.fori_loop` or Python's `for`. XLA's GPU compiler keeps a scan as it is, but reorders
+#   an unrolled loop: `meshcraft site profiling/async_tensor_parallel` shows how.
+# - A loop's carry must keep its type, and an array of zeros does not vary while your data does.
+#   `vary_alike(zeros, x)[0]` is `zeros`, typed as varying over all axes over which `x` varies.
 #
 # "The synchronous version" is one line: `lax.all_gather(...) @ kernel`, or `lax.psum_scatter(x @ kernel, ...)`. Time
-# and memory are judged at 4,096 rows, of functions that go both ways at 8,192, with width 4,608 and 18,432 hidden
-# features in float32, on 8 H100. Is there anything to hide behind at that size? One chunk, and the product that it is
-# part of:
+# and memory are graded at 4,096 rows (8,192 for the bidirectional functions), width 4,608 and 18,432 hidden features in
+# float32, on 8 H100s. Is there enough computation to hide behind at that size? Compare the transfer of one chunk with
+# its product:
 
 # %%
 if __name__ == "__main__":
@@ -65,27 +64,28 @@ if __name__ == "__main__":
     product = h100.matmul_seconds(2 * rows * width * hidden, 0, "f32")
     latency, rate = h100.transfer("collective_permute", (0, 1), 4 * rows * width, 4 * rows * width, pair=(0, 1))
     sent = latency + 4 * rows * width / rate
-    print(f"a product of {rows} rows: {1e6 * product:.1f} us; their way to the next device: {1e6 * sent:.1f} us")
+    print(f"a product of {rows} rows: {1e6 * product:.1f} us; sending them to the next device: {1e6 * sent:.1f} us")
 
 # %% [markdown]
-# ## Rows go round: `ring_gather_matmul`
+# ## Rows travel: `ring_gather_matmul`
 #
-# Each device enters with its rows `x` and with its columns of the kernel, and leaves with **all** rows times its
-# columns: what `lax.all_gather(x, axis_name, axis=x.ndim - 2, tiled=True) @ kernel` gives.
+# Each device starts with its rows `x` and its columns of the kernel, and ends with **all** rows times its columns: the
+# result of `lax.all_gather(x, axis_name, axis=x.ndim - 2, tiled=True) @ kernel`.
 #
 # | budget | |
 # |---|---|
 # | bytes sent per device, forward | exactly (n-1)/n of all rows, by `ppermute` |
 # | bytes sent, forward and backward | two to three times that |
 # | any other collective | none |
-# | predicted time on 8 H100, forward | at most 0.75 of the synchronous version's |
-# | temporaries, forward | at most 0.6 of the synchronous version's |
+# | predicted time on 8 H100, forward | at most 0.75 times the synchronous version's |
+# | temporaries, forward | at most 0.6 times the synchronous version's |
 #
 # Gradients of `x` and of `kernel` are checked, and JAX derives them for you: a permute's transpose is the permute with
-# its pairs turned round. Get this right first. `async_tp_mlp` will ask for a faster derivative, and then you may come
-# back.
+# its pairs reversed. Get this right first. `async_tp_mlp` will need a faster derivative, and you may come back here
+# then.
 #
-# Whose rows a device multiplies at each step, with 4 devices, if every device sends to the next:
+# These are the devices whose rows each device multiplies at each step, with 4 devices, if every device sends to the
+# next:
 
 # %%
 if __name__ == "__main__":
@@ -97,7 +97,7 @@ if __name__ == "__main__":
 
 # %%
 def ring_gather_matmul(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.Array:
-    """The rows of all devices times this device's kernel. Runs inside ``shard_map``.
+    """Multiply the rows of all devices by this device's kernel. Runs inside ``shard_map``.
 
     Args:
         x: This device's rows, ``[..., rows/axis, d_in]``.
@@ -112,7 +112,7 @@ def ring_gather_matmul(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.A
     to_next = [(i, (i + 1) % size) for i in range(size)]
 
     def ring(x, kernel, keep):
-        """All rows' products; behind them all rows, if they are to be kept."""
+        """Return the products of all rows; if ``keep``, also all rows."""
         index = lax.axis_index(axis_name)
 
         def place(wholes, chunk, step):
@@ -154,29 +154,29 @@ def ring_gather_matmul(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.A
 
 
 # %% [markdown]
-# ## Sums go round: `matmul_ring_scatter`
+# ## Sums travel: `matmul_ring_scatter`
 #
-# Each device enters with all rows of its part of the features, and with its rows of the kernel. Its product is only a
-# summand of the result. Device `i` leaves with the finished sums of chunk `i` of the rows: what
-# `lax.psum_scatter(x @ kernel, axis_name, scatter_dimension=x.ndim - 2, tiled=True)` gives.
+# Each device starts with all rows of its part of the features, and with its rows of the kernel. Its product is only a
+# summand of the result. Device `i` ends with the complete sums of chunk `i` of the rows: the result of
+# `lax.psum_scatter(x @ kernel, axis_name, scatter_dimension=x.ndim - 2, tiled=True)`.
 #
-# A partial sum arrives, a device adds its own product for those rows, and hands it on. The product does not need what
-# arrives. The addition does.
+# A partial sum arrives, the device adds its own product for those rows, and passes the sum on. The product does not
+# depend on the sum that arrives; the addition does.
 #
 # | budget | |
 # |---|---|
 # | bytes sent per device, forward | exactly (n-1)/n of all rows of the result, by `ppermute` |
 # | bytes sent, forward and backward | two to three times that |
 # | any other collective | none |
-# | predicted time on 8 H100, forward | at most 0.8 of the synchronous version's |
-# | temporaries, forward | at most 0.6 of the synchronous version's |
+# | predicted time on 8 H100, forward | at most 0.8 times the synchronous version's |
+# | temporaries, forward | at most 0.6 times the synchronous version's |
 #
-# The number of rows is always divisible by `n`. With two devices and two rows, of one number each:
+# The number of rows is always divisible by `n`. With two devices and two rows of one number each:
 
 # %%
 if __name__ == "__main__":
     products = jnp.array([[1, 2], [30, 40]])
-    print("device 0 multiplies to", products[0], "and device 1 to", products[1])
+    print("device 0 computes", products[0], "and device 1 computes", products[1])
     print(
         "row 0: device 1 sends", products[1, 0], "and device 0 adds", products[0, 0], "and keeps", products[:, 0].sum()
     )
@@ -184,7 +184,7 @@ if __name__ == "__main__":
 
 # %%
 def matmul_ring_scatter(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.Array:
-    """This device's rows of the product, summed over the devices. Runs inside ``shard_map``.
+    """Compute this device's rows of the product, summed over devices. Runs inside ``shard_map``.
 
     Args:
         x: All rows and this device's features, ``[..., rows, d_in/axis]``.
@@ -236,39 +236,39 @@ def matmul_ring_scatter(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.
 
 
 # %% [markdown]
-# ## Half of it the other way: `bidirectional_gather_matmul`
+# ## Both directions: `bidirectional_gather_matmul`
 #
-# In a ring, every link is used in one direction. Where both directions have wires of their own, as between TPUs, half
-# of the bandwidth is idle. So send half of each chunk to the next device and the other half to the one before. After
-# `k` steps a device holds half of the rows of the device `k` places before it, and half of those of the one `k` places
+# A ring uses every link in one direction only. Where each direction has its own wires, as between TPUs, half of the
+# bandwidth is idle. So send half of each chunk to the next device and the other half to the previous one. After `k`
+# steps a device holds half of the rows of the device `k` places before it, and half of those of the one `k` places
 # after it.
 #
 # Which half is up to you. With half of the **features**, each half of a chunk is multiplied by its half of the kernel's
 # rows, and two products have to be *added* to the same rows of the result, at different times. With half of the
-# **rows**, nothing is added, and each half meets the whole kernel. Both numbers are even. What comes out is the same as
-# from `ring_gather_matmul`.
+# **rows**, nothing is added, and each half is multiplied by the whole kernel. Rows per device and features are both
+# even. The result is the same as that of `ring_gather_matmul`.
 #
 # | budget | |
 # |---|---|
 # | bytes sent per device, forward | exactly (n-1)/n of all rows, by `ppermute` |
-# | of these, towards higher and towards lower places | equally many |
+# | of these, towards higher and towards lower indices | equally many |
 # | bytes sent, forward and backward | two to three times that |
 # | any other collective | none |
-# | predicted time on 8 H100, 8,192 rows, forward | at most 0.9 of the synchronous version's |
+# | predicted time on 8 H100, 8,192 rows, forward | at most 0.9 times the synchronous version's |
 #
-# H100s have no wires of their own for a direction, so this is not faster there than one way round. It should still be
-# faster than waiting.
+# H100s have no separate wires for each direction, so there this is no faster than a one-way ring. It should still
+# be faster than waiting.
 
 # %%
 if __name__ == "__main__":
     size, chunk = 8, 4 * 1024 * 4608
     one_way = (size - 1) * chunk
-    print(f"one way round, {one_way:,} bytes over each link; both ways, {one_way // 2:,} bytes in each direction")
+    print(f"one-way ring: {one_way:,} bytes over each link; both ways: {one_way // 2:,} bytes in each direction")
 
 
 # %%
 def bidirectional_gather_matmul(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.Array:
-    """Like ``ring_gather_matmul``, half of each chunk each way round. Runs inside ``shard_map``.
+    """Like ``ring_gather_matmul``, but sends half of each chunk each way round. Runs inside ``shard_map``.
 
     Args:
         x: This device's rows, ``[..., rows/axis, d_in]``.
@@ -306,28 +306,28 @@ def bidirectional_gather_matmul(x: jax.Array, kernel: jax.Array, axis_name: str)
 # %% [markdown]
 # ## Sums both ways: `bidirectional_matmul_scatter`
 #
-# The same for partial sums: half of each travels to the next device, half to the one before. Half of the **features**
-# of the result is half of the kernel's columns; half of the **rows** is half of each chunk. The numbers of both are
-# even. Sums that travel the other way have to begin on another device: on which, so that they end on their own?
+# Now the same for partial sums: half of each travels to the next device, half to the previous one. Half of the result's
+# **features** is half of the kernel's columns; half of the **rows** is half of each chunk. Both numbers are even. Sums
+# that travel the other way have to start on a different device: on which, so that each ends on its owner?
 #
 # | budget | |
 # |---|---|
 # | bytes sent per device, forward | exactly (n-1)/n of all rows of the result, by `ppermute` |
-# | of these, towards higher and towards lower places | equally many |
+# | of these, towards higher and towards lower indices | equally many |
 # | bytes sent, forward and backward | two to three times that |
 # | any other collective | none |
-# | predicted time on 8 H100, 8,192 rows, forward | at most 0.9 of the synchronous version's |
+# | predicted time on 8 H100, 8,192 rows, forward | at most 0.9 times the synchronous version's |
 
 # %%
 if __name__ == "__main__":
     size, owner = 4, 2
     upwards = [(owner + 1 + step) % size for step in range(size)]
-    print(f"rows of device {owner}, sum that travels upwards: made on devices", *upwards)
+    print(f"rows of device {owner}, sum that travels upwards: added to on devices", *upwards)
 
 
 # %%
 def bidirectional_matmul_scatter(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.Array:
-    """Like ``matmul_ring_scatter``, half of each sum each way round. Runs inside ``shard_map``.
+    """Like ``matmul_ring_scatter``, but sends half of each sum each way round. Runs inside ``shard_map``.
 
     Args:
         x: All rows and this device's features, ``[..., rows, d_in/axis]``.
@@ -359,47 +359,48 @@ def bidirectional_matmul_scatter(x: jax.Array, kernel: jax.Array, axis_name: str
 # %% [markdown]
 # ## Both passes: `async_tp_mlp`
 #
-# Now an MLP in the place of `tp_mlp`: rows in, `up`, GELU, `down`, rows out. The forward pass is your two rings and
-# three more operations. The bias of `down` is whole on every device, and is added once, when the sum is finished.
+# Now write an MLP to replace `tp_mlp`: rows in, `up`, GELU, `down`, rows out. The forward pass is your two rings and
+# three more operations. The bias of `down` is whole on every device, and is added once, when the sum is complete.
 #
-# This time the **backward** pass is judged as well. JAX's derivative of a ring is a ring, and hides its transfers. It
-# is slow for another reason: the gradient of a kernel is then a sum over chunks of rows, and in every step a whole
-# kernel's gradient is read and written. Compare that with the product whose result is added:
+# This time the **backward** pass is graded as well. JAX's derivative of a ring is a ring, and hides its transfers. But
+# it is slow for another reason: it computes the gradient of a kernel as a sum over chunks of rows, and in every step
+# reads and writes the whole kernel's gradient. Compare that with the product that it adds:
 
 # %%
 if __name__ == "__main__":
     kernel = 4 * width * hidden
     added = h100.kernel_seconds(3 * kernel)
     print(f"product for the kernel's gradient, one chunk of rows: {1e6 * product:.1f} us")
-    print(f"adding it, {3 * kernel / 2**20:.1f} MiB read and written: {1e6 * added:.1f} us, in each of 8 steps")
+    print(f"adding it, {3 * kernel / 2**20:.1f} MiB of memory traffic: {1e6 * added:.1f} us, in each of 8 steps")
 
 # %% [markdown]
-# If the ring is a scan, such a derivative makes the step slower than no ring at all. (Unrolled in Python it is not, and
-# keeps every product of that sum until the end.) The gradient of a kernel is better computed at once, from all rows:
-# they were there, one after the other, and can be put in their places as they come by. Write the derivative of each
-# ring with `jax.custom_vjp`, either here or in the functions above. Two things help:
+# If the ring is a scan, such a derivative makes the step slower than no ring at all. (If it is a loop unrolled in
+# Python, it is not slower, but keeps every product of that sum until the end.) It is better to compute the gradient of
+# a kernel at once, from all rows: every device sees them all, one chunk after the other, and can put each in its place
+# as it passes. Write the derivative of each ring with `jax.custom_vjp`, either here or in the functions above. Two
+# things help:
 #
-# - The gradient of what is gathered is scattered, and the other way round. You have both.
-# - `jax.custom_vjp` must give each gradient the type of what it is the gradient of. `vary_alike(x, kernel)` makes both
-#   vary over the same axes *before* they enter.
+# - The gradient of a gather is a scatter, and vice versa. You have both.
+# - `jax.custom_vjp` must return each gradient with the type of the corresponding input. `vary_alike(x, kernel)` makes
+#   both inputs vary over the same axes *before* you pass them.
 #
 # | budget | |
 # |---|---|
-# | exposed communication on 8 H100, forward and backward | at most 0.4 of `tp_mlp`'s |
+# | exposed communication on 8 H100, forward and backward | at most 0.4 times `tp_mlp`'s |
 # | predicted time on 8 H100, forward and backward | at most `tp_mlp`'s |
-# | temporaries, forward and backward | at most 1.5 of `tp_mlp`'s |
+# | temporaries, forward and backward | at most 1.5 times `tp_mlp`'s |
 # | bytes sent per device, forward and backward | four to six times (n-1)/n of all rows, by `ppermute` |
 # | any other collective | none |
 #
-# What flows back depends on what the layer gave: the backward pass begins when the forward pass has ended. Each
-# device's gradients are its own: for parts of the kernels sums over all rows, for the bias of `down` over its own
-# rows. The layers may be the same over the other axes of the mesh, as in the lab below; JAX then sums their gradients
+# The incoming gradient depends on the layer's output, so the backward pass begins when the forward pass has ended. Each
+# device's gradients are its own: sums over all rows for its parts of the kernels, and over its own rows for the bias of
+# `down`. The layers may be the same over the other axes of the mesh, as in the lab below; JAX then sums their gradients
 # over these axes.
 
 
 # %%
 def async_tp_mlp(params: PyTree, x: jax.Array, axis_name: str) -> jax.Array:
-    """The two dense layers of an MLP, in place of ``tp_mlp``. Runs inside ``shard_map``.
+    """Apply the two dense layers of an MLP, in place of ``tp_mlp``. Runs inside ``shard_map``.
 
     Args:
         params: ``{"up": {"kernel": [width, hidden/axis], "bias": [hidden/axis]}, "down": {"kernel":
@@ -419,26 +420,26 @@ def async_tp_mlp(params: PyTree, x: jax.Array, axis_name: str) -> jax.Array:
 # %% [markdown]
 # ## In your own words
 #
-# You replace `tp_mlp` by `async_tp_mlp` on 8 real GPUs, and a step becomes *slower*. Name three things that cost time
-# in the ring and not in the synchronous version. For one of them, say which sizes make it better and which worse. A
-# few sentences are enough.
+# You replace `tp_mlp` with `async_tp_mlp` on 8 real GPUs, and the step becomes *slower*. Name three things that cost
+# time in the ring but not in the synchronous version. For one of them, say which sizes make it better and which make it
+# worse. A few sentences are enough.
 
 # %% [markdown]
 # ### BEGIN SOLUTION
-# A ring sends `n - 1` small messages where a collective sends one large one, each with its latency, and a message of a
-# few megabytes may travel at a small part of the bandwidth; more rows or a larger width per device make the messages
-# larger. A product of one chunk's rows may be too small to use the whole GPU, or be held up by reading the kernel,
-# which is read in every step; more rows per chunk help, more devices make it worse. Chunks are copied: into their
-# places in the result, into the loop's carry, and partial sums are read and written in every step. And kernels and
-# transfers share the GPU: a transfer uses some of its cores and its memory's bandwidth. Where the transfers took
-# little of the step in the first place (wide layers, few devices), there is less to win than all of this costs.
+# A ring sends `n - 1` small messages where a collective sends one large one. Each has its own latency, and a message of
+# a few megabytes may reach only a small fraction of the bandwidth; more rows or a larger width per device make the
+# messages larger. A product of one chunk's rows may be too small to use the whole GPU, or be limited by reading the
+# kernel, which happens in every step; more rows per chunk help, more devices make it worse. Chunks are copied to their
+# places in the result and into the loop's carry, and partial sums are read and written in every step. And kernels and
+# transfers share the GPU: a transfer uses some of its cores and memory bandwidth. If the transfers took little of the
+# step in the first place (wide layers, few devices), there is less to gain than all of this costs.
 # ### END SOLUTION
 
 # %% [markdown]
 # ## Lab: the same numbers
 #
-# Your MLP on several meshes of emulated devices, beside the same layers on one device: the largest difference of the
-# result, and of the gradient of the first kernel, relative to the largest element.
+# Here your MLP runs on several meshes of emulated devices, compared with the same layers on one device: the largest
+# difference in the result, and in the gradient of the first kernel, relative to the largest element.
 
 # %%
 if __name__ == "__main__":
@@ -478,9 +479,9 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: where it wins, and where it loses
 #
-# Last, your first ring beside the synchronous version, in bfloat16, on two machines. The idealised H100 reaches every
-# published peak. The calibrated one has measured tables in their place, for products and for collectives by size.
-# Nothing is computed: `export` writes the program down, and `predict` follows it. Which column would you believe?
+# Finally, compare your first ring with the synchronous version, in bfloat16, on two machines. The idealised H100
+# reaches every published peak. The calibrated one uses measured tables instead, for products and for collectives by
+# size. Nothing is computed: `export` captures the program, and `predict` simulates it. Which column would you believe?
 
 # %%
 if __name__ == "__main__":
@@ -500,7 +501,7 @@ if __name__ == "__main__":
         mapped = jax.shard_map(local, mesh=abstract_mesh(mesh), in_specs=tuple(specs.values()), out_specs=out_specs)
         return export(lambda x, kernel: mapped(x, kernel), inputs, specs, mesh=mesh, out_specs=out_specs)
 
-    print("ring over synchronous    8xH100   8xH100-calibrated")
+    print("ring / synchronous       8xH100   8xH100-calibrated")
     for rows in (1024, 4096, 65536):
         programs = [gathered_product(f, rows, 4608, 18432) for f in (ring_gather_matmul, synchronous)]
         steps = [[predict(p, name).timeline.seconds for p in programs] for name in ("8xH100", "8xH100-calibrated")]

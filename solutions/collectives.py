@@ -7,18 +7,18 @@
 # ---
 
 # %% [markdown]
-# # Collectives: what moves
+# # Collectives: moving data between devices
 #
-# Many devices hold one array together: each has a block, or a copy, or a summand. A *collective* is a step in which
-# they all take part and after which they hold it in another way. JAX has a handful of them. In this chapter you build
-# four from the simplest one, `lax.ppermute`, which passes a block from each device to one other; then you look at
-# eight pictures of who holds what and say what they show.
+# Many devices hold one array together: each has a block, or a copy, or a summand. A *collective* is an operation that
+# all of them take part in and that changes how they hold the array. JAX has a handful of them. In this chapter you
+# build four from the simplest one, `lax.ppermute`, which passes a block from each device to one other. Then you solve
+# eight puzzles about pictures of sharded arrays.
 #
 # | function | before, on each of `n` devices | after |
 # |---|---|---|
 # | `ring_all_gather` | one chunk | all chunks |
-# | `ring_reduce_scatter` | a whole array of its own | one chunk of the sum of all |
-# | `ring_all_reduce` | a whole array of its own | the whole sum of all |
+# | `ring_reduce_scatter` | its own full-size array | one chunk of the sum of all |
+# | `ring_all_reduce` | its own full-size array | the full sum of all |
 # | `ring_all_to_all` | one chunk for each device | one chunk from each device |
 
 # %%
@@ -40,9 +40,10 @@ from course.render.shardings import Holdings
 # %% [markdown]
 # ## One step of a ring
 #
-# `lax.ppermute(x, axis_name, pairs)` sends: for each pair `(source, target)` of the list, what `source` holds in `x`
-# arrives as the result on `target`. Every device runs the same line, so the list names all transfers at once. With
-# the pairs below, each device hands its block to the next, and the last one hands it to the first. That is a *ring*.
+# `lax.ppermute(x, axis_name, pairs)` sends data: for each pair `(source, target)` in the list, the value of `x` on
+# `source` becomes the result on `target`. Every device runs the same line, so the list names all transfers at once.
+# With the pairs below, each device hands its block to the next, and the last device hands its block to the first. That
+# is a *ring*.
 
 # %%
 if __name__ == "__main__":
@@ -61,50 +62,49 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Rules for all four
 #
-# - They run inside `jax.shard_map`. `x` is this device's local array, and its **first dim** is the one that is cut
-#   into chunks. Other dims, however many, stay whole. Results have the dtype of `x`, which need not be float32.
+# - They run inside `jax.shard_map`. `x` is this device's local array, and its **first dim** is the one that is split
+#   into chunks. All other dims stay whole. Results have the dtype of `x`, which need not be float32.
 # - Any size of the axis works, 1 included; the axis need not be called `data`, and the mesh may have other axes.
 # - The only collective is `lax.ppermute`.
-# - Results are returned per device. `jax.shard_map` stacks them: with `out_specs=P(axis_name)` you see the results
-#   of all devices. Even where all devices end with the same array, JAX types what `ppermute` gives as *varying*
-#   over the axis, so `out_specs=P()` would be refused.
-# - Loops may be `lax.fori_loop`, `lax.scan` or Python's `for`: the number of steps, `lax.axis_size(axis_name) - 1`,
-#   is a Python number. `lax.axis_index(axis_name)` is not: it is another on each device, so cut and place chunks
+# - Results are returned per device. `jax.shard_map` stacks them: with `out_specs=P(axis_name)` you see the results of
+#   all devices. Even where all devices end up with the same array, JAX types the result of `ppermute` as *varying* over
+#   the axis, so it would reject `out_specs=P()`.
+# - Loops may be `lax.fori_loop`, `lax.scan` or Python's `for`: the number of steps, `lax.axis_size(axis_name) - 1`, is
+#   a Python number. `lax.axis_index(axis_name)` is not: it differs from device to device, so slice and place chunks
 #   with `lax.dynamic_slice_in_dim` and `lax.dynamic_update_slice_in_dim`.
-# - A loop's carry must keep its type. An array of zeros is the same everywhere and what you place in it is not, so
-#   make it varying first: `lax.pcast(zeros, axis_name, to="varying")`.
+# - A loop's carry must keep its type. An array of zeros does not vary over the axis, but the chunks you place in it do,
+#   so make it varying first: `lax.pcast(zeros, axis_name, to="varying")`.
 #
-# Gradients are checked as well, and are no extra work: all four are linear, and JAX transposes a permute into the
-# permute with all pairs turned round. What does `ring_all_gather` become?
+# Gradients are checked as well, but need no extra work: all four functions are linear, and JAX transposes a permute
+# into the permute with all pairs reversed. What does `ring_all_gather` become?
 
 # %% [markdown]
 # ## Everybody gets everything: `ring_all_gather`
 #
-# Each device enters with one chunk, `x`, and leaves with the chunks of all devices, in order of their index along
-# the axis: what `lax.all_gather(x, axis_name, tiled=True)` gives. In each step a device passes on the chunk that it
-# received in the step before, and keeps a copy in its place.
+# Each device starts with one chunk, `x`, and ends with the chunks of all devices, ordered by their index along the
+# axis: the result of `lax.all_gather(x, axis_name, tiled=True)`. In each step a device passes on the chunk it received
+# in the previous step, and keeps a copy in its place in the result.
 #
 # | budget | |
 # |---|---|
 # | bytes sent per device | exactly (n-1)/n of the result, by `ppermute` |
 # | any other collective | none: with one the function earns nothing |
-# | temporaries beside the result, on 8 devices | at most four chunks: half of the result |
-# | gradient | each device's chunk gets the sum of what flows back to it; (n-1)/n of the result once more |
+# | temporaries in addition to the result, on 8 devices | at most four chunks: half of the result |
+# | gradient | each device's chunk gets the sum of all gradients of it; (n-1)/n of the result sent once more |
 #
-# After `k` steps a device has received the chunk of the device `k` places before it. So at the third step, with 4
-# devices:
+# After `k` steps, a device has just received the chunk of the device `k` places before it. With 4 devices:
 
 # %%
 if __name__ == "__main__":
     size = 4
-    print("the chunk that each of 4 devices holds in its hand, and where it belongs in the result")
+    print("index of the chunk that each of 4 devices received last, which is also its place in the result")
     for step in range(size):
         print(f"after {step} {'step' if step == 1 else 'steps'}:", *((device - step) % size for device in range(size)))
 
 
 # %%
 def ring_all_gather(x: jax.Array, axis_name: str) -> jax.Array:
-    """Everybody's chunk on every device. Runs inside ``shard_map``.
+    """Gather the chunks of all devices on every device. Runs inside ``shard_map``.
 
     Args:
         x: This device's chunk, ``[chunk, ...]``; varies over ``axis_name``.
@@ -133,36 +133,37 @@ def ring_all_gather(x: jax.Array, axis_name: str) -> jax.Array:
 # %% [markdown]
 # ## Everybody gets a part of the sum: `ring_reduce_scatter`
 #
-# Each device enters with a whole array of its own, cut into `n` chunks along its first dim. Device `i` leaves with
-# chunk `i` of the **sum** over all devices: what `lax.psum_scatter(x, axis_name, tiled=True)` gives.
+# Each device starts with its own full-size array, split into `n` chunks along its first dim. Device `i` ends with chunk
+# `i` of the **sum** over all devices: the result of `lax.psum_scatter(x, axis_name, tiled=True)`.
 #
-# Now partial sums travel. A device receives one, adds its own chunk of the same number, and passes it on. A partial sum
-# that has visited all devices is finished, and should be so where it belongs: which chunk must device `i` send first?
-# Send each chunk straight to its owner and add up there, and all of them live at once: additions in a row
-# (`a + b + c …`) become one kernel, and what it adds up is in memory until it runs.
+# This time, partial sums travel. A device receives one, adds its own chunk with the same index, and passes the sum on.
+# A partial sum that has visited all devices is complete, and should then be on the device that owns it: which chunk
+# must device `i` send first? If you instead send each chunk straight to its owner and add them up there, all of them
+# are live at once: consecutive additions (`a + b + c …`) become one kernel, and its operands stay in memory until it
+# runs.
 #
 # | budget | |
 # |---|---|
 # | bytes sent per device | exactly (n-1)/n of `x`, by `ppermute` |
 # | any other collective | none: with one the function earns nothing |
 # | temporaries, on 8 devices | at most four chunks: half of `x` |
-# | gradient | of `x`, on each device: all chunks that flow back, in order; (n-1)/n of `x` once more |
+# | gradient | of `x`, on each device: the gradients of all chunks, in order; (n-1)/n of `x` sent once more |
 #
-# The first dim is always divisible by `n`. An example of two devices with two chunks each, of one number:
+# The first dim is always divisible by `n`. An example with two devices and two chunks each, of one number:
 
 # %%
 if __name__ == "__main__":
     entering = jnp.array([[1, 2], [30, 40]])
-    print("device 0 enters with", entering[0], "and device 1 with", entering[1])
-    print("device 0 leaves with", entering.sum(0)[0], " and device 1 with", entering.sum(0)[1])
+    print("device 0 starts with", entering[0], "and device 1 with", entering[1])
+    print("device 0 ends with", entering.sum(0)[0], "and device 1 with", entering.sum(0)[1])
 
 
 # %%
 def ring_reduce_scatter(x: jax.Array, axis_name: str) -> jax.Array:
-    """This device's chunk of the sum over devices. Runs inside ``shard_map``.
+    """Compute this device's chunk of the sum over devices. Runs inside ``shard_map``.
 
     Args:
-        x: A whole array of this device's own, ``[n * chunk, ...]``; varies over ``axis_name``.
+        x: This device's own full-size array, ``[n * chunk, ...]``; varies over ``axis_name``.
         axis_name: The mesh axis to sum over, of size ``n``.
 
     Returns:
@@ -186,30 +187,30 @@ def ring_reduce_scatter(x: jax.Array, axis_name: str) -> jax.Array:
 # %% [markdown]
 # ## Everybody gets the sum: `ring_all_reduce`
 #
-# Each device enters with a whole array of its own and leaves with the sum of all: what `lax.psum(x, axis_name)` gives.
-# Passing whole arrays round the ring would send `n - 1` of them. There is a way that sends less than two, whatever `n`
-# is, and you have written both halves of it. The first dim is divisible by `n`.
+# Each device starts with its own full-size array and ends with the sum of all: the result of `lax.psum(x, axis_name)`.
+# Passing whole arrays round the ring would send `n - 1` of them. A better algorithm sends less than two for any `n`,
+# and you have already written both halves of it. The first dim is divisible by `n`.
 #
 # | budget | |
 # |---|---|
 # | bytes sent per device | exactly 2(n-1)/n of `x`, by `ppermute` |
 # | any other collective | none: with one the function earns nothing |
-# | temporaries beside the result, on 8 devices | at most four chunks: half of `x` |
-# | gradient | of `x`, on each device: the sum over devices of what flows back; 2(n-1)/n of `x` once more |
+# | temporaries in addition to the result, on 8 devices | at most four chunks: half of `x` |
+# | gradient | of `x`, on each device: the sum of the devices' gradients; 2(n-1)/n of `x` sent once more |
 
 # %%
 if __name__ == "__main__":
     for devices in (2, 4, 8, 64, 1024):
         whole, halves = devices - 1, 2 * (devices - 1) / devices
-        print(f"{devices:5} devices: {whole:5} arrays sent if whole arrays travel, {halves:.4f} in the better way")
+        print(f"{devices:5} devices: {whole:5} arrays sent if whole arrays travel, {halves:.4f} with the better one")
 
 
 # %%
 def ring_all_reduce(x: jax.Array, axis_name: str) -> jax.Array:
-    """The sum over devices, whole on each of them. Runs inside ``shard_map``.
+    """Compute the full sum over devices on each of them. Runs inside ``shard_map``.
 
     Args:
-        x: A whole array of this device's own, ``[n * chunk, ...]``; varies over ``axis_name``.
+        x: This device's own full-size array, ``[n * chunk, ...]``; varies over ``axis_name``.
         axis_name: The mesh axis to sum over, of size ``n``.
 
     Returns:
@@ -223,8 +224,9 @@ def ring_all_reduce(x: jax.Array, axis_name: str) -> jax.Array:
 # %% [markdown]
 # ## Everybody sends to everybody: `ring_all_to_all`
 #
-# Each device enters with `n` chunks, chunk `j` for device `j`. It leaves with `n` chunks, chunk `j` from device `j`:
-# what `lax.all_to_all(x, axis_name, 0, 0, tiled=True)` gives. With one row for each device, this is the transpose:
+# Each device starts with `n` chunks, chunk `j` for device `j`. It ends with `n` chunks, chunk `j` from device `j`: the
+# result of `lax.all_to_all(x, axis_name, 0, 0, tiled=True)`. If each device's chunks are a row of a matrix, this is the
+# transpose:
 
 # %%
 if __name__ == "__main__":
@@ -232,36 +234,36 @@ if __name__ == "__main__":
     rows = [[f"{source}->{target}" for target in range(size)] for source in range(size)]
     columns = list(zip(*rows, strict=True))
     for device in range(size):
-        print(f"device {device} enters with", *rows[device], "  and leaves with", *columns[device])
+        print(f"device {device} starts with", *rows[device], "  and ends with", *columns[device])
 
 # %% [markdown]
-# Handing chunks from neighbour to neighbour until they arrive would send most of them several times. Send each chunk
-# **directly**: in step `s` every device sends to the one `s` places further on, so that each sends one chunk and
-# receives one. The pairs of a `ppermute` are fixed when the program is built, so `s` has to be a Python number.
+# Passing chunks from neighbour to neighbour until they arrive would send most of them several times. Send each chunk
+# **directly**: in step `s` every device sends to the device `s` places ahead, so that each sends one chunk and receives
+# one. The pairs of a `ppermute` are fixed at trace time, so `s` has to be a Python number.
 #
 # | budget | |
 # |---|---|
 # | bytes sent per device | exactly (n-1)/n of `x`, by `ppermute` |
 # | any other collective | none: with one the function earns nothing |
-# | temporaries beside the result, on 8 devices | at most four chunks: half of `x` |
-# | gradient | what flows back goes back to where it came from: (n-1)/n of `x` once more |
+# | temporaries in addition to the result, on 8 devices | at most four chunks: half of `x` |
+# | gradient | each chunk's gradient returns to the device it came from: (n-1)/n of `x` sent once more |
 
 
 # %%
 def ring_all_to_all(x: jax.Array, axis_name: str) -> jax.Array:
-    """A chunk from everybody for a chunk to everybody. Runs inside ``shard_map``.
+    """Exchange chunks: one to every device, one from every device. Runs inside ``shard_map``.
 
     Args:
         x: ``[n * chunk, ...]``: chunk ``j`` is for the device with index ``j``; varies over ``axis_name``.
         axis_name: The mesh axis, of size ``n``.
 
     Returns:
-        ``[n * chunk, ...]``: chunk ``j`` is what the device with index ``j`` sent.
+        ``[n * chunk, ...]``: chunk ``j`` comes from the device with index ``j``.
     """
     ### BEGIN SOLUTION
     size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
     length = len(x) // size
-    result = x  # the chunk for oneself is in its place already
+    result = x  # the chunk that a device keeps is already in its place
     for shift in range(1, size):
         pairs = [(i, (i + shift) % size) for i in range(size)]
         leaving = lax.dynamic_slice_in_dim(x, (index + shift) % size * length, length, 0)
@@ -272,17 +274,17 @@ def ring_all_to_all(x: jax.Array, axis_name: str) -> jax.Array:
 
 
 # %% [markdown]
-# ## Who holds what: eight pictures
+# ## Reading shardings: eight puzzles
 #
-# The rest of the chapter is about reading and writing shardings. In every picture there are 8 devices in a mesh of
-# two axes. The first axis has 4 devices and is called `data` in the pictures, the second has 2 and is called
-# `tensor`: in the small grid on the right, `data` runs down and `tensor` across. The large grid is the array, cut
-# into the blocks that devices hold, with the devices' numbers in them.
+# The rest of the chapter is about reading and writing shardings. Every picture shows 8 devices in a mesh with two axes.
+# The first axis has 4 devices and is called `data` in the pictures, the second has 2 and is called `tensor`: in the
+# small grid on the right, `data` runs down and `tensor` across. The large grid is the array, split into blocks; each is
+# labelled with the numbers of the devices that hold it.
 #
-# A `PartitionSpec` has an entry for each dim of the **array**: the axis that the dim is split over, a tuple of
-# axes, the first of which counts slowest, or `None`. An axis that does not occur anywhere holds copies.
+# A `PartitionSpec` has an entry for each dim of the **array**: the axis that the dim is split over, a tuple of axes,
+# the first of which varies slowest, or `None`. Along an axis that does not occur in the spec, devices hold copies.
 #
-# `check` calls your functions with other names of axes as well, so use the arguments and not `"data"`.
+# `check` also calls your functions with other axis names, so use the arguments rather than `"data"`.
 #
 # ### `puzzle_rows`: which spec?
 
@@ -296,8 +298,8 @@ def puzzle_rows(first: str, second: str) -> P:
     """The ``PartitionSpec`` of the picture.
 
     Args:
-        first: The name of the mesh's first axis, of 4 devices; ``data`` in the picture.
-        second: The name of its second axis, of 2 devices; ``tensor`` in the picture.
+        first: The name of the mesh's first axis, with 4 devices; ``data`` in the picture.
+        second: The name of its second axis, with 2 devices; ``tensor`` in the picture.
     """
     ### BEGIN SOLUTION
     return P(first)
@@ -341,9 +343,9 @@ def puzzle_slices(first: str, second: str) -> P:
 # %% [markdown]
 # ### `puzzle_block`: how large is a block?
 #
-# Now for any array and any mesh. In the picture, `[24, 16]` with the spec that stands above it gives blocks of
-# `[6, 8]`: dim 0 is split over 4 devices and dim 1 over 2. All dims are divisible. A spec may have fewer entries
-# than the array has dims; those that are missing are `None`.
+# Now for any array and any mesh. In the picture, `[24, 16]` with the spec shown above it gives blocks of `[6, 8]`: dim
+# 0 is split over 4 devices and dim 1 over 2. All dims are divisible. A spec may have fewer entries than the array has
+# dims; missing entries are `None`.
 
 # %%
 if __name__ == "__main__":
@@ -352,15 +354,15 @@ if __name__ == "__main__":
 
 # %%
 def puzzle_block(shape: tuple[int, ...], spec: P, mesh: dict[str, int]) -> tuple[int, ...]:
-    """The shape of what one device holds.
+    """Compute the shape of the block that each device holds.
 
     Args:
-        shape: Of the whole array.
+        shape: Shape of the whole array.
         spec: Its ``PartitionSpec``; works like a tuple whose entries are ``None``, an axis, or a tuple of axes.
         mesh: The size of each axis by name, in the mesh's order.
 
     Returns:
-        As many dims as ``shape`` has.
+        The block's shape, with as many dims as ``shape``.
     """
     ### BEGIN SOLUTION
     entries = [*spec, *[None] * (len(shape) - len(spec))]
@@ -370,9 +372,9 @@ def puzzle_block(shape: tuple[int, ...], spec: P, mesh: dict[str, int]) -> tuple
 
 
 # %% [markdown]
-# ### `puzzle_copies`: how often is a block held?
+# ### `puzzle_copies`: how many copies of a block are there?
 #
-# In this picture every block lies on four devices, so a byte of the array costs four bytes of memory.
+# In this picture, every block is on four devices, so each byte of the array costs four bytes of memory.
 
 # %%
 if __name__ == "__main__":
@@ -381,7 +383,7 @@ if __name__ == "__main__":
 
 # %%
 def puzzle_copies(spec: P, mesh: dict[str, int]) -> int:
-    """How many devices hold the same block; arguments as for ``puzzle_block``."""
+    """Count the devices that hold the same block; arguments as for ``puzzle_block``."""
     ### BEGIN SOLUTION
     split = [axis for entry in spec for axis in ((entry,) if isinstance(entry, str) else entry or ())]
     return math.prod(size for axis, size in mesh.items() if axis not in split)
@@ -391,9 +393,9 @@ def puzzle_copies(spec: P, mesh: dict[str, int]) -> int:
 # %% [markdown]
 # ### `puzzle_join`: which collective, over which axis?
 #
-# Two pictures, before and after one collective. Which one is it, by the name of its function in `jax.lax`, and over
-# which axis does it run? Your answer is a tuple of two strings, such as `("ppermute", first)`. Where several would
-# work, it is the one that sends least.
+# The two pictures show an array before and after one collective. Which one is it, by the name of its function in
+# `jax.lax`, and over which axis does it run? Your answer is a tuple of two strings, such as `("ppermute", first)`. If
+# several would work, give the one that sends the fewest bytes.
 
 # %%
 if __name__ == "__main__":
@@ -411,8 +413,8 @@ def puzzle_join(first: str, second: str) -> tuple[str, str]:
 # %% [markdown]
 # ### `puzzle_add`: which collective, over which axis?
 #
-# A matrix product has summed over a dim that was split, so each device knows only a part of every sum. In the first
-# picture, the two devices in one block hold **different summands** of it; in the second, finished sums.
+# A matrix product has summed over a dim that was split, so each device has only part of every sum. In the first
+# picture, the two devices in one block hold **different summands** of it; in the second, complete sums.
 
 # %%
 if __name__ == "__main__":
@@ -447,24 +449,24 @@ def puzzle_turn(first: str, second: str) -> tuple[str, str]:
 # ## In your own words
 #
 # You have to sum many small arrays, 4,096 bytes each, over 64 devices, one after the other. A colleague proposes a ring
-# all-reduce, "because it is bandwidth-optimal". Say with two formulas what a ring and what a tree would take, with a
-# latency of `a` seconds per step and `b` bytes per second, and what you would do.
+# all-reduce, "because it is bandwidth-optimal". Give a formula for the time a ring takes and one for a tree, with a
+# latency of `a` seconds per step and a bandwidth of `b` bytes per second, and say what you would do.
 
 # %% [markdown]
 # ### BEGIN SOLUTION
-# For an array of `W` bytes on `n` devices the ring takes `2 (n - 1) a + 2 (n - 1) / n * W / b`. A tree, which
-# reduces the whole array to one device and broadcasts it back, takes `2 log2(n) a + 2 log2(n) * W / b`. With 64
-# devices the ring has 126 steps and the tree 12. With `a` = 1 microsecond and `b` = 450 GB/s, 4,096 bytes need 18
-# nanoseconds on the ring and 109 in the tree: both are nothing but latency, about 126 against 12 microseconds. The
-# ring is optimal in bytes, and here bytes do not matter. A tree is better. Better still is to join the arrays: one
-# all-reduce of all of them pays the latency once, and as soon as the joined array is large enough, a ring is the
-# right way to reduce it.
+# For an array of `W` bytes on `n` devices the ring takes `2 (n - 1) a + 2 (n - 1) / n * W / b`. A tree, which reduces
+# the whole array to one device and broadcasts it back, takes `2 log2(n) a + 2 log2(n) * W / b`. With 64 devices the
+# ring has 126 steps and the tree 12. With `a` = 1 microsecond and `b` = 450 GB/s, transferring 4,096 bytes takes 18
+# nanoseconds on the ring and 109 on the tree: both are pure latency, about 126 versus 12 microseconds. The ring is
+# optimal in bytes, but here bytes do not matter. A tree is better. Better still is to concatenate the arrays: one
+# all-reduce of all of them pays the latency once, and once the combined array is large enough, a ring is the right
+# algorithm.
 # ### END SOLUTION
 
 # %% [markdown]
-# ## Lab: your rings beside JAX's collectives
+# ## Lab: your rings and JAX's collectives
 #
-# First on the emulated devices: do they agree? Then on a machine that is not here: what would eight H100 need? The
+# First, on the emulated devices: do they agree? Then on a machine you do not have: how long would eight H100s take? The
 # picture shows one device of eight, since all behave alike.
 
 # %%

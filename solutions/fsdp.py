@@ -9,20 +9,19 @@
 # %% [markdown]
 # # Fully sharded data parallelism
 #
-# Data parallelism keeps a whole copy of the parameters, the gradients and the optimizer's state on every
-# device, and all copies are equal. With `n` devices, `n - 1` of every `n` bytes are a repetition. Fully
-# sharded data parallelism (FSDP, also called ZeRO-3) keeps one copy *in all*: each device holds a part of
-# every large array, and the whole array exists only for the short while in which a layer computes with it.
+# Data parallelism keeps a full copy of the parameters, the gradients and the optimizer state on every device. With `n`
+# devices, `n - 1` of every `n` bytes are redundant. Fully sharded data parallelism (FSDP, also called ZeRO-3) keeps one
+# copy *in total*: each device holds a shard of every large array, and the whole array exists only briefly, while a
+# layer computes with it.
 #
 # You will write it in five functions:
-#
-# | function | runs when | what it does |
+# | function | when it runs | what it does |
 # |---|---|---|
 # | `shard_params` | once, at the start | keeps this device's part of each large array |
 # | `gather_params` | whenever parameters are used | joins the parts; backward, averages and splits the gradient |
-# | `fsdp_loss` | every step | gathers one layer at a time, and never keeps what it gathered |
-# | `fsdp_train_step` | every step | the whole step, with the next layer's weights on their way in the meantime |
-# | `hybrid_shard_step` | every step, on several nodes | splits inside a node, and keeps a copy on each node |
+# | `fsdp_loss` | every step | gathers one layer at a time, and never keeps the gathered weights |
+# | `fsdp_train_step` | every step | the whole step; prefetches the next layer's weights |
+# | `hybrid_shard_step` | every step, on several nodes | shards within a node, and keeps a copy on each node |
 
 # %%
 from typing import Any
@@ -46,20 +45,20 @@ PyTree = Any
 # %% [markdown]
 # ## Keep a part: `shard_params`
 #
-# `shard_params` runs inside `jax.shard_map`. Every device enters with the same whole `params` and leaves with
-# its own part of them. The rule, for each leaf on its own:
+# `shard_params` runs inside `jax.shard_map`. Every device starts with the same whole `params` and ends with its own
+# part of them. This is the rule for each leaf:
 #
 # - A leaf with fewer than `min_size` elements stays whole: gathering it would cost more than it saves.
-# - Otherwise split the **largest dim that is divisible** by the size of the axis; of equally large ones the
-#   first. A leaf with no divisible dim stays whole. There is no padding.
+# - Otherwise split the **largest dim that is divisible** by the size of the axis; if there are several, the first. A
+#   leaf with no divisible dim stays whole. There is no padding.
 #
-# Next to the parts, return the `PartitionSpec` of each leaf: `P(None, "data")` says that dim 1 is split over
-# `data`, `P()` that the leaf is whole.
+# Along with the parts, return the `PartitionSpec` of each leaf: `P(None, "data")` says that dim 1 is split over `data`,
+# `P()` that the leaf is whole.
 #
 # | budget | |
 # |---|---|
-# | bytes held per device | exactly those of the rule |
-# | communication | none: each device already has everything, and cuts out its own part |
+# | bytes held per device | exactly those the rule gives |
+# | communication | none: each device already has everything, and slices out its own part |
 #
 # Useful: `lax.axis_size`, `lax.axis_index`, `lax.dynamic_slice_in_dim`. The mesh's axis need not be called `data`.
 
@@ -97,16 +96,16 @@ def shard_params(params: PyTree, axis_name: str, min_size: int) -> tuple[PyTree,
 # %% [markdown]
 # ## Use it: `gather_params`
 #
-# The forward pass needs whole arrays. `gather_params` puts the parts of each sharded leaf together with one
-# all-gather. A leaf whose spec is `P()` passes through untouched.
+# The forward pass needs whole arrays. `gather_params` assembles the parts of each sharded leaf with one all-gather. A
+# leaf whose spec is `P()` passes through unchanged.
 #
-# On the way back the opposite happens. Every device has computed the gradient of **its own** loss, the mean
-# over its own rows of the batch, with respect to the whole array. What each device should keep is its part of
-# the **mean** of these gradients over the axis: one reduce-scatter. JAX's own transpose of an all-gather is a
-# reduce-scatter that *sums*; the mean is up to you.
+# The backward pass does the opposite. Every device has computed the gradient of **its own** loss, the mean over its own
+# rows of the batch, with respect to the whole array. Each device should keep its part of the **mean** of these
+# gradients over the axis: one reduce-scatter. JAX's own transpose of an all-gather is a reduce-scatter that *sums*; the
+# mean is up to you.
 #
-# The gradient of a leaf that stayed whole is left as it is: averaging those is one all-reduce per step, which
-# the training step does, not this function.
+# Do not change the gradient of a leaf that stayed whole: averaging it takes one all-reduce per step, which is the
+# training step's job.
 #
 # | budget | forward | backward |
 # |---|---|---|
@@ -117,14 +116,15 @@ def shard_params(params: PyTree, axis_name: str, min_size: int) -> tuple[PyTree,
 # Values and gradients must equal one device's up to rounding: 2e-5 of the leaf's largest element.
 #
 # A spec works like a tuple: `axis_name in spec`, `spec.index(axis_name)`. In JAX's messages, `float32[3,2,8]{V:data}`
-# is an array that varies over `data`: each device may hold another value. The result of an all-gather is typed so too.
+# is an array that varies over `data`: each device may hold a different value. The result of an all-gather also has such
+# a type.
 #
 # Useful: `lax.all_gather(..., tiled=True)`, `lax.psum_scatter(..., tiled=True)`, `jax.custom_vjp`.
 
 
 # %%
 def gather_params(shards: PyTree, specs: PyTree, axis_name: str) -> PyTree:
-    """Whole parameters from their parts; gradients come back as means, in parts. Runs inside ``shard_map``.
+    """Gather whole parameters from their parts; their gradients are means, in parts. Runs inside ``shard_map``.
 
     Args:
         shards: Local parts, ``[..., dim/axis, ...]``; every leaf varies over ``axis_name``.
@@ -132,8 +132,8 @@ def gather_params(shards: PyTree, specs: PyTree, axis_name: str) -> PyTree:
         axis_name: The mesh axis that leaves are split over.
 
     Returns:
-        A tree like ``shards`` with whole leaves. Its transpose takes each device's gradient of the whole leaf to
-        this device's part of the mean over ``axis_name``.
+        A tree like ``shards`` with whole leaves. Its transpose maps the devices' gradients of a whole leaf to this
+        device's part of their mean over ``axis_name``.
     """
 
     ### BEGIN SOLUTION
@@ -160,23 +160,23 @@ def gather_params(shards: PyTree, specs: PyTree, axis_name: str) -> PyTree:
 # %% [markdown]
 # ## One layer at a time: `fsdp_loss`
 #
-# Gathering the whole model at once would need as much memory as not sharding it. So gather one layer, compute
-# with it, let it go, and gather the next.
+# Gathering the whole model at once would need as much memory as not sharding it. So gather one layer, compute with it,
+# free it, and gather the next.
 #
-# There is a trap. For the backward pass JAX saves what the forward pass computed, and the gathered weights are
-# among it: by the end of the forward pass all layers' weights lie on every device after all. Make the backward
-# pass gather each layer **again**, and recompute the layer's activations while it is at it.
+# There is a trap. For the backward pass, JAX saves intermediate results of the forward pass, including the gathered
+# weights: by the end of the forward pass, all layers' weights are on every device after all. Make the backward pass
+# gather each layer **again**, and recompute the layer's activations along the way.
 #
-# `model` has three pure functions: `model.embed(params["embed"], inputs)`, `model.layer(layer_params, x)` for
-# one layer, and `model.loss(params["head"], x, targets)`, the mean over the rows it is given. The leaves under
-# `layers` are stacked: their leading dim is the layer, and it is never split, so one layer's spec is the
-# stacked leaf's without its first entry. Use `gather_params`, your own from above: get it right first, since its
-# gradient is part of this one's. Each device returns the loss of its own rows; averaging is not this function's task.
+# `model` has three pure functions: `model.embed(params["embed"], inputs)`, `model.layer(layer_params, x)` for one
+# layer, and `model.loss(params["head"], x, targets)`, the mean over its rows. The leaves under `layers` are stacked:
+# their leading dim is the layer, and it is never split, so one layer's spec is the stacked leaf's without its first
+# entry. Use `gather_params`, your own from above: get it right first, since this function's gradient depends on it.
+# Each device returns the loss of its own rows; averaging is not this function's job.
 #
 # | budget | |
 # |---|---|
-# | temporaries that live at once | at most 1.25 times the reference's |
-# | predicted time of a step on 8 H100 | at most 1.15 times the reference's |
+# | live temporaries | at most 1.25 times the reference's |
+# | predicted step time on 8 H100 | at most 1.15 times the reference's |
 # | all-gather | at most twice per sharded leaf (forward and backward) |
 # | reduce-scatter | once per sharded leaf, in the backward pass |
 # | any other collective | none |
@@ -186,7 +186,7 @@ def gather_params(shards: PyTree, specs: PyTree, axis_name: str) -> PyTree:
 
 # %%
 def fsdp_loss(shards: PyTree, specs: PyTree, batch: dict[str, jax.Array], model: Model, axis_name: str) -> jax.Array:
-    """The loss of this device's rows, gathering each layer when it is needed. Runs inside ``shard_map``.
+    """Compute the loss of this device's rows, gathering each layer when needed. Runs inside ``shard_map``.
 
     Args:
         shards: Local parts of the parameters; leaves under ``layers`` are ``[num_layers, ...]``.
@@ -222,62 +222,63 @@ def fsdp_loss(shards: PyTree, specs: PyTree, batch: dict[str, jax.Array], model:
 # %% [markdown]
 # ## While this layer computes: `fsdp_train_step`
 #
-# `fsdp_loss` gathers a layer, waits, computes, and gathers the next. A device has one unit that computes and one that
-# sends, and in that loop they take turns. How long each would take for one layer of the size that you are judged on:
+# `fsdp_loss` gathers a layer, waits, computes, and gathers the next. A device can compute and communicate at the same
+# time, but in that loop it alternates. Here is how long each takes for one layer of the size that you are graded on:
 
 # %%
 if __name__ == "__main__":
     h100, devices, tokens, weights = machine("8xH100"), 8, 1792, 2 * 4096 * 16384
     forward = 2 * tokens * weights / h100.peak("f32")
     sending = 4 * weights * (devices - 1) / devices / h100.bandwidth_of(tuple(range(devices)))
-    for what, compute, collectives in (("forward pass", 1, 1), ("backward pass, with the forward pass again", 3, 2)):
+    for what, compute, collectives in (("forward pass", 1, 1), ("backward pass, with recomputation", 3, 2)):
         turns, beside = compute * forward + collectives * sending, max(compute * forward, collectives * sending)
         print(
             f"{what}: {1e3 * compute * forward:.2f} ms of matmuls, {1e3 * collectives * sending:.2f} ms of transfers;"
         )
-        print(f"    one after the other {1e3 * turns:.2f} ms, side by side {1e3 * beside:.2f} ms")
+        print(f"    one after the other {1e3 * turns:.2f} ms, concurrently {1e3 * beside:.2f} ms")
 
 # %% [markdown]
-# Side by side works only for things that do not need each other. The gather of the *next* layer needs nothing that
-# this layer computes. Inside one iteration of a `lax.scan`, a transfer can run beside a computation; from one iteration
-# to the next nothing is in flight. So what an iteration computes with must be in its carry already, whole, and what it
-# gathers is for the next one. A transfer starts as soon as what it sends is there, wherever in the iteration it stands.
+# Operations can only run concurrently if neither depends on the other. The gather of the *next* layer does not depend
+# on this layer's computation. Inside one iteration of a `lax.scan`, a transfer can overlap with computation; between
+# iterations nothing is in flight. So an iteration must find the weights it computes with already whole in its carry,
+# and gather those for the next iteration. A transfer starts as soon as its operand is ready, wherever in the iteration
+# it is written.
 #
-# In the forward pass that is all. The backward pass you must write yourself: JAX's derivative of a scan saves the
-# carry of every iteration, and now a whole layer is in it. `jax.checkpoint` does not help, since what enters an
-# iteration is what it saves. Run the backward pass as a scan of your own, in reverse, from each layer's *input* and the
-# *parts* of its weights. Its iteration for layer `i` gathers layer `i - 1`, computes layer `i`, forward again and
-# backward, and reduce-scatters the gradients of layer `i`, each as soon as it is there.
+# For the forward pass, that is all. You must write the backward pass yourself: JAX's derivative of a scan saves the
+# carry of every iteration, which now contains a whole layer. `jax.checkpoint` does not help, since it saves the inputs
+# of an iteration. Write the backward pass as your own scan, in reverse, over each layer's *input* and the *parts* of
+# its weights. Its iteration for layer `i` gathers layer `i - 1`, recomputes layer `i` forward, computes it backward,
+# and reduce-scatters the gradients of layer `i`, each as soon as it is ready.
 #
-# This function is the whole step. It takes the parts and gives the updated parts, by plain SGD
-# (`part - learning_rate * gradient`), and the loss:
+# This function is the whole step. It takes the parts and returns the parts updated by plain SGD
+# (`part - learning_rate * gradient`) and the loss:
 #
-# - Every leaf of `shards` enters varying over `axis_name`, those that stay whole too: their gradients are each
-#   device's own, until you average them, once per leaf and step.
-# - The batch has a `mask`, as in the chapter `data_parallel`: 1 where a row, or a token, counts, and 0 for padding. The
-#   returned loss is the mean over **all that count on all devices**, the same on every device. Devices hold different
-#   numbers of them, some none at all. `model.loss(params["head"], x, targets, mask)` is the mean over those of one
-#   device, and 0 where it has none.
-# - The gradient of a sharded leaf is a mean over devices, like `gather_params`'s, in which all devices weigh the same.
-#   Divide after the reduce-scatter, not before: otherwise the transfer waits for the division, of an array `n` times as
-#   large.
-# - `model` and `specs` are those of `fsdp_loss`.
+# - On entry, every leaf of `shards` varies over `axis_name`, including those that stay whole: their gradients are each
+#   device's own until you average them, once per leaf and step.
+# - The batch has a `mask`, as in the chapter `data_parallel`: 1 for a row or token that counts, and 0 for padding. The
+#   returned loss is the mean over **all unmasked rows or tokens on all devices**, the same on every device. Devices
+#   hold different numbers of them, some none at all. `model.loss(params["head"], x, targets, mask)` is the mean over
+#   those of one device, and 0 if it has none.
+# - The gradient of a sharded leaf is a mean over devices, like `gather_params`'s, in which all devices have the same
+#   weight. Divide after the reduce-scatter, not before: otherwise the transfer waits for the division of an array that
+#   is `n` times as large.
+# - `model` and `specs` are as in `fsdp_loss`.
 #
 # | budget | |
 # |---|---|
-# | predicted time of a step on 8 H100 | at most 1.18 times the reference's |
-# | temporaries that live at once | at most 1.2 times the reference's |
+# | predicted step time on 8 H100 | at most 1.18 times the reference's |
+# | live temporaries | at most 1.2 times the reference's |
 # | all-gather | at most twice per sharded leaf |
 # | reduce-scatter | once per sharded leaf |
-# | all-reduce | once per leaf that stays whole, once for the loss, once for the number that counts |
+# | all-reduce | once per leaf that stays whole, once for the loss, once for the unmasked count |
 # | any other collective | none |
 #
-# Parameters after one step and after three must equal one device's, and `check` also compares what you subtracted,
-# divided by `learning_rate`: that is your gradient, leaf by leaf.
+# Parameters after one step and after three must equal one device's. `check` also recovers your gradient, leaf by leaf,
+# as the update divided by `learning_rate`, and compares it.
 #
-# Useful: `lax.scan(..., reverse=True)`, `jax.vjp(model.layer, weights, x)`, `jax.custom_vjp` (or none: a step is
-# not differentiated), `lax.psum_scatter`, `lax.pmean`. The first and the last layer have only one neighbour, and
-# may need code of their own.
+# Useful: `lax.scan(..., reverse=True)`, `jax.vjp(model.layer, weights, x)`, `jax.custom_vjp` (or none: a step is not
+# differentiated), `lax.psum_scatter`, `lax.pmean`. The first and the last layer have only one neighbour, and may need
+# separate code.
 
 
 # %%
@@ -289,7 +290,7 @@ def fsdp_train_step(
     axis_name: str,
     learning_rate: jax.Array,
 ) -> tuple[PyTree, jax.Array]:
-    """One step of SGD, each layer's weights gathered while its neighbour computes. Runs inside ``shard_map``.
+    """Take one step of SGD, gathering each layer while its neighbour computes. Runs inside ``shard_map``.
 
     Args:
         shards: Local parts of the parameters, all varying over ``axis_name``; under ``layers`` ``[num_layers, ...]``.
@@ -300,8 +301,8 @@ def fsdp_train_step(
         learning_rate: A scalar.
 
     Returns:
-        ``(shards, loss)``: the updated parts, and the mean loss over all that count on all devices, the same on every
-        device.
+        ``(shards, loss)``: the updated parts, and the mean loss over all unmasked rows or tokens on all devices, the
+        same on every device.
     """
 
     ### BEGIN SOLUTION
@@ -367,13 +368,13 @@ def fsdp_train_step(
 # %% [markdown]
 # ## Several nodes: `hybrid_shard_step`
 #
-# Inside a node, links are fast. Between nodes they are several times slower, and FSDP over all devices of all nodes
+# Links within a node are fast. Links between nodes are several times slower, and FSDP over all devices of all nodes
 # sends every weight over them twice and every gradient once. Hybrid sharding splits the model over the devices of
-# **one** node, and every node keeps a copy of its own. The mesh has two axes: the parts are split over `axis_name`,
-# inside a node, and replicated over `replica_axis`, across nodes. The batch is split over both.
+# **one** node, and every node keeps its own copy. The mesh has two axes: parameters are split over `axis_name`, within
+# a node, and replicated over `replica_axis`, across nodes. The batch is split over both.
 #
-# What a node computes is then the mean over its own rows, and each device holds its part of it. The nodes must still
-# agree. What is the least that has to travel between them? With a model of 100 MB on 2 nodes of 4 devices:
+# Each node then computes the mean gradient over its own rows, and each of its devices holds a part of it. The nodes
+# must still agree. What is the least they have to send each other? For a model of 100 MB on 2 nodes of 4 devices:
 
 # %%
 if __name__ == "__main__":
@@ -382,28 +383,28 @@ if __name__ == "__main__":
     print(f"split over all 8 devices: each sends {everywhere:.1f} MB around a ring that crosses both nodes")
     for what, sent in (("the whole gradient", size), ("its part of the gradient", size / inside)):
         between = 2 * sent * (nodes - 1) / nodes
-        print(f"split inside a node: each all-reduces {what} across nodes, {between:.1f} MB")
+        print(f"split within a node: each all-reduces {what} across nodes, {between:.1f} MB")
 
 # %% [markdown]
-# Write the step. It need not prefetch: what is judged is what goes where. Everything that the step needs whole is
-# gathered inside the node; what crosses is as little as possible.
+# Write the step. It need not prefetch: only the communication is graded. Gather whole arrays within the node, and send
+# as little as possible between nodes.
 #
-# - Every leaf of `shards` enters varying over both axes. Sharded leaves are the same on devices of different nodes with
-#   the same place in their node; leaves that stay whole are the same on all devices.
+# - On entry, every leaf of `shards` varies over both axes. Sharded leaves are the same on devices with the same index
+#   in different nodes; leaves that stay whole are the same on all devices.
 # - The gradient is the mean over all rows of all nodes, for every leaf; so is the loss.
 # - Use `fsdp_loss`, your own from above.
 #
 # | budget | |
 # |---|---|
-# | all-gather inside a node, over `axis_name` | at most twice per sharded leaf |
-# | reduce-scatter inside a node | once per sharded leaf |
-# | all-reduce inside a node | once per leaf that stays whole, and once for the loss |
-# | any other collective inside a node | none |
-# | between nodes, over `replica_axis` | what all-reduces of the gradients' **parts**, whole leaves and loss send |
+# | all-gather within a node, over `axis_name` | at most twice per sharded leaf |
+# | reduce-scatter within a node | once per sharded leaf |
+# | all-reduce within a node | once per leaf that stays whole, and once for the loss |
+# | any other collective within a node | none |
+# | between nodes, over `replica_axis` | as much as all-reduces of the gradients' **parts**, whole leaves and loss |
 #
-# With `n` devices inside a node, `r` nodes, sharded leaves of `S` bytes and whole leaves of `W` bytes, a device sends
-# from `2 (r-1)/r (S/n + W)` bytes between nodes to a little more, where whole leaves are averaged over all devices at
-# once. By which collectives is up to you.
+# With `n` devices per node, `r` nodes, sharded leaves of `S` bytes and whole leaves of `W` bytes, a device sends
+# `2 (r-1)/r (S/n + W)` bytes between nodes, or a little more if whole leaves are averaged over all devices at once.
+# Which collectives you use is up to you.
 #
 # Useful: `lax.pmean` takes one axis, or a tuple of several.
 
@@ -418,14 +419,14 @@ def hybrid_shard_step(
     replica_axis: str,
     learning_rate: jax.Array,
 ) -> tuple[PyTree, jax.Array]:
-    """One step of SGD, split inside a node and replicated across nodes. Runs inside ``shard_map``.
+    """Take one step of SGD, sharded within a node and replicated across nodes. Runs inside ``shard_map``.
 
     Args:
         shards: Local parts of the parameters, all varying over both axes; under ``layers`` ``[num_layers, ...]``.
-        specs: The ``PartitionSpec`` of each leaf, which names ``axis_name`` alone.
+        specs: The ``PartitionSpec`` of each leaf; names only ``axis_name``.
         batch: This device's rows, ``inputs`` and ``targets``, ``[batch/(axis * replica), ...]``.
         model: The model's pure functions.
-        axis_name: The mesh axis inside a node, along which parameters are split.
+        axis_name: The mesh axis within a node, along which parameters are split.
         replica_axis: The mesh axis across nodes.
         learning_rate: A scalar.
 
@@ -447,23 +448,23 @@ def hybrid_shard_step(
 # %% [markdown]
 # ## In your own words
 #
-# A colleague proposes to leave out the second gather: "The weights were just here, why send them again?"
-# For a model of `L` equal layers with `W` bytes each on `n` devices, say what keeping them would cost in memory
-# and save in communication, and when you would agree. A few sentences and two formulas are enough.
+# A colleague proposes to skip the second gather: "We just had the weights here, why send them again?" For a model of
+# `L` identical layers with `W` bytes each on `n` devices, say what keeping the weights would cost in memory and save in
+# communication, and when you would agree. A few sentences and two formulas are enough.
 
 # %% [markdown]
 # ### BEGIN SOLUTION
-# Keeping the gathered weights costs about `L * W` bytes on each device at the end of the forward pass, against
-# `W` (one layer at a time): sharding no longer helps, as far as the peak is concerned. It saves one of two
-# all-gathers, `L * W * (n - 1) / n` bytes of the `3 * L * W * (n - 1) / n` that a step sends (two gathers and a
-# reduce-scatter), so a third of the communication. It is worth it where memory is left over and the network
-# is what the step waits for; sharding only gradients and optimizer state (ZeRO-2) is that choice made for good.
+# Keeping the gathered weights costs about `L * W` bytes on each device at the end of the forward pass, instead of `W`
+# (one layer at a time): as far as peak memory is concerned, sharding the parameters no longer helps. It saves one of
+# two all-gathers, `L * W * (n - 1) / n` bytes of the `3 * L * W * (n - 1) / n` that a step sends (two gathers and a
+# reduce-scatter), so a third of the communication. It is worth it if there is memory to spare and the network is the
+# bottleneck; sharding only gradients and optimizer state (ZeRO-2) makes that choice permanent.
 # ### END SOLUTION
 
 # %% [markdown]
-# ## Lab: who holds what
+# ## Lab: what each device holds
 #
-# Everything together on 8 emulated devices. First a Transformer, split, and what each device holds of it.
+# Now put everything together on 8 emulated devices. First, shard a Transformer and look at the parts each device holds.
 
 # %%
 if __name__ == "__main__":
@@ -471,7 +472,7 @@ if __name__ == "__main__":
     params = jax.jit(model.init)(jax.random.key(0))
 
     def split(run, params, mesh, min_size):
-        """The parts that ``shard_params`` keeps, and their specs."""
+        """Return the parts that ``shard_params`` keeps, and their specs."""
         found = {}
 
         def parts(params):
@@ -495,10 +496,9 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: the same losses everywhere
 #
-# Now train it on one device's mesh, on eight with `fsdp_train_step`, and on four times two with `hybrid_shard_step`,
-# beside the plain single-device step of the course. `shard_params` split its stacked leaves along their largest dim;
-# that is never the dim of the layers, which is smaller than the others. Compiling all of it takes up to
-# a minute on two cores.
+# Now train it with `fsdp_train_step` on meshes of one device and of eight, with `hybrid_shard_step` on a four-by-two
+# mesh, and with the course's plain single-device step. `shard_params` split the stacked leaves along their largest dim;
+# that is never the layer dim, which is smaller than the others. Compiling all of it takes up to a minute on two cores.
 
 # %%
 if __name__ == "__main__":
@@ -534,10 +534,10 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: where the time goes
 #
-# Last, your step at the size that it is judged on, on 8 H100: the timeline of the devices, and what lives on one of
-# them at the peak. Nothing is computed for this: `export` writes the program down, and `predict` follows it. Put
-# `fsdp_loss` beside it with `meshcraft profile fsdp fsdp_loss`, and compare the gaps. What is still exposed, and why
-# must it be?
+# Finally, your step at the size it is graded on, on 8 H100s: the timeline of the devices, and the contents of one
+# device's memory at the peak. Nothing is computed for this: `export` captures the program, and `predict` simulates it.
+# Profile `fsdp_loss` for comparison, with `meshcraft profile fsdp fsdp_loss`, and compare the gaps. Which communication
+# is still exposed, and why is that unavoidable?
 
 # %%
 if __name__ == "__main__":
@@ -549,7 +549,7 @@ if __name__ == "__main__":
     def one_step(shards, batch):
         shards = jax.tree.map(lambda leaf: as_varying(leaf, "data"), shards)
         shards, loss = fsdp_train_step(shards, wide_specs, batch, wide, "data", jnp.float32(0.01))
-        # A whole leaf's type still says "varying", so each device gives back its own copy.
+        # A whole leaf's type still says "varying", so each device returns its own copy.
         return jax.tree.map(lambda leaf, spec: leaf if "data" in spec else leaf[None], shards, wide_specs), loss
 
     def program(shards, batch):

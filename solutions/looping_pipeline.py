@@ -9,21 +9,21 @@
 # %% [markdown]
 # # Looping pipelines
 #
-# In a pipeline of `S` stages, `S - 1` ticks pass before the last stage has anything to do. The fewer layers a stage
-# has, the shorter a tick, and the sooner it begins. But fewer layers a stage means more stages, and the number of
-# devices is limited.
+# In a pipeline of `S` stages, `S - 1` ticks pass before the last stage has anything to do. The fewer layers per stage,
+# the shorter each tick, and the sooner the last stage starts. But fewer layers per stage means more stages, and the
+# number of devices is limited.
 #
-# The way out is that each device holds *several* small groups of layers. A microbatch then goes round the devices
-# several times: through the first group of each, then through the second group of each, and so on. The first wait
-# is as many ticks as before, and each tick is shorter. Breadth-first means that all microbatches finish a round
+# The solution is for each device to hold *several* small groups of layers. A microbatch then goes round the devices
+# several times: through the first group on each, then through the second group on each, and so on. The initial wait
+# takes as many ticks as before, but each tick is shorter. Breadth-first means that all microbatches finish a round
 # before the next one begins.
 #
 # You will write it in four functions:
 #
 # | function | what it does |
 # |---|---|
-# | `layers_of_stage` | says which layers a device holds |
-# | `loop_position` | says what a device works on at a tick |
+# | `layers_of_stage` | returns the layers that a device holds |
+# | `loop_position` | returns the microbatch and repeat that a device works on at a tick |
 # | `execute_looping_pipeline` | runs the schedule, for any number of stages, microbatches and repeats |
 # | `looping_train_step` | trains: a repeat's gradients are averaged while earlier repeats still run backward |
 
@@ -50,16 +50,16 @@ from solutions.data_parallel import fold_key_over_axes
 PyTree = Any
 
 # %% [markdown]
-# ## Who holds what: `layers_of_stage`
+# ## Assigning layers: `layers_of_stage`
 #
-# A *stage* is a place on the axis `pipe`. With `num_repeats` rounds, each stage holds `num_repeats` groups of
-# layers, all of the same size; the layers within a group follow each other in the model. In its first round, a
-# microbatch goes through the first group of stage 0, the first group of stage 1, and so on to the last stage. Then
-# it comes back to stage 0 for the second round. All the way it must meet the layers in their order in the model, 0,
-# 1, 2, ..., as on one device.
+# A *stage* is a position along the axis `pipe`. With `num_repeats` rounds, each stage holds `num_repeats` groups of
+# layers of the same size; the layers within a group are consecutive in the model. In its first round, a microbatch goes
+# through the first group of stage 0, the first group of stage 1, and so on to the last stage. Then it returns to stage
+# 0 for the second round. Altogether, it must go through the layers in their order in the model, 0, 1, 2, ..., as on one
+# device.
 #
-# Return a tuple with one tuple of layer numbers for each repeat. Where the layers cannot be shared evenly, raise
-# `ValueError` with a sentence that says how many layers were given: an answer that leaves layers out trains another
+# Return a tuple with one tuple of layer numbers for each repeat. If the layers cannot be split evenly, raise a
+# `ValueError` whose message says how many layers there are: a function that silently drops layers trains a different
 # model, and nobody notices.
 #
 # These are Python numbers; no JAX is needed.
@@ -67,19 +67,19 @@ PyTree = Any
 
 # %%
 def layers_of_stage(stage: int, num_stages: int, num_repeats: int, num_layers: int) -> tuple[tuple[int, ...], ...]:
-    """Which layers a stage holds.
+    """List the layers that a stage holds.
 
     Args:
-        stage: The place on the axis, from 0.
-        num_stages: How many there are.
-        num_repeats: How often a microbatch passes each stage.
-        num_layers: Of the whole model.
+        stage: The index along the axis, from 0.
+        num_stages: Number of stages.
+        num_repeats: Number of times a microbatch passes each stage.
+        num_layers: Number of layers of the whole model.
 
     Returns:
         One tuple for each repeat: the numbers of the layers that the stage computes in it, in order.
 
     Raises:
-        ValueError: The layers cannot be shared evenly; the message says how many there are.
+        ValueError: The layers cannot be split evenly; the message says how many there are.
     """
     ### BEGIN SOLUTION
     visits = num_stages * num_repeats
@@ -95,18 +95,17 @@ def layers_of_stage(stage: int, num_stages: int, num_repeats: int, num_layers: i
 
 
 # %% [markdown]
-# ## What happens when: `loop_position`
+# ## The schedule: `loop_position`
 #
 # Time is counted in *ticks*: in each tick a stage computes one of its groups of layers for one microbatch, and passes
 # the result on to the next stage, the last stage to stage 0. The rules of the breadth-first schedule:
+# - Stage 0 takes the microbatches of a repeat in order, one per tick, starting at tick 0.
+# - Whatever a stage works on at one tick, the next stage works on at the next tick.
+# - A repeat begins when all microbatches of the previous repeat have entered stage 0, *and* the first of them has
+#   returned to it. Microbatches that return earlier wait at stage 0.
 #
-# - Stage 0 takes the microbatches of a repeat in order, one a tick, beginning at tick 0.
-# - What a stage worked on at a tick, the next stage works on at the next tick.
-# - A repeat begins when all microbatches of the one before have gone in at stage 0, *and* the first of them has come
-#   back to it. What comes back sooner waits at stage 0.
-#
-# Draw it for 2 stages and 3 microbatches, two repeats, ticks from left to right. Here is the first stage's row of a
-# plain pipeline with as many, to begin with:
+# Draw it for 2 stages, 3 microbatches and two repeats, with ticks from left to right. To start with, here is a plain
+# pipeline of the same size:
 
 # %%
 if __name__ == "__main__":
@@ -115,26 +114,26 @@ if __name__ == "__main__":
         print(f"stage {stage}:", " ".join(row))
 
 # %% [markdown]
-# Two cases are different: more microbatches than stages, and fewer. Draw one of each, with 2 stages and 3
-# microbatches, and with 4 stages and 2 microbatches. In which of them does a microbatch wait for the stage, and in
-# which the stage for a microbatch?
+# Two cases are different: more microbatches than stages, and fewer. Draw one of each, with 2 stages and 3 microbatches,
+# and with 4 stages and 2 microbatches. In which case does a microbatch wait for the stage, and in which does the stage
+# wait for a microbatch?
 #
-# `loop_position` gives `(microbatch, repeat)`, or `None` for a tick in which the stage has nothing to do. It is asked
-# for every tick and every stage, and for ticks after the end.
+# `loop_position` returns `(microbatch, repeat)`, or `None` for a tick in which the stage has nothing to do. It is
+# called for every tick and every stage, and for ticks after the end.
 
 
 # %%
 def loop_position(
     tick: int, stage: int, num_stages: int, num_microbatches: int, num_repeats: int
 ) -> tuple[int, int] | None:
-    """What a stage works on at a tick of the breadth-first schedule.
+    """Find the work of a stage at a tick of the breadth-first schedule.
 
     Args:
         tick: From 0, when stage 0 begins.
-        stage: The place on the axis, from 0.
-        num_stages: How many there are.
-        num_microbatches: Parts of the batch, any number.
-        num_repeats: How often each of them passes each stage.
+        stage: The index along the axis, from 0.
+        num_stages: Number of stages.
+        num_microbatches: Number of parts of the batch; any.
+        num_repeats: Number of times each of them passes each stage.
 
     Returns:
         ``(microbatch, repeat)``, both from 0; None if the stage is idle.
@@ -150,29 +149,30 @@ def loop_position(
 # %% [markdown]
 # ## Run it: `execute_looping_pipeline`
 #
-# Now on the devices, inside `jax.shard_map`. Every device runs the same program and knows its place from
-# `lax.axis_index`. `stage(x, microbatch, repeat)` computes one group of layers of the device that calls it: it
-# chooses the weights by `repeat`, and what is random by both. `x` and its result have the shape of a microbatch,
-# `[microbatch_size, ...]`; `microbatch` and `repeat` are scalars, and may be computed ones, which is what they are in
-# a `lax.scan` over ticks. A stage sends nothing.
+# Now run it on the devices, inside `jax.shard_map`. Every device runs the same program and finds its index with
+# `lax.axis_index`. `stage(x, microbatch, repeat)` computes one group of layers on the calling device: `repeat` selects
+# the weights, and both numbers select the dropout masks. `x` and its result have the shape of a microbatch,
+# `[microbatch_size, ...]`; `microbatch` and `repeat` are scalars, and may be traced, as in a `lax.scan` over ticks.
+# `stage` does not communicate.
 #
-# - Stage 0's input in the first repeat is `microbatches`, in later ones what the last stage has sent it. What arrives
-#   there early must be kept until its turn comes. The other stages take what has just arrived.
+# - Stage 0's input is `microbatches` in the first repeat, and the last stage's output in later ones. Activations that
+#   arrive there early must be kept until their turn comes. The other stages take the activations that have just
+#   arrived.
 # - A stage may compute garbage in idle ticks, or skip them with `lax.cond`; both take the same time. No garbage may
-#   reach a result, not even multiplied by zero: in a case without gradients, `check`'s stages return NaN for a
+#   reach a result, not even multiplied by zero: in a test case without gradients, `check`'s stages return NaN for a
 #   microbatch or a repeat that does not exist, and zero times NaN is NaN.
-# - Return `[num_microbatches, microbatch_size, ...]`: what the *last* stage gave in the last repeat, in order of the
-#   microbatches. The other stages return an array of that shape, whatever it holds.
-# - Everything must be differentiable, and `axis_name` may have any size, 1 too.
+# - Return `[num_microbatches, microbatch_size, ...]`: the output of the *last* stage in the last repeat, in the order
+#   of the microbatches. The other stages return any array of that shape.
+# - Everything must be differentiable, and `axis_name` may have any size, including 1.
 #
 # | budget | |
 # |---|---|
 # | bubble, with a free network | `1 - R*M/T` within 1 %, with `T = (R-1)*max(M,S) + M + S - 1` ticks |
-# | bytes permuted, forward and backward each | at most one microbatch a tick |
+# | bytes permuted, forward and backward each | at most one microbatch per tick |
 # | any other collective | none |
 #
-# `S` is the number of stages, `M` of microbatches, `R` of repeats. What you are judged on has `M` above, equal to and
-# below `S`, and `M` that is no multiple of `S`. How large is the bubble with and without looping?
+# `S` is the number of stages, `M` of microbatches, `R` of repeats. The test cases have `M` above, equal to and below
+# `S`, and `M` that is not a multiple of `S`. How large is the bubble with and without looping?
 
 # %%
 if __name__ == "__main__":
@@ -185,8 +185,8 @@ if __name__ == "__main__":
         print(f"{stages:6}{microbatches:14}", *(f"{share:7.1%}" for share in shares))
 
 # %% [markdown]
-# `lax.ppermute(x, axis_name, [(0, 1), (1, 2), (2, 0)])` passes on along a ring of three. The carry of a `lax.scan`
-# keeps its type: what a device computes varies over `axis_name`, and so do `microbatches` when they arrive here.
+# `lax.ppermute(x, axis_name, [(0, 1), (1, 2), (2, 0)])` sends along a ring of three. The carry of a `lax.scan` keeps
+# its type: the stages' results vary over `axis_name`, and so does the argument `microbatches`.
 #
 # Useful: `lax.scan`, `lax.ppermute`, `jnp.where(index == 0, ..., ...)`, `array.at[i].set(...)`, and `loop_position`'s
 # arithmetic, with `jnp.clip` in place of `None`.
@@ -199,14 +199,14 @@ def execute_looping_pipeline(
     num_repeats: int,
     axis_name: str,
 ) -> jax.Array:
-    """Microbatches through all stages, ``num_repeats`` times round, breadth-first. Runs inside ``shard_map``.
+    """Run microbatches through all stages ``num_repeats`` times, breadth-first. Runs inside ``shard_map``.
 
     Args:
         stage: ``(x, microbatch, repeat) -> y``: this device's layers of a repeat; ``x`` and ``y``
             ``[microbatch_size, ...]``.
         microbatches: Inputs of the first layer, ``[num_microbatches, microbatch_size, ...]``, varying over
             ``axis_name``; stage 0's count.
-        num_repeats: How often a microbatch passes each stage.
+        num_repeats: Number of times a microbatch passes each stage.
         axis_name: The mesh axis of the stages.
 
     Returns:
@@ -220,7 +220,7 @@ def execute_looping_pipeline(
 
     def tick(carry, t):
         waiting, arrived = carry
-        # What comes back to stage 0 left it num_stages ticks ago, and waits in its own place for its next repeat.
+        # A microbatch that returns to stage 0 left it num_stages ticks ago; it waits in its slot for its next repeat.
         back = (t - num_stages) % period
         slot = jnp.minimum(back, num_microbatches - 1)
         returned = (t >= num_stages) & (back < num_microbatches)
@@ -238,15 +238,15 @@ def execute_looping_pipeline(
 
 
 # %% [markdown]
-# ## Average while others run: `looping_train_step`
+# ## Averaging behind earlier repeats: `looping_train_step`
 #
-# On a mesh with the axes `data` and `pipe`, every group of devices along `pipe` is a pipeline of its own, and works
-# on its own rows. After the backward pass, the gradients of all layers are averaged over `data`. That is a long
-# transfer, at a time when nothing is left to compute.
+# On a mesh with the axes `data` and `pipe`, every group of devices along `pipe` is a separate pipeline that works on
+# its own rows. After the backward pass, the gradients of all layers are averaged over `data`. That is a long transfer
+# at a time when nothing is left to compute.
 #
-# A looped pipeline goes backward through its repeats one after the other, the last one first. When a repeat's last
-# backward tick is over on all stages, its gradients are complete, and their average could travel while *earlier*
-# repeats are still running backward. Only those of repeat 0 have nothing left to hide behind. How long does each
+# The backward pass of a looping pipeline goes through the repeats one after the other, the last one first. When a
+# repeat's last backward tick is over on all stages, its gradients are complete, and could be averaged while *earlier*
+# repeats are still running backward. Only those of repeat 0 have nothing left to hide behind. How long does each part
 # take? For a group of one layer of width 2,048 and hidden size 8,192 on 8 A5000, 4 groups of 2 stages, with 4
 # microbatches of 512 rows:
 
@@ -255,61 +255,60 @@ if __name__ == "__main__":
     a5000, weights = machine("8xA5000"), 2 * 2048 * 8192
     matmuls = 3 * 2 * 512 * weights / (a5000.peak("f32") * a5000.efficiency.matmul)
     average = 2 * 3 / 4 * 4 * weights / min(link.bandwidth for link in a5000.links)
-    print(f"backward tick, with the forward pass again: {1e3 * matmuls:.1f} ms; 4 of them: {4e3 * matmuls:.1f} ms")
+    print(f"backward tick, with recomputation: {1e3 * matmuls:.1f} ms; 4 of them: {4e3 * matmuls:.1f} ms")
     print(f"average of one repeat's gradients over data: {1e3 * average:.1f} ms; of four: {4e3 * average:.1f} ms")
 
 # %% [markdown]
-# JAX's derivative of **one** scan over all ticks gives the gradients of all repeats at its end, together. So cut the
-# ticks into blocks, one for each repeat: `max(M, S)` ticks, and in the last block all that are left. In the first
-# ticks of a block, the later stages have not begun its repeat: at the block's local tick `j`, stages with an index
-# above `j` still work for the repeat before. So a block needs the weights of two repeats, and once the backward pass
-# has left block `b`, the gradients of repeat `b` are complete everywhere.
+# JAX's derivative of **one** scan over all ticks returns the gradients of all repeats together, at its end. So split
+# the ticks into blocks, one for each repeat: `max(M, S)` ticks each, and all remaining ticks in the last block. In the
+# first ticks of a block, the later stages have not started its repeat: at the block's local tick `j`, stages with an
+# index above `j` are still working on the previous repeat. So a block needs the weights of two repeats, and once the
+# backward pass has left block `b`, the gradients of repeat `b` are complete everywhere.
 #
-# Where in the backward pass is the average taken? Where you put it: with `jax.custom_vjp`, a function that
-# returns its argument as it is may do anything backward. Through such a function the weights of a repeat *enter*
-# the first block that uses them, and what flows back to it is that repeat's whole gradient. Its backward rule has
-# to return what varies like the argument, and a sum over an axis no longer varies along it: see `as_varying`.
+# Where in the backward pass is the average taken? Wherever you put it: with `jax.custom_vjp`, a function that returns
+# its argument unchanged may do anything in the backward pass. Pass the weights of a repeat through such a function
+# before the first block that uses them, and its incoming gradient is that repeat's whole gradient. Its backward rule
+# has to return a value that varies like the argument, but a sum over an axis no longer varies along it: see
+# `as_varying`.
 #
-# The timeline's rules, once more: computations run in the order of your program; a transfer begins when its operand
-# is there, and runs beside what is computed next; a loop iteration ends when its computations and its transfers have
-# ended; what is outside of a loop may run beside it.
-#
-# The step:
+# The timeline's rules, once more: computations run in program order; a transfer begins when its operand is ready, and
+# overlaps with whatever is computed next; a loop iteration ends when its computations and its transfers have ended; a
+# transfer outside a loop may overlap with it. Details of the step:
 #
 # - `params["layers"]` has this stage's layers, `[num_repeats, layers_per_stage, ...]`, in the order of
 #   `layers_of_stage`. `params["embed"]` and `params["head"]` are whole on every device. **All leaves vary over both
 #   axes**: no gradient is reduced unless you say so.
-# - `batch` has the rows of this device's pipeline, the same on all its stages. Take them in `num_microbatches` equal
+# - `batch` has the rows of this device's pipeline, the same on all its stages. Split them into `num_microbatches` equal
 #   parts, in order.
-# - Stage 0 embeds (`model.embed(params["embed"], inputs)`), the last stage has the loss, `model.loss(params["head"], x,
-#   targets, mask)`. `batch["mask"]` is 1 where a row of an MLP's batch, or a token of a Transformer's, counts, and 0
-#   where it is padding; the loss is the mean over what counts, and 0 where nothing does.
-# - `key` is the same on every device. Place `i` on `data_axis` uses `fold_in(key, i)`, which is what
-#   `fold_key_over_axes(key, (data_axis,))` from the chapter `data_parallel` gives, and layer number `l` of the
-#   model computes microbatch `m` as `model.layer(weights, x, layer_key(key, m, l))`. So the same is dropped as on
-#   one device, in every recomputation too.
-# - Recompute each tick's layers in the backward pass (`jax.checkpoint`): what is kept of a tick is its input. What
-#   is outside of the function that you wrap is kept as well: a group of weights that you have *chosen* before is
-#   an input.
-# - Update by plain SGD, `p - learning_rate * gradient`, with the gradient of the mean loss over all that count in all
-#   pipelines; in some of these nothing may count. For embedding and head it comes from one stage and is needed on all
-#   stages. Return the parameters and that loss, the same on every device.
+# - Stage 0 embeds (`model.embed(params["embed"], inputs)`), the last stage has the loss,
+#   `model.loss(params["head"], x, targets, mask)`. `batch["mask"]` is 1 for each row of an MLP's batch, or token of a
+#   Transformer's, that counts, and 0 for padding; the loss is the mean over the unmasked part, and 0 if everything is
+#   masked.
+# - `key` is the same on every device. Index `i` along `data_axis` uses `fold_in(key, i)`, the result of
+#   `fold_key_over_axes(key, (data_axis,))` from the chapter `data_parallel`, and layer number `l` of the model computes
+#   microbatch `m` as `model.layer(weights, x, layer_key(key, m, l))`. So dropout masks are the same as on one device,
+#   and in every recomputation.
+# - Recompute each tick's layers in the backward pass (`jax.checkpoint`), and keep only the tick's input. All inputs of
+#   the function that you wrap are kept: if you *select* a group of weights before the call, it is an input, too.
+# - Update by plain SGD, `p - learning_rate * gradient`, with the gradient of the mean loss over all unmasked rows or
+#   tokens in all pipelines; some pipelines may have none. The gradients of embedding and head come from one stage and
+#   are needed on all stages. Return the parameters and that loss, the same on every device.
 #
 # | budget | |
 # |---|---|
 # | exposed over `data`, on 8 A5000 | at most 0.5 times that of one average after the backward pass |
-# | FLOPs | at most 9/7 of the reference's: a tick's layers once more, not twice |
-# | temporaries that live at once | at most 1.5 times the reference's |
-# | all-reduce | gradients and two numbers once over `data`, leaf by leaf or in larger pieces |
-# | all-reduce over `pipe` | embedding, head and a number once |
-# | bytes permuted over `pipe` | at most one microbatch a tick, forward and backward |
+# | FLOPs | at most 9/7 of the reference's: recompute a tick's layers once, not twice |
+# | live temporaries | at most 1.5 times the reference's |
+# | all-reduce | gradients and two scalars once over `data`, leaf by leaf or in larger pieces |
+# | all-reduce over `pipe` | embedding, head and a scalar once |
+# | bytes permuted over `pipe` | at most one microbatch per tick, forward and backward |
 # | any other collective | none |
 #
-# The size is that of the example above, with 4 repeats. What is exposed over `data` is the step less the same step
-# with free links on that axis.
+# The size is that of the example above, with 4 repeats. The time exposed over `data` is the step time less that of the
+# same step with free links on that axis.
 #
 # Useful: `jax.tree.map`, a Python loop over repeats around a `lax.scan` over ticks, `lax.psum` over one axis or
-# several. Weighing each pipeline's loss *before* differentiating makes every reduction a plain sum.
+# several. If you scale each pipeline's loss by its share *before* differentiating, every reduction is a plain sum.
 
 
 # %%
@@ -323,7 +322,7 @@ def looping_train_step(
     data_axis: str,
     learning_rate: jax.Array,
 ) -> tuple[PyTree, jax.Array]:
-    """One step of SGD, each repeat's gradients averaged while earlier ones run backward. Runs inside ``shard_map``.
+    """Take one step of SGD, averaging gradients behind earlier repeats' backward pass. Runs inside ``shard_map``.
 
     Args:
         params: Whole ``embed`` and ``head``, and this stage's ``layers``, ``[num_repeats, layers_per_stage, ...]``; all
@@ -331,13 +330,13 @@ def looping_train_step(
         batch: The rows of this device's pipeline, ``inputs``, ``targets`` and ``mask``, ``[batch/data, ...]``.
         key: For dropout, the same on every device.
         model: The model's pure functions.
-        num_microbatches: How many parts the rows are taken in; divides their number.
+        num_microbatches: Number of parts to split the rows into; divides the number of rows.
         pipe_axis: The mesh axis of the stages.
         data_axis: The mesh axis of the pipelines.
         learning_rate: A scalar.
 
     Returns:
-        ``(params, loss)``: the updated parameters, and the mean loss over all that count, the same on every device.
+        ``(params, loss)``: updated parameters, and the mean loss over all unmasked rows or tokens, the same everywhere.
     """
     ### BEGIN SOLUTION
     key = fold_key_over_axes(key, (data_axis,))
@@ -358,7 +357,7 @@ def looping_train_step(
     entering.defvjp(lambda weights: (weights, None), summed)
 
     def stage(weights, x, microbatch, repeat):
-        # A group is small: written out, its last product is not computed again in vain.
+        # A group is small: when unrolled, its last product is not recomputed needlessly.
         for j in range(layers_per_stage):
             number = (repeat * num_stages + index) * layers_per_stage + j
             one = jax.tree.map(lambda leaf, j=j: leaf[j], weights)
@@ -366,7 +365,7 @@ def looping_train_step(
         return x
 
     def run(two_repeats, start, block, num_ticks):
-        """Ticks of a block: ``two_repeats`` has the weights of the repeat before, and of its own."""
+        """Run the ticks of a block; ``two_repeats`` has the weights of the previous repeat and its own."""
 
         @jax.checkpoint
         def compute(two_repeats, x, late, microbatch, repeat):
@@ -388,7 +387,7 @@ def looping_train_step(
 
         return lax.scan(tick, start, jnp.arange(num_ticks))
 
-    run_once_traced = jax.jit(run, static_argnums=3)  # blocks are alike, and need not be traced one by one
+    run_once_traced = jax.jit(run, static_argnums=3)  # blocks are alike: trace them only once
 
     def loss_of(params):
         x = model.embed(params["embed"], batch["inputs"])
@@ -417,36 +416,36 @@ def looping_train_step(
 # ## In your own words
 #
 # Your pipeline has 4 stages, 4 microbatches and 32 layers. With 2 repeats the bubble is 27 %, with 4 it is 16 %. A
-# colleague wants 8 repeats, one layer a tick. What do they gain, what becomes more expensive, and what would you
-# look at on the timeline before you agree? A few sentences and one formula are enough.
+# colleague wants 8 repeats, one layer per tick. What would that gain, what would become more expensive, and what would
+# you look at on the timeline before you agree? A few sentences and one formula are enough.
 
 # %% [markdown]
 # ### BEGIN SOLUTION
 # The bubble is `(S - 1) / (R*M + S - 1)`, since there are as many microbatches as stages: with 8 repeats 3/35, 8.6 %.
-# Each doubling of `R` saves about half as much as the one before.
+# Each doubling of `R` saves about half as much as the previous one.
 #
-# Every tick sends one microbatch's activations, and there are `R*M + S - 1` ticks: the bytes over `pipe` and the
-# number of messages grow with `R`, while the computation between two of them shrinks. Once a permute takes a good
-# part of a tick, and in this program nothing runs beside it, what the smaller bubble saves is spent on waiting. What
-# a tick costs beside its matrix products, starting kernels and reading weights for few rows, does not shrink either.
-# The inputs that are kept for the backward pass, one a tick, grow with `R` too.
+# Every tick sends one microbatch's activations, and there are `R*M + S - 1` ticks: the bytes over `pipe` and the number
+# of messages grow with `R`, while the computation between two of them shrinks. Nothing overlaps with a permute in this
+# program: once it takes a good part of a tick, the time saved by the smaller bubble is lost to waiting. The fixed costs
+# of a tick, launching kernels and reading weights for few rows, do not shrink either. The inputs that are kept for the
+# backward pass, one per tick, grow with `R` too.
 #
-# On the timeline I would compare the exposed time over `pipe` with the bubble that is left, at 4 and at 8 repeats. In
-# favour of 8: a repeat's gradients are smaller, so less of their average is exposed at the end.
+# On the timeline I would compare the exposed time over `pipe` with the remaining bubble, at 4 and at 8 repeats. In
+# favour of 8: each repeat has fewer gradients, so less of the averaging is exposed at the end.
 # ### END SOLUTION
 
 # %% [markdown]
 # ## Lab: the schedule, drawn and run
 #
-# Your `loop_position` draws the schedule; idle ticks are dots. Compare this drawing with yours. Then your
-# `execute_looping_pipeline` runs it. Here a "microbatch" is a single number, and each visit to a stage adds ten to it,
-# so nothing is computed but the order: which numbers must come out?
+# Your `loop_position` draws the schedule; idle ticks are dots. Compare it with your drawing. Then your
+# `execute_looping_pipeline` runs it. Here a "microbatch" is a single number, and each visit to a stage adds ten to it:
+# which numbers must come out?
 
 # %%
 if __name__ == "__main__":
     for num_stages, num_microbatches in ((2, 3), (4, 2)):
         num_ticks = max(num_microbatches, num_stages) + num_microbatches + num_stages - 1
-        print(f"{num_stages} stages, {num_microbatches} microbatches, 2 repeats: microbatch, and ' in the second one")
+        print(f"{num_stages} stages, {num_microbatches} microbatches, 2 repeats (' marks the second repeat)")
         for place in range(num_stages):
             found = [loop_position(t, place, num_stages, num_microbatches, 2) for t in range(num_ticks)]
             row = [f"{at[0]}{chr(39) * at[1]}" if at else "." for at in found]
@@ -459,13 +458,13 @@ if __name__ == "__main__":
         mesh = make_mesh({"pipe": num_stages})
         run = jax.jit(jax.shard_map(visits, mesh=mesh, in_specs=P("pipe"), out_specs=P("pipe")))
         numbers = jnp.tile(jnp.arange(float(num_microbatches))[:, None], (num_stages, 1))
-        print("  comes out as", run(numbers)[-1, :, 0])
+        print("  outputs:", run(numbers)[-1, :, 0])
 
 # %% [markdown]
 # ## Lab: the same losses everywhere
 #
-# Now train. Your `layers_of_stage` says which device holds which layers. Eight layers on one device, on 2 pipelines of
-# 4 stages, and on 4 pipelines of 2 stages, each in 2 repeats. Compiling them takes up to a minute on two cores.
+# Now train eight layers on one device, on 2 pipelines of 4 stages, and on 4 pipelines of 2 stages, each with 2 repeats.
+# Your `layers_of_stage` assigns layers to devices. Compiling takes up to a minute on two cores.
 
 # %%
 if __name__ == "__main__":
@@ -476,7 +475,7 @@ if __name__ == "__main__":
     mesh_axes = ("data", "pipe")
 
     def layouts(params):
-        """How parameters are placed, and how each device gives back what it holds."""
+        """Return the specs of the parameters, and those of each device's returned copies."""
 
         def like(part, spec):
             return jax.tree.map(lambda _: spec, params[part])
@@ -485,7 +484,7 @@ if __name__ == "__main__":
         return places, jax.tree.map(lambda spec: P("data", *spec) if len(spec) else P(mesh_axes), places)
 
     def on_each_device(params, batch, model, rate):
-        """One step as a device takes it: its own layers without the dim of the stages, and every leaf varying."""
+        """Take one device's step: its layers without the stage dim, and every leaf varying."""
 
         def varying(tree):
             return jax.tree.map(lambda leaf: as_varying(as_varying(leaf, "data"), "pipe"), tree)
@@ -496,7 +495,7 @@ if __name__ == "__main__":
         return jax.tree.map(lambda leaf: leaf[None], varying(after)), loss
 
     def placed(params, num_stages, num_repeats):
-        """Layers as the stages hold them, ``[num_repeats, num_stages, layers_per_stage, ...]``."""
+        """Arrange layers by stage, ``[num_repeats, num_stages, layers_per_stage, ...]``."""
         held = [layers_of_stage(place, num_stages, num_repeats, 8) for place in range(num_stages)]
         order = jnp.asarray([[of_stage[repeat] for of_stage in held] for repeat in range(num_repeats)])
         return {**params, "layers": jax.tree.map(lambda leaf: leaf[order], params["layers"])}
@@ -524,8 +523,8 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: where the time goes
 #
-# Last, your step at the size that it is judged on, on 8 A5000, from its program alone. The averages run beside the
-# backward ticks, on the row of transfers over `data`. Which of them is still exposed?
+# Finally, your step at the size it is graded on, on 8 A5000s, predicted from its program alone. The averages overlap
+# with the backward ticks, on the row of transfers over `data`. Which of them is still exposed?
 
 # %%
 if __name__ == "__main__":

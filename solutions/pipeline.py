@@ -9,22 +9,22 @@
 # %% [markdown]
 # # Pipelines
 #
-# FSDP splits every layer over all devices and sends weights. A pipeline leaves layers whole and sends
-# *activations*: the first device holds the first layers, the next device the next ones, and what one has computed
-# travels on to the other. A position in this row is called a **stage**.
+# FSDP splits every layer over all devices and sends weights. A pipeline leaves layers whole and sends *activations*:
+# the first device holds the first layers, the next device the next ones, and each passes its output on to the next.
+# Each position in this sequence is called a **stage**.
 #
-# With one batch, only one stage would have work at a time. So the batch is cut into **microbatches** that follow
-# each other through the stages, and after a few ticks all stages are busy, each with another microbatch. At both
-# ends some wait: that is the **bubble**.
+# With a single batch, only one stage would have work at a time. So the batch is split into **microbatches** that follow
+# each other through the stages, and after a few ticks all stages are busy, each with a different microbatch. At the
+# beginning and the end, some stages wait: that is the **bubble**.
 #
 # You will write it in five functions:
 #
 # | function | what it does |
 # |---|---|
-# | `split_microbatches` | cuts a batch into microbatches |
+# | `split_microbatches` | splits a batch into microbatches |
 # | `pipeline_tick` | one tick of one stage: pick the input, compute, pass on |
 # | `execute_pipeline` | all ticks, for any number of stages and microbatches |
-# | `pipeline_loss` | a model's loss over the stages, with a gradient of the right scale on each of them |
+# | `pipeline_loss` | a model's loss over the stages, with gradients at the right scale on each of them |
 # | `pipeline_train_step` | the whole step on `data` x `pipe`, with little memory |
 
 # %%
@@ -51,9 +51,9 @@ from solutions.data_parallel import fold_key_over_axes
 PyTree = Any
 
 # %% [markdown]
-# ## Cut the batch: `split_microbatches`
+# ## Split the batch: `split_microbatches`
 #
-# Microbatches are equally large, since every tick runs the same program. Twelve rows in three microbatches:
+# Microbatches have the same size, since every tick runs the same program. Here are twelve rows in three microbatches:
 
 # %%
 if __name__ == "__main__":
@@ -61,10 +61,10 @@ if __name__ == "__main__":
         print(f"microbatch {number}: rows {rows}")
 
 # %% [markdown]
-# - Microbatch 0 is the first `batch / num_microbatches` rows, in their order, and so on. Every leaf of `batch` is
-#   cut this way.
-# - A batch that cannot be cut into equal parts is refused: raise a `ValueError` that names both numbers, the rows
-#   and `num_microbatches`. A row that is dropped without a word is a row that nobody trains on.
+# - Microbatch 0 is the first `batch / num_microbatches` rows, in order, and so on. Every leaf of `batch` is split this
+#   way.
+# - Reject a batch that cannot be split into equal parts: raise a `ValueError` that names both numbers, the rows and
+#   `num_microbatches`. Nobody would train on a silently dropped row.
 #
 # | | |
 # |---|---|
@@ -74,17 +74,17 @@ if __name__ == "__main__":
 
 # %%
 def split_microbatches(batch: PyTree, num_microbatches: int) -> PyTree:
-    """A batch in equal parts, in the order of its rows.
+    """Split a batch into equal parts, in the order of its rows.
 
     Args:
         batch: A tree of arrays ``[rows, ...]``.
-        num_microbatches: How many parts.
+        num_microbatches: Number of parts.
 
     Returns:
         The same tree with leaves ``[num_microbatches, rows/num_microbatches, ...]``.
 
     Raises:
-        ValueError: The rows cannot be split into so many equal parts; the message names both numbers.
+        ValueError: The rows cannot be split into that many equal parts; the message names both numbers.
     """
 
     ### BEGIN SOLUTION
@@ -101,14 +101,13 @@ def split_microbatches(batch: PyTree, num_microbatches: int) -> PyTree:
 # %% [markdown]
 # ## One tick of one stage: `pipeline_tick`
 #
-# All devices run the same program, so a stage finds out with `lax.axis_index` which one it is. In one tick, it
-#
-# 1. picks its input: the first stage takes the next microbatch, the others what has just arrived;
+# All devices run the same program, so a device finds out which stage it is with `lax.axis_index`. In one tick, it
+# 1. picks its input: the first stage takes the next microbatch, the others the activations that have just arrived;
 # 2. computes;
 # 3. passes its result on to the next stage.
 #
-# For the last of these there is `lax.ppermute`, which is given pairs of a sender and a receiver. A device
-# that nothing is sent to gets zeros:
+# For step 3 there is `lax.ppermute`, which takes pairs of a sender and a receiver. A device that is not a receiver gets
+# zeros:
 
 # %%
 if __name__ == "__main__":
@@ -118,26 +117,26 @@ if __name__ == "__main__":
         in_specs=P("pipe"),
         out_specs=P("pipe"),
     )
-    print("each sends 10 times its number:", numbered(10 * jnp.arange(4)))
+    print("each sends 10 times its index:", numbered(10 * jnp.arange(4)))
 
 # %% [markdown]
-# What a stage computes is handed to you as a function, `stage(x, microbatch)`. It takes the activations of one
-# microbatch, and the microbatch's number as an integer (a traced one will do), for whatever is different from one
-# microbatch to another: dropout is. So you must know which microbatch a stage works on at a tick. Microbatch 0
-# enters stage 0 at tick 0.
+# The stage's computation is passed to you as a function, `stage(x, microbatch)`. It takes the activations of one
+# microbatch, and the microbatch's number as an integer (possibly traced), for anything that differs between
+# microbatches, such as dropout. So you must know which microbatch a stage works on at a tick. Microbatch 0 enters stage
+# 0 at tick 0.
 #
-# At the beginning and the end a stage has nothing to do. It may compute anything then, garbage included, since
-# nobody uses it: devices that run one program in step have nothing better to do. The number of its microbatch is
-# then negative, or past the last one: mind what you index with it.
+# At the beginning and the end a stage has nothing to do. It may then compute anything, even garbage, since the result
+# is not used and devices that run one program in lockstep have nothing better to do. The number of its microbatch is
+# then negative or past the last one: be careful when you index with it.
 #
 # | | |
 # |---|---|
 # | `microbatches` | `[num_microbatches, microbatch_size, ...]`, the same on every stage, varying over `axis_name` |
 # | `arrived`, and both results | `[microbatch_size, ...]`, varying over `axis_name` |
-# | communication | one `ppermute` in a tick; any other collective: none |
+# | communication | one `ppermute` per tick; any other collective: none |
 #
-# `axis_name` has any number of stages, 1 included. `check` looks at every tick of a schedule, at what comes out,
-# and at gradients: of the weights of each stage, of the microbatches, and of what arrived.
+# `axis_name` has any number of stages, 1 included. `check` looks at every tick of a schedule, at the outputs, and at
+# gradients: of the weights of each stage, of the microbatches, and of `arrived`.
 #
 # Useful: `lax.axis_index`, `lax.axis_size`, `jnp.clip`, `jnp.where`, `lax.ppermute`.
 
@@ -152,17 +151,17 @@ def pipeline_tick(
     axis_name: str,
 ) -> tuple[jax.Array, jax.Array]:
     # --8<-- [end:tick_signature]
-    """What this stage does in one tick. Runs inside ``shard_map``.
+    """Run one tick of this stage. Runs inside ``shard_map``.
 
     Args:
         stage: ``(x, microbatch) -> y`` of the same shape; never communicates over ``axis_name``.
-        microbatches: What enters the pipeline, ``[num_microbatches, microbatch_size, ...]``.
-        arrived: What the stage before this one computed in the last tick, ``[microbatch_size, ...]``.
+        microbatches: The pipeline's input, ``[num_microbatches, microbatch_size, ...]``.
+        arrived: The previous stage's output in the last tick, ``[microbatch_size, ...]``.
         tick: The tick's number, a scalar.
         axis_name: The mesh axis of the stages.
 
     Returns:
-        ``(y, sent)``: what this stage computed, and what it has been sent for its next tick.
+        ``(y, sent)``: this stage's output, and the input that it has been sent for its next tick.
     """
     ### BEGIN SOLUTION
     number, num_stages = lax.axis_index(axis_name), lax.axis_size(axis_name)
@@ -175,8 +174,8 @@ def pipeline_tick(
 # %% [markdown]
 # ## All ticks: `execute_pipeline`
 #
-# Draw a table with a row for each of 3 stages and a column for each tick, and write the number of the microbatch
-# into every cell, for 4 microbatches. Then compare:
+# Draw a table with a row for each of 3 stages and a column for each tick, and write the number of the microbatch in
+# every cell, for 4 microbatches. Then compare:
 
 # %%
 if __name__ == "__main__":
@@ -186,22 +185,22 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # Each stage has work in as many ticks as there are microbatches. The other ticks are the bubble. How many ticks are
-# there for `S` stages and `M` microbatches, and in which ones does the last stage finish a microbatch? The answer
-# is to hold for any `S` and `M`: for fewer microbatches than stages, too, where no tick has work for all. No
-# garbage may reach a result, not even multiplied by zero: in a case without gradients, `check`'s stages return NaN
+# there for `S` stages and `M` microbatches, and in which ones does the last stage finish a microbatch? Your function
+# must work for any `S` and `M`, including fewer microbatches than stages, where no tick has work for all stages. No
+# garbage may reach a result, not even multiplied by zero: in a test case without gradients, `check`'s stages return NaN
 # for a microbatch that does not exist, and zero times NaN is NaN.
 #
 # | budget | |
 # |---|---|
 # | bubble, for 8 stages and 5 microbatches | 7/12 of the devices' time, within 1 % |
-# | `ppermute` | at most one a tick, and one for its gradient |
+# | `ppermute` | at most one per tick, and one for its gradient |
 # | any other collective | none: activations are never gathered |
 #
 # The result is `[num_microbatches, microbatch_size, ...]` in the order of the microbatches. Only the last stage's
-# counts: the others may return anything of that shape.
+# result counts: the others may return anything of that shape.
 #
-# Useful: `lax.scan` over ticks. What arrives at a stage in the first tick, when nobody has sent anything yet, must
-# have the type of what arrives later, which varies over `axis_name`: `jnp.zeros_like` of a microbatch has it, and
+# Useful: `lax.scan` over ticks. In the first tick nothing has been sent yet, but the initial value of `arrived` must
+# have the same type as later ones, varying over `axis_name`: `jnp.zeros_like` of a microbatch has this type,
 # `jnp.zeros` does not.
 
 
@@ -209,15 +208,15 @@ if __name__ == "__main__":
 def execute_pipeline(
     stage: Callable[[jax.Array, jax.Array], jax.Array], microbatches: jax.Array, axis_name: str
 ) -> jax.Array:
-    """All microbatches through all stages. Runs inside ``shard_map``.
+    """Run all microbatches through all stages. Runs inside ``shard_map``.
 
     Args:
         stage: ``(x, microbatch) -> y`` of the same shape; never communicates over ``axis_name``.
-        microbatches: What enters the pipeline, ``[num_microbatches, microbatch_size, ...]``; varies over ``axis_name``.
+        microbatches: The pipeline's input, ``[num_microbatches, microbatch_size, ...]``; varies over ``axis_name``.
         axis_name: The mesh axis of the stages.
 
     Returns:
-        On the last stage what it computed for each microbatch, like ``microbatches``; on the others anything.
+        On the last stage its output for each microbatch, like ``microbatches``; on the others anything.
     """
     ### BEGIN SOLUTION
     num_stages, num_microbatches = lax.axis_size(axis_name), microbatches.shape[0]
@@ -235,25 +234,25 @@ def execute_pipeline(
 # %% [markdown]
 # ## A model: `pipeline_loss`
 #
-# A model is an embedding, layers and a head. Each stage holds `num_layers / num_stages` of the layers, in order:
-# stage 0 the first ones, stage 1 the next ones, and so on. The embedding and the head are small beside the layers,
-# and every stage holds a copy of both. It is simplest to embed all rows on every stage, with
-# `model.embed(params["embed"], batch["inputs"])`, though only the first stage's are used, and to compute the loss
-# of what comes out everywhere, though only the last stage's counts.
+# A model is an embedding, layers and a head. Each stage holds `num_layers / num_stages` of the layers, in order: stage
+# 0 the first ones, stage 1 the next ones, and so on. The embedding and the head are small compared with the layers, and
+# every stage holds a copy of both. It is simplest to embed all rows on every stage, with
+# `model.embed(params["embed"], batch["inputs"])`, though only the first stage's are used, and to compute the loss on
+# every stage, though only the last stage's counts.
 #
-# Padding must not count: `batch["mask"]` is 1 where a row of an MLP's batch, or a token of a Transformer's, counts,
-# and 0 elsewhere. `model.loss(params["head"], x, targets, mask)` is the mean over what counts, and 0 where nothing
-# does. The loss that you return is that mean over **all** rows, **the same on every stage**. It is not the
-# mean of the parts' means, since parts of the rows may have different numbers that count.
+# Padding must not count: `batch["mask"]` is 1 for each row of an MLP's batch, or token of a Transformer's, that counts,
+# and 0 elsewhere. `model.loss(params["head"], x, targets, mask)` is the mean over the unmasked part, and 0 if
+# everything is masked. The loss that you return is that mean over **all** rows, **the same on every stage**. It is not
+# the mean of the parts' means, since parts may have different unmasked counts.
 #
-# Its gradient is where things go wrong. Suppose that a weight `w` is 1 everywhere, that the last of four stages has
-# the loss `3 w`, and that the others take it from there with an all-gather:
+# The gradient is where things go wrong. Suppose that a weight `w` is 1 everywhere, that the last of four stages has the
+# loss `3 w`, and that the others get it with an all-gather:
 
 # %%
 if __name__ == "__main__":
 
     def gathered(w):
-        """The last stage's loss, on every stage."""
+        """Return the last stage's loss on every stage."""
         return lax.all_gather(3 * w, "pipe")[-1]
 
     gradients = jax.shard_map(
@@ -265,28 +264,28 @@ if __name__ == "__main__":
     print("d(3 w)/dw on each stage:", gradients)
 
 # %% [markdown]
-# The loss is right on every stage, and the gradient is four times too large. Each device differentiates the number
-# that *it* returns, four devices return it, and the gather's transpose adds the four up. A number that is typed as
+# The loss is right on every stage, but the gradient is four times too large. Each device differentiates the number that
+# *it* returns, four devices return it, and the gather's transpose adds up the four gradients. A number that is typed as
 # the same everywhere is differentiated once.
 #
-# - `params["embed"]` and `params["head"]` are whole; leaves under `layers` are `[num_layers/pipe, ...]`. All enter
-#   varying over `axis_name`. So a stage's gradient of embedding and head is its own share of it, zero where it has
-#   none: `check` adds the shares up, and so will your training step.
-# - Layers are numbered from 0 through the whole model, not on each stage. For microbatch `m` and layer `l`,
-#   `model.layer(layer_params, x, key)` is given the key `layer_key(key, m, l)`. So the same things are dropped as
-#   on one device, in whatever order stages compute.
-# - Layers that cannot be shared out evenly are refused: raise a `ValueError` that names both numbers,
+# - `params["embed"]` and `params["head"]` are whole; leaves under `layers` are `[num_layers/pipe, ...]`. On entry, all
+#   vary over `axis_name`. So each stage's gradient of embedding and head is its own share of the whole gradient, zero
+#   if it does not contribute: `check` adds the shares up, and so will your training step.
+# - Layers are numbered from 0 through the whole model, not per stage. For microbatch `m` and layer `l`, call
+#   `model.layer(layer_params, x, key)` with the key `layer_key(key, m, l)`. So dropout masks are the same as on one
+#   device, whatever the order in which stages compute.
+# - Reject a number of layers that the stages do not divide: raise a `ValueError` that names both numbers,
 #   `model.num_layers` and the stages.
 #
 # | budget | |
 # |---|---|
 # | `ppermute` | as in `execute_pipeline`, forward and backward |
-# | any other collectives | together `2 (S-1)/S` of the bytes of all outputs, at most; a scalar is next to nothing |
-# | *no points:* FLOPs, 8 stages, 32,768 outputs | at most 0.65 of computing the loss of all rows on every stage |
+# | any other collectives | together at most `2 (S-1)/S` of the bytes of all outputs; scalars are negligible |
+# | *no points:* FLOPs, 8 stages, 32,768 outputs | at most 0.65 times those of computing the whole loss on every stage |
 #
-# The last line is a stretch goal. With a large vocabulary the head costs as much as several layers, and all stages
-# but one compute it for nothing. Make the plain version work first. Then let each stage compute the loss of `1/S`
-# of the rows, wherever `S` divides them.
+# The last row is a stretch goal. With a large vocabulary the head costs as much as several layers, and all stages but
+# one compute it in vain. Make the plain version work first. Then let each stage compute the loss of `1/S` of the rows
+# if `S` divides them.
 #
 # Useful: `lax.scan` over the layers of a stage, `lax.psum`, `lax.pmean`; for the stretch goal `lax.psum_scatter`.
 
@@ -295,7 +294,7 @@ if __name__ == "__main__":
 def pipeline_loss(
     params: PyTree, batch: dict[str, jax.Array], key: jax.Array, model: Model, num_microbatches: int, axis_name: str
 ) -> jax.Array:
-    """The mean loss of a batch over the stages of a model. Runs inside ``shard_map``.
+    """Compute the mean loss of a batch over the stages of a model. Runs inside ``shard_map``.
 
     Args:
         params: ``embed`` and ``head`` whole, ``layers`` with leaves ``[num_layers/pipe, ...]``; all varying over
@@ -303,14 +302,14 @@ def pipeline_loss(
         batch: ``inputs``, ``targets`` and ``mask``, ``[rows, ...]``, the same on every stage.
         key: For dropout, the same on every stage.
         model: The model's pure functions.
-        num_microbatches: In how many parts the rows pass the stages.
+        num_microbatches: Number of parts in which the rows go through the stages.
         axis_name: The mesh axis of the stages.
 
     Returns:
-        The mean over all that count, a scalar, the same on every stage; 0 where nothing does.
+        The mean over all unmasked rows or tokens, a scalar, the same on every stage; 0 if everything is masked.
 
     Raises:
-        ValueError: The layers cannot be shared out evenly; the message names both numbers.
+        ValueError: The layers cannot be split evenly; the message names both numbers.
     """
     ### BEGIN SOLUTION
     number, num_stages = lax.axis_index(axis_name), lax.axis_size(axis_name)
@@ -343,45 +342,44 @@ def pipeline_loss(
 # %% [markdown]
 # ## The whole step: `pipeline_train_step`
 #
-# Several pipelines stand side by side: each place on `data_axis` has rows of its own, and a copy of every stage.
+# Several pipelines run in parallel: each index along `data_axis` has its own rows, and a copy of every stage.
 #
-# What has to be kept for the backward pass? For every tick, whatever its layers need there. For a stage of 2 layers
-# of width 512 and hidden size 2,048, with 1,024 rows in a microbatch and 32 microbatches on 4 stages, the size that
-# you are judged on:
+# What has to be kept for the backward pass? For every tick, everything that its layers need there. Here are the numbers
+# for a stage of 2 layers of width 512 and hidden size 2,048, with 1,024 rows in a microbatch and 32 microbatches on 4
+# stages, the size that you are graded on:
 
 # %%
 if __name__ == "__main__":
     ticks, block, hidden = 32 + 4 - 1, 1024 * 512 * 4 / 2**20, 1024 * 2048 * 4 / 2**20
     kept = 2 * (6 * hidden + 2 * block)  # about, for two layers: six arrays of the hidden size, and two blocks
-    print(f"what a stage is given in a tick: {block:.0f} MiB; in all {ticks} ticks {ticks * block:.0f} MiB")
-    print(f"what its layers keep in a tick: {kept:.0f} MiB; in all {ticks} ticks {ticks * kept:.0f} MiB")
+    print(f"input of a stage in one tick: {block:.0f} MiB; in all {ticks} ticks {ticks * block:.0f} MiB")
+    print(f"kept by its layers in one tick: {kept:.0f} MiB; in all {ticks} ticks {ticks * kept:.0f} MiB")
 
 # %% [markdown]
-# So keep what a stage was *given*, and let the backward pass of a tick compute its layers once more. The place for
-# that is in `pipeline_loss`, or you hand it a model whose layers do it by themselves: `replace(model, layer=...)`,
-# from `dataclasses`, gives one.
+# So keep only a stage's *input*, and let the backward pass of a tick recompute its layers. You can do this in
+# `pipeline_loss`, or pass it a model whose layers do it themselves: `replace(model, layer=...)`, from `dataclasses`,
+# creates one.
 #
 # This function is the whole step, by plain SGD (`leaf - learning_rate * gradient`):
-#
-# - Every leaf of `params` enters varying over both axes.
-# - Who has which part of a gradient? A stage's layers belong to that stage alone, and its copies along `data_axis`
-#   have seen other rows. The embedding and the head are the same on all devices, and of their gradient each stage
-#   has a share.
-# - `key` is the same on every device. Place `i` on `data_axis` uses `fold_in(key, i)`, which is what
-#   `fold_key_over_axes(key, (data_axis,))` from the chapter `data_parallel` gives.
-# - The returned loss is the mean over all that count on all devices, the same everywhere, and gradients are those
-#   of this mean. Pipelines may have different numbers of rows that count, and some none.
+# - On entry, every leaf of `params` varies over both axes.
+# - Which device has which part of a gradient? A stage's layers belong only to that stage, and its copies along
+#   `data_axis` have seen other rows. The embedding and the head are the same on all devices, and each stage has a share
+#   of their gradient.
+# - `key` is the same on every device. Index `i` along `data_axis` uses `fold_in(key, i)`, the result of
+#   `fold_key_over_axes(key, (data_axis,))` from the chapter `data_parallel`.
+# - The returned loss is the mean over all unmasked rows or tokens on all devices, the same everywhere, and gradients
+#   are those of this mean. Pipelines may have different unmasked counts, some of them zero.
 #
 # | budget | |
 # |---|---|
-# | temporaries that live at once | three blocks a tick + two a microbatch + gradients twice + one stage's layers |
+# | live temporaries | three blocks per tick + two per microbatch + gradients twice + one stage's layers |
 # | all-reduce | over `data_axis` once: each leaf, the count, the loss; over `pipe_axis` once: embedding, head, loss |
 # | `ppermute` | as in `pipeline_loss`: recomputing a stage sends nothing |
 # | any other collectives | as in `pipeline_loss` |
 #
 # A block is the activations of one microbatch. In numbers, at the size above: at most 530 MiB of temporaries.
-# Parameters after one step and after three must equal one device's, and `check` also compares what you subtracted,
-# divided by `learning_rate`: that is your gradient, leaf by leaf.
+# Parameters after one step and after three must equal one device's. `check` also compares the update divided by
+# `learning_rate`, which is your gradient, leaf by leaf.
 #
 # Useful: `jax.value_and_grad`, `lax.psum`, `jax.checkpoint`.
 
@@ -397,20 +395,20 @@ def pipeline_train_step(
     data_axis: str,
     learning_rate: jax.Array,
 ) -> tuple[PyTree, jax.Array]:
-    """One step of SGD on pipelines side by side. Runs inside ``shard_map``.
+    """Take one step of SGD on parallel pipelines. Runs inside ``shard_map``.
 
     Args:
         params: As for ``pipeline_loss``, all varying over both axes.
-        batch: This place's rows, ``inputs``, ``targets`` and ``mask``, ``[batch/data, ...]``.
+        batch: This pipeline's rows, ``inputs``, ``targets`` and ``mask``, ``[batch/data, ...]``.
         key: For dropout, the same on every device.
         model: The model's pure functions.
-        num_microbatches: In how many parts a place's rows pass the stages.
+        num_microbatches: Number of parts in which a pipeline's rows go through the stages.
         pipe_axis: The mesh axis of the stages.
         data_axis: The mesh axis along which the batch is split.
         learning_rate: A scalar.
 
     Returns:
-        ``(params, loss)``: updated, and the mean loss over all that count, the same on every device.
+        ``(params, loss)``: updated parameters, and the mean loss over all unmasked rows or tokens, the same everywhere.
     """
     ### BEGIN SOLUTION
     key = fold_key_over_axes(key, (data_axis,))
@@ -431,28 +429,28 @@ def pipeline_train_step(
 # %% [markdown]
 # ## In your own words
 #
-# A colleague has 8 stages and 8 microbatches, and finds the bubble too large. "Then I take twice as many
-# microbatches, each half as large. The batch stays the same, so this costs nothing." Say what becomes of the
-# bubble, of the memory that activations take, and of what is sent, and name one thing that does cost something. Two
-# formulas are enough.
+# A colleague has 8 stages and 8 microbatches, and finds the bubble too large. "Then I will use twice as many
+# microbatches, each half as large. The batch stays the same, so this costs nothing." Say what happens to the bubble, to
+# the memory that activations take, and to the communication, and name one thing that does cost something. Two formulas
+# are enough.
 
 # %% [markdown]
 # ### BEGIN SOLUTION
-# The bubble is `(S-1)/(M+S-1)`: 7/15 = 0.47 before and 7/23 = 0.30 after. A stage keeps what it was given in each
-# of `M + S - 1` ticks, and a block is half as large: 15 blocks before, 23 halves after, so the memory shrinks a
-# little. The bytes sent hardly change either, `M` times half as much; there are more and smaller messages, so the
-# latency of each counts more. What costs something is that matmuls get smaller: half as many rows use a device less
-# well, and a stage's weights are read from memory for every microbatch, whatever its size. At some number of
-# microbatches a tick no longer takes half as long, and the gain is gone.
+# The bubble is `(S-1)/(M+S-1)`: 7/15 = 0.47 before and 7/23 = 0.30 after. A stage keeps its input in each of
+# `M + S - 1` ticks, and a block is half as large: 15 blocks before, 23 half-blocks after, so the memory shrinks a
+# little. The bytes sent hardly change either, twice as many messages of half the size, but the latency of each counts
+# more. The real cost is that matmuls get smaller: half as many rows use a device less efficiently, and a stage's
+# weights are read from memory for every microbatch, whatever its size. Beyond some number of microbatches a tick no
+# longer takes half as long, and the gain is gone.
 # ### END SOLUTION
 
 # %% [markdown]
 # ## Lab: the same losses everywhere, dropout included
 #
-# A Transformer with dropout, trained on one device and on three meshes, with six microbatches on each. On `data=1`
-# the same things are dropped as on one device. Two places on `data` have microbatches and keys of their own: other
-# masks, and losses that differ a little. Four programs are compiled first, which takes up to a minute
-# on two cores.
+# Here a Transformer with dropout trains on one device and on three meshes, with six microbatches on each. With
+# `data=1`, dropout masks are the same as on one device. With `data=2`, the two pipelines have different microbatches
+# and keys, so different masks, and losses that differ a little. Compiling the four programs takes up to a minute on two
+# cores.
 
 # %%
 if __name__ == "__main__":
@@ -478,7 +476,7 @@ if __name__ == "__main__":
 
     @jax.jit
     def plain_step(params, number, batch):
-        """On one device, each microbatch with its own key."""
+        """Take a step on one device, each microbatch with its own key."""
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(1), number), 0)
 
         def loss_of(params):
@@ -501,9 +499,8 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: two ways to spend a bubble
 #
-# Your idle stages compute garbage. They could also do nothing: `lax.cond` runs one of two branches, and a stage
-# that takes the other branch waits. Neither your tick nor your schedule has to change, since the stage is handed
-# in:
+# Your idle stages compute garbage. They could also do nothing: `lax.cond` runs one of two branches, and a stage that
+# takes the empty branch waits. Neither your tick nor your schedule has to change, since the stage is an argument:
 
 # %%
 if __name__ == "__main__":
@@ -531,22 +528,20 @@ if __name__ == "__main__":
             run, inputs, {"weights": P("pipe"), "microbatches": P()}, mesh={"pipe": S}, out_specs={"outputs": P("pipe")}
         )
 
-    for name, idle_does_nothing in (("garbage", False), ("nothing", True)):
+    for name, idle_does_nothing in (("useless work", False), ("nothing", True)):
         found = predict(program(idle_does_nothing), "8xH100")
-        print(
-            f"idle stages compute {name}: {found.costs.flops:.3g} FLOPs a device, {1e6 * found.timeline.seconds:.0f} us"
-        )
+        print(f"idle stages do {name}: {found.costs.flops:.3g} FLOPs per device, {1e6 * found.timeline.seconds:.0f} us")
 
 # %% [markdown]
-# As long a step, and about half of the FLOPs: a bubble is a matter of waiting, not of work. What it saves is
-# energy.
+# The step takes just as long, with about half the FLOPs: the bubble costs time whether or not idle stages work. Doing
+# nothing saves only energy.
 #
 # ## Lab: a schedule by hand, and yours
 #
-# Take a sheet of paper: a row for each of 4 stages, a column for each tick, and in the squares the numbers of 6
-# microbatches. Then compare. The first picture is of what is written down here, one line a stage, `F3` for the forward
-# pass of microbatch 3; change it, and see which orders cost ticks. The second is read off your program's timeline on
-# a machine where only matmuls take time, with the garbage that idle stages compute in grey.
+# Take a sheet of paper and draw a row for each of 4 stages, a column for each tick, and the numbers of 6 microbatches
+# in the cells. Then compare. The first picture shows the schedule written in this cell, one string per stage, with `F3`
+# for the forward pass of microbatch 3; change it, and see which orders cost ticks. The second is read off your
+# program's timeline on a machine where only matmuls take time, with the garbage that idle stages compute in grey.
 
 # %%
 if __name__ == "__main__":
@@ -558,10 +553,10 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: where the time goes
 #
-# Last, your step on 2 x 4 H100, forward and backward, with 8 microbatches: look for the staircases at both ends. In the
-# first picture idle stages compute garbage, so they count as busy; the next picture shows that in grey. Its backward
-# ticks are about seven times as long as the forward ones, not three: with 256 rows a good part of each goes into adding
-# up the gradients of the weights, which takes as long with any number of rows.
+# Finally, your step on 2 x 4 H100s, forward and backward, with 8 microbatches: look for the staircases at both ends. In
+# the first picture idle stages compute garbage, so they count as busy; the next picture shows this in grey. Backward
+# ticks are about seven times as long as forward ones, not three: with 256 rows, a good part of each goes into adding up
+# the gradients of the weights, which takes the same time for any number of rows.
 
 # %%
 if __name__ == "__main__":
@@ -577,7 +572,7 @@ if __name__ == "__main__":
         return {"params": jax.tree.map(lambda leaf: leaf[None], {**updated, **ends}), "loss": loss}
 
     rows, counts = (jax.ShapeDtypeStruct((2 * 8 * 256, *dims), np.float32) for dims in ((512,), ()))
-    # Every device gives back its own copy: a leaf's type still says "varying".
+    # Every device returns its own copy: a leaf's type still says "varying".
     held = {"params": P("data", "pipe"), "loss": P()}
     mapped = jax.shard_map(
         one_step, mesh=abstract_mesh({"data": 2, "pipe": 4}), in_specs=(tree_specs, P("data")), out_specs=held

@@ -9,19 +9,19 @@
 # %% [markdown]
 # # Primer: many devices in 15 minutes
 #
-# Every chapter of this course is written with five ideas. This notebook shows each of them once, with something to run
-# and to look at. It asks for no answer and judges nothing: run a cell, look, change it, run it again.
+# Every chapter of this course builds on five ideas. This notebook shows each of them once, with something to run and
+# look at. There is nothing to solve and nothing is graded: run a cell, look, change it, run it again.
 #
 # | idea | what it says |
 # |---|---|
-# | mesh | which devices there are, in a grid whose axes have names |
-# | `PartitionSpec` | how the dims of an array are cut over the axes: who holds what |
+# | mesh | the devices, arranged in a grid with named axes |
+# | `PartitionSpec` | how the dims of an array are split over the axes, and so which device holds which block |
 # | `shard_map` | one function, run by every device on its own block |
-# | what varies | which values may differ from device to device, and what that does to a gradient |
+# | varying values | which values may differ from device to device, and how that affects a gradient |
 # | timeline | what a device does when, and what it waits for |
 #
-# You need Python and basic JAX: `jit`, `grad`, arrays. You need no GPU: importing `course` gives this notebook 8
-# emulated devices on your processor.
+# You need Python and basic JAX: `jit`, `grad`, arrays. You do not need a GPU: importing `course` gives this notebook 8
+# emulated devices on your CPU.
 
 # %%
 import jax
@@ -40,9 +40,9 @@ from course.render.panels import comparison_html
 # %% [markdown]
 # ## A mesh: devices in a grid
 #
-# A **mesh** is a grid of devices. Its **axes** have names, and everything that follows speaks of devices by these names
-# and not by number. This course calls them by what is split over them: `data` for rows of the batch, `tensor` for
-# features, `pipe` for layers. (An array has *dims*, a mesh has *axes*: two words for two things.)
+# A **mesh** is a grid of devices. Its **axes** have names, and from here on we refer to devices by these names rather
+# than by number. This course names an axis after what is split over it: `data` for rows of the batch, `tensor` for
+# features, `pipe` for layers. (An array has *dims*, a mesh has *axes*; we keep the two words apart.)
 
 # %%
 if __name__ == "__main__":
@@ -52,19 +52,18 @@ if __name__ == "__main__":
     # --8<-- [end:mesh]
 
 # %% [markdown]
-# Two devices in a row of this grid differ in `tensor` only, two in a column in `data` only. An operation "over `data`"
-# joins the four devices of a column, and happens in both columns at the same time.
+# Two devices in the same row of this grid differ only in `tensor`, two in the same column only in `data`. An operation
+# "over `data`" involves the four devices of a column, and happens in both columns at the same time.
 #
-# ## A `PartitionSpec`: who holds what
+# ## A `PartitionSpec`: how an array is split
 #
 # A spec has an entry for each dim of an array:
+# - an axis name: this dim is split into as many equal blocks as the axis has devices;
+# - `None`: this dim is not split;
+# - a tuple of axis names: split over all of them, the first varying slowest.
 #
-# - an axis name: this dim is cut into as many equal blocks as the axis has devices;
-# - `None`: this dim is not cut;
-# - a tuple of axis names: cut over both, the first of them counting slowest.
-#
-# An axis that no entry names adds nothing: along it, devices hold **copies**. Entries at the end may be left out, so
-# `P()` is "every device holds everything".
+# Along an axis that no entry names, devices hold **copies**. Trailing entries may be left out, so `P()` means "every
+# device holds everything".
 
 # %%
 if __name__ == "__main__":
@@ -75,8 +74,8 @@ if __name__ == "__main__":
     # --8<-- [end:placed]
 
 # %% [markdown]
-# On the left the array, cut into blocks, each with the devices that hold it. On the right the mesh, in the same
-# colours. Before you run the next cell, say for each spec which block device 5 will hold.
+# On the left is the array, split into blocks, each labelled with the devices that hold it; on the right is the mesh, in
+# the same colours. Before you run the next cell, predict for each spec which block device 5 will hold.
 
 # %%
 if __name__ == "__main__":
@@ -87,8 +86,8 @@ if __name__ == "__main__":
     # --8<-- [end:specs]
 
 # %% [markdown]
-# The array's shape is always the whole one, `(8, 16)`. What a device holds has the shape of a block, and its bytes are
-# what counts against that device's memory:
+# The array's shape is always the global one, `(8, 16)`. Each device holds one block, and only the bytes of that block
+# count against its memory:
 
 # %%
 if __name__ == "__main__":
@@ -100,20 +99,20 @@ if __name__ == "__main__":
     # --8<-- [end:bytes]
 
 # %% [markdown]
-# Two things a spec cannot say: blocks of unequal size (a dim must be divisible by the size of its axes), and one axis
-# for two dims.
+# A spec cannot express two things: blocks of unequal size (a dim must be divisible by the size of its axes), and one
+# axis used for two dims.
 #
 # ## `shard_map`: what one device does
 #
-# `jax.shard_map` takes a function of *blocks*. `in_specs` say how the arguments are cut, `out_specs` how the results
-# are put together again. In between every device runs the same function on its own block, and sees nothing of the
-# others, unless it calls a **collective**.
+# `jax.shard_map` takes a function of *blocks*. `in_specs` say how the arguments are split, `out_specs` how the results
+# are put back together. In between, every device runs the same function on its own block and sees nothing of the others
+# unless it calls a **collective**.
 
 
 # %%
 # --8<-- [start:centred]
 def centred(block):
-    """Rows less the mean of *all* rows: ``[batch/data, d_model]`` to the same."""
+    """Subtract the mean of *all* rows: ``[batch/data, d_model]`` to the same shape."""
     print("inside: ", jax.typeof(block))
     mean = lax.pmean(block.mean(axis=0), "data")
     return block - mean
@@ -133,24 +132,24 @@ if __name__ == "__main__":
 # The function was traced once, for all devices, with the shape of a block. (`{V:data}` is explained in a minute.)
 # Without the `pmean` each device would subtract the mean of its own two rows.
 #
-# Few collectives do nearly all of the work. For $n$ devices in a ring, the last column is what each of them sends.
-#
-# | collective | what a device has afterwards | it sends |
+# A handful of collectives does nearly all of the work. The last column is the bytes each device sends, for $n$ devices
+# in a ring.
+# | collective | what each device ends up with | bytes sent |
 # |---|---|---|
 # | `lax.psum`, `lax.pmean` (all-reduce) | the sum or the mean of all blocks, of $W$ bytes each | $2W(n-1)/n$ |
-# | `lax.all_gather(tiled=True)` | all blocks in a row, $W$ bytes together | $W(n-1)/n$ |
-# | `lax.psum_scatter(tiled=True)` (reduce-scatter) | its part of the sum of arrays of $W$ bytes | $W(n-1)/n$ |
-# | `lax.all_to_all(tiled=True)` | the part that every other has for it, of arrays of $W$ bytes | $W(n-1)/n$ |
-# | `lax.ppermute` | the block of the device that sends to it, $W$ bytes | $W$ |
+# | `lax.all_gather(tiled=True)` | all blocks concatenated, $W$ bytes in total | $W(n-1)/n$ |
+# | `lax.psum_scatter(tiled=True)` (reduce-scatter) | its chunk of the sum, of arrays of $W$ bytes | $W(n-1)/n$ |
+# | `lax.all_to_all(tiled=True)` | the chunk meant for it from every device's array of $W$ bytes | $W(n-1)/n$ |
+# | `lax.ppermute` | the block of the device that sends to it, of $W$ bytes | $W$ |
 #
-# Here are four devices in a row, each with two numbers.
+# Here are four devices, each with two numbers.
 
 
 # %%
 # --8<-- [start:collectives]
 def collectives(block):
-    """What each collective makes of two numbers a device."""
-    ring = [(i, (i + 1) % 4) for i in range(4)]  # (from, to): everybody to the right
+    """Apply each collective to two numbers per device."""
+    ring = [(i, (i + 1) % 4) for i in range(4)]  # (source, target): each device sends to the next
     return {
         "block": block,
         "psum": lax.psum(block, "data"),
@@ -168,7 +167,7 @@ if __name__ == "__main__":
     four = make_mesh({"data": 4})
     numbers = jnp.arange(8.0)
     by_device = jax.shard_map(
-        lambda block: jax.tree.map(lambda x: x[None], collectives(block)),  # a dim to stack the devices along
+        lambda block: jax.tree.map(lambda x: x[None], collectives(block)),  # a dim to stack the devices' results along
         mesh=four,
         in_specs=P("data"),
         out_specs=P("data"),
@@ -178,20 +177,20 @@ if __name__ == "__main__":
     # --8<-- [end:use_collectives]
 
 # %% [markdown]
-# Each row of the output has four lists, one a device. The input of `psum_scatter` was the block twice, four numbers, so
-# that each of four devices gets one number of the sum.
+# Each row of the output has four lists, one per device. The input of `psum_scatter` was the block repeated twice, four
+# numbers, so that each of the four devices gets one number of the sum.
 #
 # ## What varies
 #
-# Inside `shard_map` JAX keeps track, in the type of each value, of the axes over which it **varies**: along which it
-# may be another value on another device. A block of a sharded argument varies. A constant does not, and neither does
-# the result of a `psum`.
+# Inside `shard_map`, JAX tracks in the type of each value the axes over which it **varies**: along these it may differ
+# from device to device. A block of a sharded argument varies. A constant does not, and neither does the result of a
+# `psum`.
 
 
 # %%
 # --8<-- [start:types]
 def types(block, weight):
-    """Prints types while it is traced."""
+    """Print types at trace time."""
     for name, value in {
         "block": block,
         "weight, in_specs=P()": weight,
@@ -214,13 +213,13 @@ if __name__ == "__main__":
     # --8<-- [end:use_types]
 
 # %% [markdown]
-# - **Together they vary**: what is computed from something that varies varies.
-# - `lax.pcast(x, "data", to="varying")` sends nothing. It says: from here on each device's copy is its own.
-# - The way back needs a collective that makes values equal: `psum`, `pmean`. An `all_gather` gives every device the
-#   same numbers too, but its result is *typed* as varying.
+# - **Varying is contagious**: anything computed from a varying value varies.
+# - `lax.pcast(x, "data", to="varying")` sends nothing. It declares that from here on each device's copy is its own.
+# - The way back needs a collective that makes the values equal: `psum` or `pmean`. An `all_gather` gives every device
+#   the same numbers too, but its result is *typed* as varying.
 #
-# The types have a use: `out_specs=P()` promises that all devices hold the same, and JAX refuses where that does not
-# follow.
+# The types are useful: `out_specs=P()` promises that all devices hold the same value, and JAX raises an error unless
+# the types guarantee it.
 
 # %%
 if __name__ == "__main__":
@@ -232,14 +231,15 @@ if __name__ == "__main__":
     # --8<-- [end:refused]
 
 # %% [markdown]
-# Four devices have four different sums. A `lax.psum(block.sum(), "data")` was forgotten, and the message names the
-# axis. Its last lines (not printed here) offer `check_vma=False`. Do not take it: see what it does in a moment.
+# The four devices have four different sums: the code should have used `lax.psum(block.sum(), "data")`, and the message
+# names the axis. Its last lines (not printed here) suggest `check_vma=False`. Do not follow that advice; you will see
+# below what it does.
 #
-# ## What that does to a gradient
+# ## How that affects gradients
 #
-# A weight that all devices share, and a loss that is the mean over a device's own two numbers, times the weight. The
-# gradient of a device's own loss is the mean of its numbers: 0.5, 2.5, 4.5, 6.5. What training needs is the gradient
-# of the mean loss over all eight numbers, 3.5. Four ways to ask for it:
+# Take a weight that all devices share, and a loss that is the mean of a device's own two numbers times the weight. The
+# gradient of each device's local loss is the mean of its numbers: 0.5, 2.5, 4.5, 6.5. Training needs the gradient of
+# the mean loss over all eight numbers, 3.5. Here are four attempts:
 
 
 # %%
@@ -283,23 +283,23 @@ if __name__ == "__main__":
     # --8<-- [end:use_gradients]
 
 # %% [markdown]
-# - **`replicated`** gives 14 everywhere: the *sum* of the four gradients. A gradient has the type of its parameter.
-#   The parameter does not vary, so the gradient must not, and JAX put an all-reduce there that you did not write.
-#   Collectives sum; the division by 4 is missing.
+# - **`replicated`** gives 14 everywhere: the *sum* of the four gradients. A gradient has the type of its parameter. The
+#   parameter does not vary, so the gradient must not either, and JAX inserted an all-reduce that you did not write.
+#   That all-reduce sums; the division by 4 is missing.
 # - **`replicated_then_mean`** is the mistake everybody makes once: the mean of four times 14 is 14. It costs a second
-#   all-reduce and repairs nothing.
+#   all-reduce and fixes nothing.
 # - **`varying`** keeps each device's own gradient and sends nothing.
 # - **`varying_then_mean`** is right, with one all-reduce.
 #
 # The rule of this course: **parameters are made varying before the loss, the loss is the mean over the device's own
-# rows, and gradients are averaged once, where you decide.** In a loop over microbatches that is the difference
-# between one all-reduce a step and one a microbatch, since JAX puts its own where the parameter meets the data:
+# rows, and gradients are averaged once, where you decide.** In a loop over microbatches this is the difference between
+# one all-reduce per step and one per microbatch, since JAX inserts its own where the parameter meets the data:
 
 
 # %%
 # --8<-- [start:looped]
 def summed_over_microbatches(weight, block):
-    """The sum of the gradients of microbatches of one number, for a weight that does not vary."""
+    """Sum the gradients of microbatches of one number each, for a weight that does not vary."""
 
     def add(total, number):
         return total + jax.grad(loss)(weight, number), None
@@ -324,12 +324,12 @@ if __name__ == "__main__":
         mesh={"data": 4},
     )
     for sent in costs(parse(program)).collectives:
-        print(f"{sent.kind} over {', '.join(sent.axes)}: {sent.count} times a step")
+        print(f"{sent.kind} over {', '.join(sent.axes)}: {sent.count} times per step")
     # --8<-- [end:use_looped]
 
 # %% [markdown]
-# And `check_vma=False`? It turns the types off, for results and for gradients. Here a training step says that its
-# gradient is the same everywhere, averages the *loss*, and believes it is done:
+# And `check_vma=False`? It turns these types off, for results and for gradients. Here a training step claims that its
+# gradient is the same everywhere, and averages the *loss* instead of the gradient:
 
 # %%
 if __name__ == "__main__":
@@ -345,24 +345,24 @@ if __name__ == "__main__":
     # --8<-- [end:unchecked]
 
 # %% [markdown]
-# Without the check this array claims to be one number and is four. Nothing fails; the copies of the weight drift
-# apart from the first step on.
+# Without the check, this array claims to be one number but holds four different ones. Nothing fails; the copies of the
+# weight drift apart from the first step on.
 #
 # ## A timeline
 #
-# A jitted step can be exported from shapes alone, as a **Program**, and a Program can be priced on a machine that is
-# not here. `predict` simulates every device: what it computes in what order, what it sends meanwhile, and what waits
-# for what.
+# A jitted step can be exported from shapes alone, as a **Program**, and the cost of a Program can be predicted for a
+# machine you do not have. `predict` simulates every device: the order of its computation, the transfers that run
+# meanwhile, and what waits for what.
 #
-# Four layers, each a matmul whose weight is cut over its rows. A device's product is one term of a sum over the axis;
-# a reduce-scatter adds the terms and leaves each device its own columns. The two functions compute the same, with the
-# same FLOPs and the same bytes sent. The second treats the batch as two halves.
+# Our example is four layers, each a matmul whose weight is split by rows. A device's product is one term of a sum over
+# the axis; a reduce-scatter adds the terms and leaves each device with its own columns. The two functions below compute
+# the same result, with the same FLOPs and the same bytes sent. The second splits the batch into two halves.
 
 
 # %%
 # --8<-- [start:layers]
 def layer(block, weight):
-    """``[batch, d/tensor]`` to the same; ``weight`` is ``[d/tensor, d]``."""
+    """``[batch, d/tensor]`` to the same shape; ``weight`` is ``[d/tensor, d]``."""
     return lax.psum_scatter(block @ weight, "tensor", scatter_dimension=1, tiled=True)
 
 
@@ -384,7 +384,7 @@ def two_halves(block, weights):
 
 # %%
 def predicted(function, batch=8192, d=16384, num_layers=4):
-    """The function on 8 H100, in bfloat16."""
+    """Predict the function on 8 H100s, in bfloat16."""
     mesh, columns = {"tensor": 8}, P(None, "tensor")
     mapped = jax.shard_map(function, mesh=abstract_mesh(mesh), in_specs=(columns, P("tensor", None)), out_specs=columns)
     program = export(
@@ -409,17 +409,18 @@ if __name__ == "__main__":
 # %% [markdown]
 # Read it in this order:
 #
-# 1. **The rows.** `compute` is what the device computes, in the order of the program. `over tensor` is what it sends
-#    over that axis, at the same time. Each set of axes has a row of its own.
-# 2. **The hatched pieces** in the compute row. In the colour of a transfer: *exposed* communication, nothing is
-#    computed while this is sent. Without a colour: the device waits for others, as in a pipeline. Hatched time is
-#    what you can win.
-# 3. **Why it is hatched.** Here each matmul needs what the reduce-scatter before it brings, so they take turns. Point
-#    at a bar: it says the operation, its shape, how long it takes, and the line of your code.
-# 4. **The figures below**: the step, how much of it is busy, what is exposed by axis; then memory at the peak, and,
-#    folded, your lines and the critical path.
+# 1. **The rows.** `compute` is the device's computation, in program order. `over tensor` is its communication over that
+#    axis, at the same time. Each set of axes has its own row.
+# 2. **The hatched pieces** in the compute row. In the colour of a transfer: *exposed* communication, during which
+#    nothing is computed. Without a colour: the device waits for others, as in a pipeline. Hatched time is the time you
+#    can win back.
+# 3. **Why it is hatched.** Here each matmul needs the result of the reduce-scatter before it, so they take turns. Hover
+#    over a bar to see the operation, its shape, its duration, and the line of your code.
+# 4. **The figures below**: the step time, the share of it spent computing, the exposed communication by axis; then peak
+#    memory and, folded, your lines and the critical path.
 #
-# Now with two halves, and both on one time scale. While the sum of the first half travels, the second half is computed.
+# Now the version with two halves, with both on the same time scale. While the sum of the first half is in flight, the
+# second half is computed.
 
 # %%
 if __name__ == "__main__":
@@ -432,16 +433,15 @@ if __name__ == "__main__":
     # --8<-- [end:halves]
 
 # %% [markdown]
-# The transfers are as long as before, in all. They lie *under* bars of the compute row now, and what is under a bar
-# costs no time. What stays hatched is the end: the last half's sum has nothing left to hide behind.
+# In total, the transfers take as long as before. Now they run *under* bars of the compute row, where they cost no extra
+# time. Only the end stays hatched: the last half's sum has nothing left to hide behind.
 #
-# These times are predictions from published figures of the hardware. The page `lenses` says how each comes about, and
-# `validation` how far they can be trusted. Your processor's own clock says nothing about GPUs, so nothing in the
-# course uses it.
+# These times are predictions from published hardware figures. The page `lenses` explains how each is derived, and
+# `validation` how far they can be trusted. Timings on your CPU say nothing about GPUs, so the course does not use them.
 #
 # ## Where to go on
 #
 # `meshcraft list` shows the chapters in order, and `meshcraft start CHAPTER` opens one. In a chapter's notebook you
-# write functions that run inside `shard_map`, and the `check(...)` below each of them measures what you have seen
-# here: who holds how many bytes, what is sent over which axis and how often, what the gradient is on each device, and
-# what the timeline says.
+# write functions that run inside `shard_map`, and the `check(...)` below each of them measures what you have seen here:
+# how many bytes each device holds, what is sent over which axis and how often, the gradient on each device, and the
+# timeline.

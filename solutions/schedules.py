@@ -136,8 +136,9 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> tuple[str, ...]:
 if __name__ == "__main__":
     forward_order = [f"F{group * 2 + m}{'ab'[r]}" for group in range(2) for r in range(2) for m in range(2)]
     backward_order = [f"B{group * 2 + m}{'ba'[r]}" for group in range(2) for r in range(2) for m in range(2)]
-    for order in (forward_order, backward_order):
-        print("2 stages, 4 microbatches, 2 repeats:", *order)
+    print("2 stages, 4 microbatches, 2 repeats")
+    print("forward: ", *forward_order)
+    print("backward:", *backward_order)
 
 # %% [markdown]
 # Stage `s` begins with `2 (S - s - 1) + (R - 1) S` forward passes, or with all `R M` if there are fewer (Megatron's
@@ -284,7 +285,7 @@ if __name__ == "__main__":
 # %% [markdown]
 # | budget, with passes of length 1 | |
 # |---|---|
-# | valid | every microbatch once as `F`, `I` and `W` on each stage, and no stage waits forever |
+# | valid | every microbatch once as `F`, `I` and `W` on each stage, or `B` for the last two; no stage waits forever |
 # | time of a step, where `M >= S` | `3 M + S - 1`: the time lost is a third of 1F1B's |
 # | time of a step, where `M < S` | at most 1F1B's, `3 (M + S - 1)` |
 # | in flight on any stage | at most `min(S, M)` microbatches, each from its `F` to the end of its `W` |
@@ -348,6 +349,8 @@ if __name__ == "__main__":
 # | `pending` | the slot for what `I` leaves for `W` |
 # | `arrived_input`, `arrived_gradient` | the slots for what was sent here in the tick before; -1 where nothing was |
 #
+# `table.num_slots` has the number of slots of each kind: `inputs`, `saved`, `gradients` and `pending`.
+#
 # Part number `repeat * S + stage` of the model comes after part `repeat * S + stage - 1`. In each tick, a device
 #
 # 1. puts what has arrived into its slots;
@@ -356,15 +359,16 @@ if __name__ == "__main__":
 #    tick, whether or not anybody needs it: a collective inside of a branch waits for devices that never come to it.
 #
 # `stage` are three functions as those of `split_backward`, with trees for weights, `saved` and `pending`. Parts of
-# the model are alike, and what enters and leaves them has the shape of a microbatch. `loss(y, microbatch)` is the
-# mean over the rows of one microbatch, a scalar, of what the last part gives. The loss of the batch is the **mean over
-# microbatches**, and all gradients are of that.
+# the model are alike, and what enters and leaves them has the shape of a microbatch. `loss(y, i)` takes what
+# the last part gives for a microbatch and that microbatch's number, an integer that may be traced, and gives the mean
+# over the microbatch's rows, a scalar. The loss of the batch is the **mean over microbatches**, and all gradients are
+# of that.
 #
 # | budget | |
 # |---|---|
-# | `ppermute` | two a tick, each of one microbatch's activations |
+# | `ppermute` | two a tick, each of one microbatch's activations; down to half of that if you leave some out |
 # | any other collective | none |
-# | bubble, on a free network | at most 1.03 times the table's, for ZB-H1 with 4 stages and 12 microbatches |
+# | bubble, on a network that takes no time | at most 1.03 times the table's (ZB-H1, 4 stages, 12 microbatches) |
 # | temporaries that live at once, there | at most 1.35 times the reference's: slots, not a place for each microbatch |
 #
 # `read_slot(tree, i)` gives entry `i` of every leaf, and `write_slot(tree, i, new, when)` a tree with `new` there, or
@@ -386,7 +390,7 @@ def execute_schedule(
 
     Args:
         stage: ``(forward, backward_input, backward_weights)`` of one part of the model, as from ``split_backward``.
-        loss: ``(y, microbatch) -> scalar``, the mean over the rows of a microbatch.
+        loss: ``(y, i) -> scalar``, the mean over the rows of microbatch number ``i``, whose output is ``y``.
         table: What each stage does in each tick.
         weights: Of this stage's parts, leaves ``[num_repeats, ...]``; varying over ``axis_name``.
         microbatches: What enters the first part, ``[num_microbatches, microbatch_size, ...]``; varies over
@@ -472,8 +476,8 @@ if __name__ == "__main__":
         print(f"learning rate {rate}: after 20 steps {abs(plain):8.1e}, one update late {abs(newest):8.1e}")
 
 # %% [markdown]
-# Write one step of this recursion with `execute_schedule`. That no batch waits for another follows from it, since
-# batch `t` needs nothing that batch `t - 1` computes; the program here still runs them one by one.
+# Write one step of this recursion with `execute_schedule`. Batch `t` needs nothing that batch `t - 1` computes, so a
+# pipeline need not drain between them. Your program still runs one batch after the other.
 #
 # - `versions` has `newest`, `w[t]`, and `older`, `w[t - 1]`: two trees like the `weights` of `execute_schedule`, whose
 #   leaves vary over both axes. Return the same for the next step.
@@ -573,16 +577,16 @@ if __name__ == "__main__":
 # ## Lab: the same gradients from all of them
 #
 # Your split layer in your executor, on 4 stages (`data` x `pipe` = 2 x 4), with each of these tables, against one
-# device. Compiling them takes about 15 seconds.
+# device, whose loss is in brackets. The interleaved one has 8 parts instead of 4, which is another model. Compiling
+# them takes about 15 seconds.
 
 # %%
 if __name__ == "__main__":
     layer = split_backward(jax.nn.gelu)
-    random = np.random.default_rng(0)
 
     def problem(num_repeats, num_stages=4, width=16, hidden=32, rows=4):
         """Weights of all parts ``[num_repeats, num_stages, ...]``, and 8 microbatches of inputs and targets."""
-        parts = (num_repeats, num_stages)
+        random, parts = np.random.default_rng(0), (num_repeats, num_stages)
         shapes = {"up": (*parts, width, hidden), "down": (*parts, hidden, width)}
         weights = {name: jnp.float32(0.2 * random.standard_normal(shape)) for name, shape in shapes.items()}
         return weights, *(jnp.float32(random.standard_normal((8, rows, width))) for _ in range(2))
@@ -620,9 +624,11 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: what each table costs
 #
-# From the programs alone, for wide layers on 4 A100s: the time of a step and the temporaries on a device. The order
-# in time is that of the bubbles. ZB-H1 saves as much as 1F1B, and has more pending. The interleaved one has parts that
-# are half as wide inside, so that all four compute as much.
+# From the programs alone, for wide layers on 4 A100s: the time of a step and the temporaries on a device. ZB-H1 has
+# the smallest bubble and the shortest step. The interleaved one gains nothing over 1F1B here: it has more ticks, each
+# with its two permutes, and they cost what the smaller bubble saves. In memory, GPipe takes most and 1F1B least. ZB-H1
+# keeps no more microbatches than the first stage of 1F1B, but has more pending. The interleaved one has parts that are
+# half as wide inside, so that all four compute as much.
 
 # %%
 if __name__ == "__main__":

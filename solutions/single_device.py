@@ -7,20 +7,20 @@
 # ---
 
 # %% [markdown]
-# # Make one device count
+# # Getting the most out of one device
 #
-# Before a model is spread over many devices, it should waste nothing on one. A device has two limits: how many
-# numbers it can multiply in a second, and how many bytes it can hold. This notebook goes through the techniques
-# that every large training run uses on each of its devices, one function at a time:
+# Before you spread a model over many devices, it should waste nothing on one. A device has two limits: the FLOPs it can
+# execute per second, and the bytes it can hold. This notebook goes through the techniques that every large training run
+# uses on each of its devices, one function at a time:
 #
 # | function | what it saves |
 # |---|---|
-# | `mixed_precision_loss` | bytes and time: most numbers get 16 bits instead of 32 |
-# | `accumulate_gradients` | memory: a large batch is worked off in small ones |
+# | `mixed_precision_loss` | bytes and time: most numbers take 16 bits instead of 32 |
+# | `accumulate_gradients` | memory: a large batch is processed as several small ones |
 # | `scan_layers` | compile time: the program does not grow with depth |
-# | `remat_layers` | memory, for some time: activations are computed again instead of kept |
-# | `scaled_step` | makes training in float16 possible at all |
-# | `chunked_attention` | memory: no array of `seq x seq` elements |
+# | `remat_layers` | memory, at the cost of time: activations are recomputed instead of kept |
+# | `scaled_step` | nothing, but it makes training in float16 possible |
+# | `chunked_attention` | memory: no array has `seq x seq` elements |
 
 # %%
 from collections.abc import Callable
@@ -44,13 +44,13 @@ PyTree = Any
 # %% [markdown]
 # ## Fewer bits where they suffice: `mixed_precision_loss`
 #
-# bfloat16 has the range of float32 and 8 significant bits instead of 24. Matrix products take it well: GPUs multiply
-# it many times faster, and add up the products in float32. Two kinds of operation do not take it well: sums of many
-# terms, where small terms get lost beside a large total, and the functions in a softmax, a norm or a loss, which turn
-# a small error of their input into a large one.
+# bfloat16 has the range of float32, but 8 significant bits instead of 24. Matrix products tolerate it well: GPUs
+# multiply bfloat16 many times faster, and accumulate the products in float32. Two kinds of operation do not tolerate
+# it: sums of many terms, where small terms get lost next to a large total, and the functions in a softmax, a norm or a
+# loss, which amplify a small error in their input.
 #
-# The next cell is a small Transformer as plain functions, which say nothing about precision. It computes in whatever
-# dtype its inputs have; with float32 parameters that is float32 throughout.
+# The next cell is a small Transformer written as plain functions without any mention of precision. It computes in the
+# dtype of its inputs; with float32 parameters, that is float32 throughout.
 #
 # Its parameters, for `width` d, `hidden` h, `vocab` V and at most S positions:
 # `{"token": [V, d], "position": [S, d], "layers": [layer, ...], "norm": [d], "head": [d, V]}`, and each layer is
@@ -76,7 +76,7 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def float32_loss(params: PyTree, batch: dict[str, jax.Array], num_heads: int) -> jax.Array:
-    """The Transformer's loss, everything in float32."""
+    """The Transformer's loss, computed in float32 throughout."""
     tokens = batch["inputs"]
     x = params["token"][tokens] + params["position"][: tokens.shape[1]]
     for layer in params["layers"]:
@@ -91,40 +91,40 @@ def float32_loss(params: PyTree, batch: dict[str, jax.Array], num_heads: int) ->
 
 
 # %% [markdown]
-# How much gets lost? A sum of ten thousand ones in bfloat16, one after the other, stops growing at 256, where the gap
-# to the next number is 2. And `exp` turns the rounding of a score near 20 into several percent.
+# How much precision is lost? A running sum of ten thousand ones in bfloat16 stops growing at 256, where the gap to the
+# next representable number is 2. And `exp` amplifies the rounding of a score near 20 to an error of several percent.
 
 # %%
 if __name__ == "__main__":
     one = jnp.ones((), jnp.bfloat16)
-    print("ten thousand times one:", lax.fori_loop(0, 10_000, lambda _, total: total + one, one * 0))
+    print("sum of ten thousand ones:", lax.fori_loop(0, 10_000, lambda _, total: total + one, one * 0))
     score = jnp.float32(20.06)
     rounded = score.astype(jnp.bfloat16).astype(jnp.float32)
-    print(f"exp of 20.06 {jnp.exp(score):.4g}, rounded first {jnp.exp(rounded):.4g}")
+    print(f"exp(20.06) = {jnp.exp(score):.4g}, with the score rounded first {jnp.exp(rounded):.4g}")
 
 # %% [markdown]
 # Write the same Transformer in mixed precision:
 #
 # | in bfloat16 | in float32 |
 # |---|---|
-# | both operands of **every** matrix product, forward and backward | parameters, and the gradients that come back |
-# | activations between products, as the memory limit needs it | norms, from their squares to the product with `scale` |
-# | | both softmaxes: of the scores and in the loss; the loss |
-# | | every sum outside of a matrix product, also those of the backward pass |
+# | both operands of **every** matrix product, forward and backward | parameters, and their gradients |
+# | activations between products, as the memory limit requires | norms, from the squares to the product with `scale` |
+# | | both softmaxes, over the scores and in the loss; the loss itself |
+# | | every sum outside a matrix product, including those in the backward pass |
 #
-# Mind the last row: the gradient of an embedding table is a sum over all places where a token occurs, taken in the
+# Mind the last row: the gradient of an embedding table is a sum over all occurrences of a token, accumulated in the
 # dtype of the table that was indexed. Scores and logits may come out of their products in bfloat16: cast them before
-# the softmax. And `x.astype(...)` of what JAX keeps for the backward pass decides how much memory it takes: keep
-# bfloat16 where you can. Some scores and logits are beyond 100, of either sign: a softmax takes off its maximum.
+# the softmax. The dtype of the arrays that JAX saves for the backward pass determines how much memory they take: keep
+# bfloat16 where you can. Some scores and logits exceed 100 in magnitude, so the softmax has to subtract its maximum.
 #
 # | budget | |
 # |---|---|
 # | loss | within 2^-9 of the float32 loss |
-# | gradients, of each leaf, float32 | within 2^-4 of the leaf's largest element |
-# | | as a whole within 2^-5 of the leaf's norm |
-# | temporaries that live at once, backward pass included | at most 0.7 times the float32 version's |
+# | gradients, float32: each leaf | within 2^-4 of the leaf's largest element |
+# | norm of each leaf's error | within 2^-5 of the leaf's norm |
+# | live temporaries, backward pass included | at most 0.7 times the float32 version's |
 #
-# Useful: `x.astype(jnp.bfloat16)`, and the functions above, each with arrays of the dtype it should compute in.
+# Useful: `x.astype(jnp.bfloat16)`, and the functions above, called with arrays of the dtype they should compute in.
 
 
 # %%
@@ -134,10 +134,10 @@ def mixed_precision_loss(params: PyTree, batch: dict[str, jax.Array], num_heads:
     Args:
         params: Float32 parameters of the Transformer, a tree as described above.
         batch: ``inputs`` and ``targets``, integer tokens ``[batch, seq]``.
-        num_heads: Heads of each attention; divides the width.
+        num_heads: Heads of each attention layer; divides the width.
 
     Returns:
-        The mean loss over all tokens, a float32 scalar. Its gradient by ``params`` is float32.
+        The mean loss over all tokens, a float32 scalar. Its gradient with respect to ``params`` is float32.
     """
 
     ### BEGIN SOLUTION
@@ -165,11 +165,11 @@ def mixed_precision_loss(params: PyTree, batch: dict[str, jax.Array], num_heads:
 
 
 # %% [markdown]
-# ## A large batch in small ones: `accumulate_gradients`
+# ## A large batch in small pieces: `accumulate_gradients`
 #
-# Activations grow with the number of rows that are computed at once; parameters and gradients do not. So cut the
-# batch into `num_microbatches` equal parts, compute the gradient of one after the other, and take their mean. With a
-# loss that is a mean over rows, the result is the gradient of the whole batch.
+# Activations grow with the number of rows that are processed at once; parameters and gradients do not. So split the
+# batch into `num_microbatches` equal parts, compute their gradients one after the other, and take the mean. If the loss
+# is a mean over rows, the result is the gradient of the whole batch.
 
 # %%
 if __name__ == "__main__":
@@ -179,22 +179,22 @@ if __name__ == "__main__":
         return jnp.mean((w * rows - 1) ** 2)
 
     halves = [jax.grad(mean_square)(2.0, rows[start : start + 4]) for start in (0, 4)]
-    print(f"gradient of 8 rows {jax.grad(mean_square)(2.0, rows)}, of 4 and 4 rows {halves[0]} and {halves[1]}")
+    print(f"gradient of all 8 rows {jax.grad(mean_square)(2.0, rows)}, of each half {halves[0]} and {halves[1]}")
 
 # %% [markdown]
-# Two things decide whether this saves memory. Only **one** running total of the gradient may exist, not one
-# gradient a microbatch; and the activations of a microbatch must be gone before the next one starts, which they are
-# when its backward pass is done. Use `lax.scan` over the microbatches: a Python loop makes the program, and the time to
-# compile it, grow with their number.
+# Two things decide whether this saves memory. Only **one** running total of the gradient may exist, not one gradient
+# per microbatch; and the activations of a microbatch must be freed before the next one starts, which happens if its
+# backward pass has finished by then. Use `lax.scan` over the microbatches: with a Python loop, the program and its
+# compile time grow with their number.
 #
-# `loss_fn(params, batch)` gives the mean loss over the rows it is given. Every leaf of `batch` has the rows as its
-# first dim, and `num_microbatches` divides their number.
+# `loss_fn(params, batch)` returns the mean loss over the rows of `batch`. The rows are the first dim of every leaf of
+# `batch`, and `num_microbatches` divides their number.
 #
 # | budget | |
 # |---|---|
-# | operations of the program | no more for 24 microbatches than for 8 |
+# | operations in the program | no more for 24 microbatches than for 8 |
 # | matrix products in the program's text, 24 microbatches | at most half of those executed (so: a loop) |
-# | temporaries that live at once | at most 1.15 times the reference's, which holds one microbatch's and one gradient |
+# | live temporaries | at most 1.15 times the reference's, which holds one microbatch's and one gradient |
 # | FLOPs of matrix products | at most 1.15 times the reference's: no pass is run twice |
 #
 # Values and gradients must equal those of the whole batch up to rounding: 2e-5 of the leaf's largest element.
@@ -206,7 +206,7 @@ if __name__ == "__main__":
 def accumulate_gradients(
     loss_fn: Callable[[PyTree, PyTree], jax.Array], params: PyTree, batch: PyTree, num_microbatches: int
 ) -> tuple[jax.Array, PyTree]:
-    """Loss and gradient of a batch as means over microbatches, one at a time.
+    """Compute the loss and gradient of a batch as means over microbatches, one at a time.
 
     Args:
         loss_fn: ``(params, batch) -> scalar``, the mean over the rows of ``batch``.
@@ -235,9 +235,9 @@ def accumulate_gradients(
 # %% [markdown]
 # ## Depth as a loop: `scan_layers`
 #
-# A Python loop over 96 layers writes the layer 96 times into the program, and the compiler optimises each of them
-# anew. If all layers have parameters of the same shapes, stack them: every leaf gets a leading dim, the layer. One
-# scan over it runs a single body, and the program is as long for 96 layers as for two.
+# A Python loop over 96 layers writes the layer into the program 96 times, and the compiler optimises each copy anew. If
+# all layers have parameters of the same shapes, stack them: every leaf gets a leading dim, the layer. One scan over
+# this dim runs a single body, and the program is no longer for 96 layers than for two.
 
 # %%
 if __name__ == "__main__":
@@ -246,21 +246,21 @@ if __name__ == "__main__":
     print(jax.tree.map(jnp.shape, stacked))
 
 # %% [markdown]
-# `layer(params, x)` takes one layer's parameters and gives an array like `x`.
+# `layer(params, x)` takes one layer's parameters and returns an array like `x`.
 #
 # | budget | |
 # |---|---|
-# | operations of the program, backward pass included | no more for 48 layers than for 24 |
+# | operations in the program, backward pass included | no more for 48 layers than for 24 |
 # | matrix products in the program's text, 48 layers | at most half of those executed (so: a loop) |
 #
 # Values and gradients must equal those of a Python loop up to rounding: 2e-5 of the leaf's largest element.
 #
-# Useful: `lax.scan`, whose body returns a pair: what to carry on, and what to stack.
+# Useful: `lax.scan`, whose body returns a pair: the carry, and an output to stack.
 
 
 # %%
 def scan_layers(layer: Callable[[PyTree, jax.Array], jax.Array], stacked_params: PyTree, x: jax.Array) -> jax.Array:
-    """Apply layers one after the other, as one loop.
+    """Apply layers one after the other, in one loop.
 
     Args:
         layer: ``(one layer's params, x) -> x``.
@@ -277,13 +277,13 @@ def scan_layers(layer: Callable[[PyTree, jax.Array], jax.Array], stacked_params:
 
 
 # %% [markdown]
-# ## Compute again instead of keeping: `remat_layers`
+# ## Recompute instead of keeping: `remat_layers`
 #
-# For the backward pass JAX keeps what the forward pass computed: in a Transformer layer, some thirty arrays, for every
-# layer, until the backward pass gets there. `jax.checkpoint` keeps only a function's inputs and computes the rest
-# again when it is needed. A *policy* says what to keep beside the inputs.
+# For the backward pass, JAX keeps what the forward pass computed: some thirty arrays per Transformer layer, until the
+# backward pass reaches that layer. `jax.checkpoint` keeps only a function's inputs and recomputes the rest when it is
+# needed. A *policy* says what to keep in addition to the inputs.
 #
-# What is kept can be looked at. This function has three matrix products and two `tanh`:
+# You can inspect what is kept. This function has three matrix products and two `tanh`:
 
 # %%
 if __name__ == "__main__":
@@ -298,12 +298,12 @@ if __name__ == "__main__":
         print(f"{name:12} keeps {len(kept)} arrays")
 
 # %% [markdown]
-# Keep so little that the limit on memory holds, without computing more again than the limit on FLOPs allows. There is
-# more than one right choice; the page compares them.
+# Keep little enough to meet the memory limit, without recomputing more than the limit on FLOPs allows. There is more
+# than one right choice; the page compares them.
 #
 # | budget, backward pass included, 12 layers | |
 # |---|---|
-# | temporaries that live at once | at most 0.35 times those without `jax.checkpoint` |
+# | live temporaries | at most 0.35 times those without `jax.checkpoint` |
 # | FLOPs of matrix products | at most 4/3 of those without |
 #
 # Values and gradients must equal those of a Python loop up to rounding: 2e-5 of the leaf's largest element.
@@ -313,7 +313,7 @@ if __name__ == "__main__":
 
 # %%
 def remat_layers(layer: Callable[[PyTree, jax.Array], jax.Array], stacked_params: PyTree, x: jax.Array) -> jax.Array:
-    """Apply layers one after the other, and compute most of their activations again in the backward pass.
+    """Apply layers one after the other, and recompute most of their activations in the backward pass.
 
     Args:
         layer: ``(one layer's params, x) -> x``.
@@ -337,26 +337,26 @@ def remat_layers(layer: Callable[[PyTree, jax.Array], jax.Array], stacked_params
 # %% [markdown]
 # ## Small gradients in float16: `scaled_step`
 #
-# float16 has 11 significant bits, three more than bfloat16, and pays with its range: the largest number is 65,504, the
-# smallest 6e-8. Gradients are often smaller than that, and become zero. So multiply the loss by a large `scale`
-# before the backward pass, and divide the gradients by it afterwards, in float32.
+# float16 has 11 significant bits, three more than bfloat16, but pays for them with its range: the largest number is
+# 65,504, the smallest positive one 6e-8. Gradients are often smaller than that and become zero. So multiply the loss by
+# a large `scale` before the backward pass, and divide the gradients by it afterwards, in float32.
 
 # %%
 if __name__ == "__main__":
     small = jnp.float32(1e-8)
     print("a gradient of 1e-8 in float16:", small.astype(jnp.float16))
-    print("the same, scaled by 2^15 on the way:", (small * 2**15).astype(jnp.float16).astype(jnp.float32) / 2**15)
+    print("the same, scaled by 2^15 and back:", (small * 2**15).astype(jnp.float16).astype(jnp.float32) / 2**15)
 
 # %% [markdown]
-# Which scale? The largest that does not overflow, and that changes during training. So it is found while training
-# goes on: a step whose gradients are all finite counts as good, and after `growth_interval` good steps in a row the
-# scale doubles. A step with any element of any gradient infinite or NaN is **skipped**, and the scale is halved.
+# Which scale? The largest that does not overflow, but that changes during training. So the scale is adjusted as
+# training goes on: a step whose gradients are all finite counts as good, and after `growth_interval` good steps in a
+# row the scale doubles. A step in which any element of any gradient is infinite or NaN is **skipped**, and the scale is
+# halved.
 #
-# One step of plain SGD on float32 parameters. `loss_fn(params, batch)` computes in the dtype of the parameters that
-# it is given, except for the loss itself, which is a float32 scalar: give it float16 parameters. `state` is
+# The function takes a step of plain SGD on float32 parameters. `loss_fn(params, batch)` computes in the dtype of the
+# parameters you pass, except for the loss itself, which is a float32 scalar: pass it float16 parameters. `state` is
 # `{"scale": float32, "good_steps": int32}`, both scalars.
-#
-# | the gradients are | parameters | `good_steps` | `scale` |
+# | gradients | parameters | `good_steps` | `scale` |
 # |---|---|---|---|
 # | finite, not yet the `growth_interval`-th good step in a row | `p - learning_rate * gradient` | + 1 | same |
 # | finite, and it is that step | `p - learning_rate * gradient` | 0 | doubled |
@@ -368,8 +368,7 @@ if __name__ == "__main__":
 # | parameters and losses | within 2^-8 of the leaf's largest element |
 # | `scale`, `good_steps`, parameters after a skipped step, and those whose gradient is zero | exact |
 #
-# The loss that is returned is the plain one, without the scale. You may branch on data here (`lax.cond`), or choose
-# with `jnp.where`.
+# Return the plain loss, without the scale. You may branch on data here (`lax.cond`), or choose with `jnp.where`.
 #
 # Useful: `jnp.isfinite`, `jax.value_and_grad(..., has_aux=True)`, `jax.tree.leaves`.
 
@@ -386,15 +385,15 @@ def scaled_step(
     """A step of SGD with the forward and backward pass in float16 and a dynamic loss scale.
 
     Args:
-        loss_fn: ``(params, batch) -> scalar``: computes in the parameters' dtype and gives a float32 loss.
+        loss_fn: ``(params, batch) -> scalar``: computes in the parameters' dtype and returns a float32 loss.
         params: Float32 parameters.
         state: ``scale``, float32, and ``good_steps``, int32: scalars.
-        batch: What ``loss_fn`` takes.
-        learning_rate: Of the update.
-        growth_interval: After how many good steps in a row the scale doubles.
+                batch: The batch to pass to ``loss_fn``.
+        learning_rate: Step size of the update.
+        growth_interval: Number of good steps in a row after which the scale doubles.
 
     Returns:
-        ``(params, state, loss)``: the new ones, and the loss before the update, without the scale, float32.
+        ``(params, state, loss)``: both updated, and the loss before the update, without the scale, float32.
     """
 
     ### BEGIN SOLUTION
@@ -418,13 +417,13 @@ def scaled_step(
 # ## Attention without the square: `chunked_attention`
 #
 # Causal attention computes a score for each pair of a query and a key: `seq x seq` elements for each head, and the
-# backward pass wants them again. At 32,768 tokens that is 4 GiB in float32, for one head of one row. But what each
-# query wants in the end is only a weighted mean of the values. A mean can be taken in parts.
+# backward pass needs them again. At 32,768 tokens that is 4 GiB in float32, for one head of one row. But in the end
+# each query only needs a weighted mean of the values, and a mean can be computed in parts.
 #
-# A softmax over keys needs the largest score, so that `exp` does not overflow, and the sum of all exponentials.
-# Neither is known before the last key has been seen. The trick is to go on with what is known so far, and to correct
-# it. With the keys in two parts that have the largest scores `a <= b`, exponentials taken against `a` become those
-# against `b` when multiplied by `exp(a - b)`:
+# A softmax over keys needs the largest score, so that `exp` does not overflow, and the sum of all exponentials. Neither
+# is known before the last key has been seen. The trick is to work with what is known so far, and to correct it later.
+# If two parts of the keys have the largest scores `a <= b`, exponentials relative to `a` become exponentials relative
+# to `b` when multiplied by `exp(a - b)`:
 
 # %%
 if __name__ == "__main__":
@@ -432,26 +431,25 @@ if __name__ == "__main__":
     first, second = scores[:3], scores[3:]
     a, b = first.max(), second.max()
     in_parts = jnp.exp(first - a).sum() * jnp.exp(a - b) + jnp.exp(second - b).sum()
-    print(f"sum of exponentials against the maximum: at once {jnp.exp(scores - b).sum():.6f}, in parts {in_parts:.6f}")
+    print(f"exponentials relative to the maximum, summed {jnp.exp(scores - b).sum():.6f}, in parts {in_parts:.6f}")
 
 # %% [markdown]
 # Go through the keys and values in chunks of `chunk`, and carry for each query the largest score so far, the sum of
-# exponentials, and the sum of values weighted by them. Query `i` sees keys `0` to `i`. Scores are divided by the
+# exponentials, and the sum of the values weighted by them. Query `i` sees keys `0` to `i`. Scores are divided by the
 # square root of `head_dim`, as usual.
 #
 # There is a trap. The backward pass needs the exponentials of each chunk, and if they are kept from the forward pass,
-# all chunks together are the square again. Compute them anew.
+# all chunks together take as much memory as the square did. Recompute them.
 #
 # | budget, backward pass included, 4,096 tokens in chunks of 512 | |
 # |---|---|
 # | largest temporary | a quarter of `batch x num_heads x seq x seq` elements |
-# | temporaries that live at once | at most 0.4 times the plain version's |
+# | live temporaries | at most 0.4 times the plain version's |
 # | FLOPs of matrix products | at most 1.35 times the plain version's |
 #
 # Values and gradients must equal `jax.nn.dot_product_attention(q, k, v, is_causal=True)`'s up to rounding: 1e-4 of the
-# largest element, since scores beyond 200 occur, of either sign, and an error of their last bit goes into an exponent.
-# They may rise or fall along the keys, and differ from query to query by 400. Everything is float32, and `chunk`
-# divides `seq`.
+# largest element, since scores beyond ±200 occur, and an error in their last bit enters an exponent. They may rise or
+# fall along the keys, and differ by 400 between queries. Everything is float32, and `chunk` divides `seq`.
 #
 # Useful: `lax.scan`, `jax.checkpoint`, `jnp.maximum`.
 
@@ -464,11 +462,11 @@ def chunked_attention(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int) -> j
         q: Queries ``[batch, seq, num_heads, head_dim]``.
         k: Keys, of the same shape.
         v: Values, of the same shape.
-        chunk: How many keys to look at in one go; divides ``seq``.
+        chunk: Number of keys to process at a time; divides ``seq``.
 
     Returns:
-        For each query the mean of the values up to its position, ``[batch, seq, num_heads, head_dim]``, weighted by
-        the softmax of its scores.
+        For each query the mean of the values up to its position, weighted by the softmax of its scores: ``[batch, seq,
+        num_heads, head_dim]``.
     """
     ### BEGIN SOLUTION
     batch, seq, num_heads, head_dim = q.shape
@@ -500,28 +498,28 @@ def chunked_attention(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int) -> j
 # %% [markdown]
 # ## In your own words
 #
-# A colleague trains a model of `L` equal layers. Each layer's input takes `A` bytes, and the backward pass needs `10 A`
-# more of each layer; the forward pass of a layer takes a time `f`, its backward pass `2 f`. The memory does not
-# suffice by a factor of two. She can cut the batch into two microbatches, or compute each layer again in the backward
-# pass. Say what each costs in time and leaves in memory, and when you would do the one, the other, or both.
+# A colleague trains a model of `L` identical layers. Each layer's input takes `A` bytes, and the backward pass needs
+# another `10 A` for each layer; a layer's forward pass takes time `f`, its backward pass `2 f`. She has half as much
+# memory as she needs. She can split the batch into two microbatches, or recompute each layer in the backward pass. Say
+# what each option costs in time and how much stays in memory, and when you would use the one, the other, or both.
 
 # %% [markdown]
 # ### BEGIN SOLUTION
-# Without either, the forward pass leaves `11 A L` bytes and a step takes `3 f L`. Two microbatches leave half of the
-# activations, `5.5 A L`, and no additional work, but add the running total of the gradient, which is as large as the
-# parameters, and each product is half as tall: as long as a microbatch still fills the device, that costs hardly any
+# With neither, the forward pass leaves `11 A L` bytes and a step takes `3 f L`. Two microbatches leave half of the
+# activations, `5.5 A L`, and add no work, but they add the running total of the gradient, which is as large as the
+# parameters, and halve the rows of each product: as long as a microbatch still fills the device, that costs hardly any
 # time. Remat leaves `A L` plus one layer's `10 A`, far less, and takes `4 f L`, a third more. So: microbatches first,
 # since they are nearly free, as long as they stay large enough for the device. Remat when a microbatch is already
-# small, or when the saving must be larger than a few times; a policy that keeps the outputs of matrix products
-# brings back most of the time. Both where even one row at a time is too much, as with long sequences; and remat lets
-# microbatches be larger again, which can pay for a part of it.
+# small, or when you must save more than a small factor; a policy that keeps the outputs of matrix products recovers
+# most of the time. Both where even one row at a time is too much, as with long sequences; and remat lets microbatches
+# be larger again, which can pay for part of its cost.
 # ### END SOLUTION
 
 # %% [markdown]
-# ## Lab: what a step takes
+# ## Lab: the cost of a step
 #
-# Everything together, on a Transformer with 12 layers of width 1024, and 16 rows of 1,024 tokens. Nothing is computed
-# here: each step is exported from shapes alone, and predicted for one H100.
+# Now put everything together, on a Transformer with 12 layers of width 1,024, and 16 rows of 1,024 tokens. Nothing is
+# computed here: each step is exported from shapes alone, and its cost predicted for one H100.
 
 # %%
 if __name__ == "__main__":
@@ -530,7 +528,7 @@ if __name__ == "__main__":
     tokens = jax.ShapeDtypeStruct((16, 1024), jnp.int32)
 
     def loss_with(layers):
-        """The model's loss with ``layers(layer, stacked_params, x)`` for its depth."""
+        """The model's loss, with its layers applied by ``layers(layer, stacked_params, x)``."""
 
         def loss(params, batch):
             x = model.embed(params["embed"], batch["inputs"])
@@ -540,7 +538,7 @@ if __name__ == "__main__":
         return loss
 
     def predicted(step, name):
-        """What a step ``(params, batch) -> (loss, gradients)`` would take on one device."""
+        """Predict the cost of a step ``(params, batch) -> (loss, gradients)`` on one device."""
 
         def program(params, batch):
             mesh = abstract_mesh({"data": 1})
@@ -574,8 +572,8 @@ if __name__ == "__main__":
         print(f"{name:30} peak {p.memory.peak / 2**30:6.2f} GiB   predicted {1e3 * p.timeline.seconds:6.1f} ms")
 
 # %% [markdown]
-# Remat computes more and is predicted to be *faster* here: what is kept must be written to memory and read again, and
-# that takes longer than a few more products. Where the time goes, and what lies in memory at the peak:
+# Remat computes more, yet is predicted to be *faster* here: whatever is kept must be written to memory and read back,
+# and that takes longer than a few more products. Here is where the time goes, and what is in memory at the peak:
 
 # %%
 if __name__ == "__main__":
@@ -583,8 +581,8 @@ if __name__ == "__main__":
     display(HTML(comparison_html("One training step", {last: found[last], first: found[first]})))
 
 # %% [markdown]
-# And it trains: `mixed_precision_loss` in four microbatches beside the same model in float32, on a small model and with
-# plain SGD. Both curves must be the same but for the last digits.
+# And it trains: `mixed_precision_loss` in four microbatches next to float32, on a small model with plain SGD. The two
+# loss curves should agree except in the last digits.
 
 # %%
 if __name__ == "__main__":
@@ -601,7 +599,7 @@ if __name__ == "__main__":
     start |= {"norm": drawn(width), "head": drawn(width, vocab)}
 
     def trained(loss_fn, params):
-        """Losses of eight steps."""
+        """Train for eight steps and return the losses."""
 
         @jax.jit
         def step(params, batch):

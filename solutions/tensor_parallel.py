@@ -9,8 +9,9 @@
 # %% [markdown]
 # # Tensor parallelism
 #
-# FSDP splits weights and sends them to wherever they are used. Tensor parallelism splits the *computation*: each device
-# keeps its features of every layer for good, and computes with nothing else. What travels is activations.
+# FSDP splits weights and sends them wherever they are used. Tensor parallelism splits the *computation*: each device
+# permanently holds its share of every layer's features and computes only with those. The devices exchange activations
+# instead of weights.
 #
 # You will write it in six functions:
 #
@@ -18,10 +19,10 @@
 # |---|---|
 # | `init_dense` | draws each device's part of a dense layer, as if one device had drawn all of it |
 # | `column_parallel_dense` | a dense layer with its outputs split: gathers rows on the way in |
-# | `row_parallel_dense` | a dense layer with its inputs split: adds up and scatters rows on the way out |
-# | `tp_mlp` | one after the other, and nothing sent between them |
+# | `row_parallel_dense` | a dense layer with its inputs split: sums and scatters rows on the way out |
+# | `tp_mlp` | one after the other, with no communication in between |
 # | `tp_attention` | the same with attention heads |
-# | `tp_train_step` | a whole step on `data` x `tensor`, every gradient of the right scale |
+# | `tp_train_step` | a whole step on `data` x `tensor`, with every gradient at the right scale |
 
 # %%
 from typing import Any
@@ -48,11 +49,11 @@ from solutions.data_parallel import fold_key_over_axes
 PyTree = Any
 
 # %% [markdown]
-# ## The first numbers: `init_dense`
+# ## Initialisation: `init_dense`
 #
-# On one device, the kernel of a dense layer starts with random numbers of standard deviation `1 / sqrt(d_in)`: an
-# output is a sum of `d_in` products, and so comes out as large as the inputs. What if a device holds only some of the
-# inputs, draws for those, and the devices' sums are added up?
+# On one device, the kernel of a dense layer is initialised with random numbers of standard deviation `1 / sqrt(d_in)`:
+# each output is a sum of `d_in` products, and so comes out as large as the inputs. What if a device holds only some of
+# the inputs, scales its numbers for those, and the devices' sums are added up?
 
 # %%
 if __name__ == "__main__":
@@ -60,11 +61,11 @@ if __name__ == "__main__":
     x = rng.standard_normal((1000, d_in))
     for what, fan_in in (("all inputs", d_in), ("its own inputs", d_in // devices)):
         kernel = rng.standard_normal(d_in) * fan_in**-0.5
-        print(f"scaled by {what:15} ({fan_in:4}): the whole layer's outputs spread by {np.std(x @ kernel):.2f}")
+        print(f"scaled by {what:15} ({fan_in:4}): the whole layer's outputs have std {np.std(x @ kernel):.2f}")
 
 # %% [markdown]
-# Each device draws its own part, and nobody holds the whole layer, not even while it draws. `split` says what is shared
-# out over `axis_name`:
+# Each device draws its own part, and no device ever holds the whole layer, not even while drawing. `split` says what is
+# split over `axis_name`:
 #
 # | `split` | `kernel` | `bias` |
 # |---|---|---|
@@ -72,17 +73,17 @@ if __name__ == "__main__":
 # | `"rows"` | `[d_in/axis, d_out]` | `[d_out]` |
 # | `None` | `[d_in, d_out]` | `[d_out]` |
 #
-# - Numbers have mean 0 and the standard deviation `d_in ** -0.5` of the **whole** layer. Normal or uniform, as you
-#   like. Biases are zero.
-# - Parts of one kernel have no numbers in common. What is not split is the same on every device of the axis.
-# - Devices along *other* axes of the mesh hold copies: theirs are equal.
-# - Another key, such as that of the next seed, gives numbers that no device draws with this one.
+# - Kernel entries have mean 0 and the standard deviation `d_in ** -0.5` of the **whole** layer. Normal or uniform, as
+#   you like. Biases are zero.
+# - Parts of one kernel are drawn independently. Arrays that are not split are the same on every device of the axis.
+# - Devices along *other* axes of the mesh hold equal copies.
+# - Another key, such as the next seed's, gives numbers that no device draws with this one.
 #
 # | budget | |
 # |---|---|
 # | standard deviation of a whole kernel | 0.9 to 1.1 times one device's |
 # | largest temporary, kernels split over 6 devices | at most two of a kernel's parts |
-# | operations of a device there | at most 400 for each number of its parts |
+# | operations per device there | at most 400 for each element of its parts |
 # | communication | none |
 #
 # Useful: `jax.random.normal`, `lax.axis_size`, and `fold_key_over_axes` from the chapter `data_parallel`, which
@@ -91,14 +92,14 @@ if __name__ == "__main__":
 
 # %%
 def init_dense(key: jax.Array, d_in: int, d_out: int, axis_name: str, split: str | None) -> PyTree:
-    """A dense layer's first parameters, this device's part of them. Runs inside ``shard_map``.
+    """Initialise this device's part of a dense layer. Runs inside ``shard_map``.
 
     Args:
         key: The same on every device.
         d_in: Inputs of the whole layer.
         d_out: Outputs of the whole layer.
         axis_name: The mesh axis.
-        split: What the devices of the axis share out: ``"columns"`` of the kernel, its ``"rows"``, or None.
+        split: What is split over the axis: ``"columns"`` of the kernel, its ``"rows"``, or None.
 
     Returns:
         ``{"kernel": ..., "bias": ...}``: ``[d_in, d_out/axis]`` and ``[d_out/axis]`` for columns, ``[d_in/axis,
@@ -115,8 +116,8 @@ def init_dense(key: jax.Array, d_in: int, d_out: int, axis_name: str, split: str
 # %% [markdown]
 # ## Outputs split: `column_parallel_dense`
 #
-# Between layers, each device holds some **rows** of the activations (tokens, say) with all of their features. Inside
-# a layer, each holds all rows with some of the **features**. A matrix product turns one into the other:
+# Between layers, each device holds some **rows** of the activations (tokens, say) with all of their features. Inside a
+# layer, each device holds all rows with some of the **features**. A matrix product turns the one layout into the other:
 
 # %%
 if __name__ == "__main__":
@@ -128,17 +129,18 @@ if __name__ == "__main__":
         display(who_holds(jax.device_put(jnp.zeros(shape), NamedSharding(mesh, spec)), title=name, labels=dims))
 
 # %% [markdown]
-# A device's outputs need its columns of the kernel, which it has, and **all** rows of `x`, of which it has a part.
-# Three arrays could travel: rows of `x`, columns of the kernel, or results. Write it so that it is the rows.
+# To compute its outputs, a device needs its columns of the kernel, which it has, and **all** rows of `x`, of which it
+# has a part. Three arrays could be sent: rows of `x`, columns of the kernel, or results. Write it so that the rows are
+# sent.
 #
-# The bias is split like the outputs. `params` may be without one: then nothing is added. `x` may have any number of
-# dims in front: `[batch, rows, d_in]`, or none. Rows are always dim -2, and stay in their order.
+# The bias is split like the outputs. `params` may have no bias: then nothing is added. `x` may have any number of
+# leading dims, as in `[batch, rows, d_in]`, or none. Rows are always dim -2, and their order does not change.
 #
 # | | |
 # |---|---|
 # | `x` | `[..., rows/axis, d_in]`, varying over `axis_name` |
 # | result | `[..., rows, d_out/axis]` |
-# | gradient of `x` | of this device's own rows |
+# | gradient of `x` | for this device's own rows |
 #
 # | budget | forward | backward |
 # |---|---|---|
@@ -146,7 +148,7 @@ if __name__ == "__main__":
 # | reduce-scatter | none | one, of as many bytes |
 # | any other collective | none | none |
 #
-# Useful: `lax.all_gather(..., axis=..., tiled=True)`. Its transpose, the reduce-scatter, comes by itself.
+# Useful: `lax.all_gather(..., axis=..., tiled=True)`. JAX derives its transpose, the reduce-scatter, for you.
 
 
 # %%
@@ -170,8 +172,8 @@ def column_parallel_dense(params: PyTree, x: jax.Array, axis_name: str) -> jax.A
 # %% [markdown]
 # ## Inputs split: `row_parallel_dense`
 #
-# The way back. Each device has some features of all rows, and the rows of the kernel that belong to them. It can
-# compute a *part of the sum* that every output is:
+# Now the way back. Each device has some features of all rows, and the rows of the kernel that belong to them. Every
+# output is a sum over all features, and the device can compute a *part of that sum*:
 
 # %%
 if __name__ == "__main__":
@@ -180,9 +182,9 @@ if __name__ == "__main__":
     print("device 0 has", parts[0][0], "and device 1", parts[1][0], "of", (x @ kernel)[0])
 
 # %% [markdown]
-# Add up the parts over the devices. Afterwards each device wants its own rows only, so that is what it should be sent.
+# Add up the parts over the devices. Each device then needs only its own rows, so send it only those.
 #
-# The bias is the same on every device, and belongs to each row once. It enters varying over `axis_name`, so your
+# The bias is the same on every device, and must be added to each row once. It enters varying over `axis_name`, so your
 # gradient of it is this device's own share; `check` adds the shares up.
 #
 # | | |
@@ -201,11 +203,11 @@ if __name__ == "__main__":
 
 # %%
 def row_parallel_dense(params: PyTree, x: jax.Array, axis_name: str) -> jax.Array:
-    """A dense layer whose inputs are split over an axis; adds up and scatters rows. Runs inside ``shard_map``.
+    """A dense layer whose inputs are split over an axis; sums and scatters rows. Runs inside ``shard_map``.
 
     Args:
         params: ``{"kernel": [d_in/axis, d_out], "bias": [d_out]}``, or without a bias; the bias is the same on every
-            device, and varies over ``axis_name`` by type.
+            device, but typed as varying over ``axis_name``.
         x: All rows of this device's inputs, ``[..., rows, d_in/axis]``.
         axis_name: The mesh axis.
 
@@ -221,20 +223,19 @@ def row_parallel_dense(params: PyTree, x: jax.Array, axis_name: str) -> jax.Arra
 # %% [markdown]
 # ## Two layers, one pair of collectives: `tp_mlp`
 #
-# A column-parallel layer ends with features split. A row-parallel layer begins with features split. A function that
-# looks at one number at a time, like GELU, does not care which features it is given. What the parts of a
-# Transformer's MLP would send, for 4,096 rows, width 4,096 and 16,384 hidden features in float32, if they had to
-# travel:
+# A column-parallel layer ends with its features split. A row-parallel layer starts with its features split. An
+# elementwise function like GELU works on any subset of the features. Here is what it would cost to send each array of a
+# Transformer's MLP, for 4,096 rows, width 4,096 and 16,384 hidden features in float32:
 
 # %%
 if __name__ == "__main__":
     rows, width, hidden = 4096, 4096, 16384
     sizes = {"rows of the width": rows * width, "hidden features": rows * hidden, "the kernels": 2 * width * hidden}
     for what, size in sizes.items():
-        print(f"{what:18} {4 * size * 7 / 8 / 2**20:6.0f} MiB a device")
+        print(f"{what:18} {4 * size * 7 / 8 / 2**20:6.0f} MiB per device")
 
 # %% [markdown]
-# Put the two layers together, with `jax.nn.gelu` between. `params` has the names of the course's MLP layer: `up` is
+# Put the two layers together, with `jax.nn.gelu` in between. `params` uses the names of the course's MLP layer: `up` is
 # split by columns, `down` by rows.
 #
 # | budget | forward | backward |
@@ -242,12 +243,12 @@ if __name__ == "__main__":
 # | all-gather | exactly one, (n-1)/n of `[..., rows, width]` | one or two |
 # | reduce-scatter | exactly one, of as many bytes | exactly one |
 # | any other collective | none | none |
-# | predicted time, forward and backward, 4,096 rows on 8 H100 | at most 1.25 of the reference's | |
+# | predicted time, forward and backward, 4,096 rows on 8 H100 | at most 1.25 times the reference's | |
 
 
 # %%
 def tp_mlp(params: PyTree, x: jax.Array, axis_name: str) -> jax.Array:
-    """Two dense layers with a GELU between, their hidden features split over an axis. Runs inside ``shard_map``.
+    """Two dense layers with a GELU in between, hidden features split over an axis. Runs inside ``shard_map``.
 
     Args:
         params: ``{"up": ..., "down": ...}``, as for ``column_parallel_dense`` and ``row_parallel_dense``.
@@ -266,8 +267,8 @@ def tp_mlp(params: PyTree, x: jax.Array, axis_name: str) -> jax.Array:
 # %% [markdown]
 # ## Heads are features: `tp_attention`
 #
-# Attention mixes positions, and needs all rows of a sequence at once. That is what a device has inside of a block. It
-# mixes them within each **head**, and no head looks at another. So give each device some heads: their columns of the
+# Attention mixes positions, and needs all rows of a sequence at once. That is what a device has inside a block.
+# Attention works within each **head**, and heads are independent. So give each device some heads: their columns of the
 # projection to queries, keys and values, and their rows of the output projection.
 
 # %%
@@ -278,18 +279,18 @@ if __name__ == "__main__":
         print(f"device {shard.device.id} has heads {shard.index[2]}, locally {shard.data.shape}")
 
 # %% [markdown]
-# - `kernel` of `qkv` is `[width, 3, num_heads/axis, head_dim]`: queries, keys and values, in this order, each with
-#   the heads of this device. The number of heads and their size are in its shape, and `num_heads * head_dim` need
-#   not be the width.
+# - `kernel` of `qkv` is `[width, 3, num_heads/axis, head_dim]`: queries, keys and values, in this order, each with this
+#   device's heads. Its shape gives the number of heads and their size, and `num_heads * head_dim` need not be the
+#   width.
 # - `kernel` of `out` is `[num_heads/axis, head_dim, width]`. There are no biases.
-# - Attention is causal: a position sees itself and those before it in its sequence. Scores are divided by
+# - Attention is causal: a position attends to itself and to those before it in its sequence. Scores are divided by
 #   `sqrt(head_dim)`.
 #
 # | budget | forward | backward |
 # |---|---|---|
 # | all-gather | exactly one, (n-1)/n of `[batch, seq, width]` | one or two |
 # | reduce-scatter | exactly one, of as many bytes | exactly one |
-# | any other collective | none: nothing between the two dense layers | none |
+# | any other collective | none, including between the two dense layers | none |
 #
 # Useful: `reshape`, to use your two dense layers; `jax.nn.dot_product_attention(q, k, v, is_causal=True)` takes
 # `[batch, seq, heads, head_dim]`.
@@ -297,7 +298,7 @@ if __name__ == "__main__":
 
 # %%
 def tp_attention(params: PyTree, x: jax.Array, axis_name: str) -> jax.Array:
-    """Causal self-attention, its heads split over an axis. Runs inside ``shard_map``.
+    """Causal self-attention with heads split over an axis. Runs inside ``shard_map``.
 
     Args:
         params: ``{"qkv": {"kernel": [width, 3, num_heads/axis, head_dim]}, "out": {"kernel": [num_heads/axis,
@@ -321,10 +322,10 @@ def tp_attention(params: PyTree, x: jax.Array, axis_name: str) -> jax.Array:
 # %% [markdown]
 # ## The whole step: `tp_train_step`
 #
-# The course's MLP on `data` x `tensor`. Rows are split over **both** axes: every device has rows of its own, and its
-# loss is the mean over those. Embedding, norms, `down`'s biases and the head are whole on every device; `up`, and the
-# kernel of `down`, are split over `tensor_axis`. Everything is easy except for one thing: the scale of the gradients.
-# Four devices have a row each, and split a "layer" of four features, `sum(w * x)`, whose rows are gathered first:
+# Now train the course's MLP on `data` x `tensor`. Rows are split over **both** axes: every device has its own rows, and
+# its loss is the mean over those. Embedding, norms, `down`'s biases and the head are whole on every device; `up` and
+# the kernel of `down` are split over `tensor_axis`. Only one thing is hard: the scale of the gradients. Here, four
+# devices have one row each, and split a "layer" of four features, `sum(w * x)`, whose rows are gathered first:
 
 # %%
 if __name__ == "__main__":
@@ -345,26 +346,25 @@ if __name__ == "__main__":
     print("each device's own loss: parts of w", of_w, "copies of c", of_c)
 
 # %% [markdown]
-# The losses of all four devices come back to a part of `w`, and to a copy of `c` as well: `check` compares every leaf
-# with the gradient of the **mean** over all rows of all devices, the one that a single device would compute. Work out
-# on paper what must be done to each kind of leaf, over each of the two axes, before you write it.
-#
-# - `params` and `specs` are trees of the same form. `tensor_axis in spec` says that a leaf is split. Leaves under
-#   `layers` are `[num_layers, ...]`, and every leaf enters varying over both axes.
+# Each part of `w`, and each copy of `c`, receives gradients from the losses of all four devices. `check` compares every
+# leaf with the gradient of the **mean** over all rows of all devices, as a single device would compute it. Before you
+# write the code, work out on paper what to do with each kind of leaf over each of the two axes.
+# - `params` and `specs` are trees of the same structure. `tensor_axis in spec` says that a leaf is split. Leaves under
+#   `layers` are `[num_layers, ...]`, and on entry every leaf varies over both axes.
 # - One layer computes `x + tp_mlp(layer, rms_norm(layer["norm"], x))`. `model.embed(params["embed"], inputs)` and
-#   `model.loss(params["head"], x, targets)` work on any rows; the latter is the mean over those that it is given.
+#   `model.loss(params["head"], x, targets)` work on any rows; the latter is the mean over these rows.
 # - Update by plain SGD, `leaf - learning_rate * gradient`. Copies must stay equal.
 # - The returned loss is the mean over all rows of all devices, the same everywhere.
 #
 # | budget | |
 # |---|---|
-# | all-gather | two or three a layer, (n-1)/n of `[rows, width]`, the rows of one place on `data_axis` |
-# | reduce-scatter | two a layer, of as many bytes |
+# | all-gather | two or three per layer, (n-1)/n of `[rows, width]`, the rows of one index along `data_axis` |
+# | reduce-scatter | two per layer, of as many bytes |
 # | all-reduce | each leaf, and the loss, once over each axis that it has to be averaged over |
 # | any other collective | none |
 #
-# `check` compares parameters after one step and after three, and what you subtracted, divided by `learning_rate`:
-# that is your gradient, leaf by leaf, and its norm over all leaves.
+# `check` compares parameters after one step and after three. It also compares the update divided by `learning_rate`,
+# which is your gradient, leaf by leaf, and its norm over all leaves.
 #
 # Useful: `jax.value_and_grad`, `lax.scan` over the layers, `lax.pmean` over one axis or a tuple of several.
 
@@ -379,12 +379,12 @@ def tp_train_step(
     tensor_axis: str,
     learning_rate: jax.Array,
 ) -> tuple[PyTree, jax.Array]:
-    """One step of SGD of the course's MLP on ``data`` x ``tensor``. Runs inside ``shard_map``.
+    """Take one step of SGD with the course's MLP on ``data`` x ``tensor``. Runs inside ``shard_map``.
 
     Args:
         params: This device's part, all leaves varying over both axes. Under ``layers``, leaves are ``[num_layers,
             ...]``, and ``up`` and ``down`` are split as for ``tp_mlp``; everything else is whole.
-        specs: The ``PartitionSpec`` of each leaf, which names ``tensor_axis`` where it is split.
+        specs: The ``PartitionSpec`` of each leaf, which names ``tensor_axis`` if the leaf is split.
         batch: This device's rows, ``inputs`` and ``targets``, ``[batch/(data * tensor), ...]``.
         model: The model's pure functions.
         data_axis: The mesh axis along which all parameters are the same.
@@ -392,7 +392,7 @@ def tp_train_step(
         learning_rate: A scalar.
 
     Returns:
-        ``(params, loss)``: updated, and the mean loss over all rows, the same on every device.
+        ``(params, loss)``: the updated parameters, and the mean loss over all rows, the same on every device.
     """
 
     ### BEGIN SOLUTION
@@ -421,27 +421,26 @@ def tp_train_step(
 #
 # A colleague trains with Adam on `data=2 x tensor=4` and has forgotten to divide the gradients of split leaves by the
 # size of the tensor axis. "The loss falls just as it does on one device, so it cannot matter." Say why the loss looks
-# right, name two things that will go wrong all the same, and describe the cheapest test that would have found the
+# right, name two things that will go wrong nevertheless, and describe the cheapest test that would have found the
 # mistake.
 
 # %% [markdown]
 # ### BEGIN SOLUTION
 # Adam divides the running mean of a leaf's gradient by the root of its running square. A factor of 4 on both cancels,
-# up to Adam's epsilon, so the updates are nearly those of the right gradient. What does not cancel: the norm over all
-# leaves, so clipping by global norm begins at another threshold, and once it clips, it makes the gradients of copies
-# smaller than they should be, relative to those of parts; and everything that uses gradients as they are, such as
-# SGD, weight decay that is added to the gradient, gradient noise scales, or logs of gradient norms. It also changes
-# with the mesh: a run that is continued on `tensor=8` is off by 8. The cheapest test takes one step of SGD from the
-# same parameters and the same batch on one device and on a mesh whose axes have different sizes, and prints the ratio
-# of the two updates leaf by leaf. All ratios should be 1; those that are not are off by the size of an axis, and name
-# it.
+# up to Adam's epsilon, so the updates are nearly those of the right gradient. Two things do not cancel. One is the norm
+# over all leaves: clipping by global norm starts at a different threshold, and once it clips, it makes the gradients of
+# copies too small relative to those of parts. The other is everything that uses raw gradients, such as SGD, weight
+# decay that is added to the gradient, gradient noise scales, or logged gradient norms. The error also changes with the
+# mesh: a run that is resumed on `tensor=8` is off by 8. The cheapest test takes one step of SGD from the same
+# parameters and the same batch on one device and on a mesh whose axes have different sizes, and prints the ratio of the
+# two updates leaf by leaf. All ratios should be 1; any other ratio equals the size of an axis, and so identifies it.
 # ### END SOLUTION
 
 # %% [markdown]
 # ## Lab: the same losses everywhere
 #
-# One model, trained by your step on three meshes, beside the plain single-device step of the course. The same rows, in
-# whatever way they are shared out.
+# Your step trains one model on three meshes, compared with the course's plain single-device step. The rows are the
+# same, only split differently.
 
 # %%
 if __name__ == "__main__":
@@ -477,8 +476,8 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: a whole layer from its parts
 #
-# A layer that each device has drawn a part of, put together: its spread is one device's. Try `d_in // axis size` as
-# the fan-in in your `init_dense`, and look again.
+# Here the parts that the devices drew are assembled into a whole layer: its standard deviation is the same as on one
+# device. Try `d_in // axis size` as the fan-in in your `init_dense`, and look again.
 
 # %%
 if __name__ == "__main__":
@@ -491,14 +490,14 @@ if __name__ == "__main__":
         drawn = jax.shard_map(draw, mesh=mesh, in_specs=P(), out_specs=spec)(jax.random.key(0))
         local = drawn.addressable_shards[0].data.shape
         spread = jnp.std(drawn) * 256**0.5
-        print(f"split by {split!s:8} {drawn.shape}, on each device {local!s:10} spread {spread:.3f} of one device's")
+        print(f"split by {split!s:8} {drawn.shape}, on each device {local!s:10} std {spread:.3f} times one device's")
 
 # %% [markdown]
 # ## Lab: where the time goes
 #
-# Last, your MLP at the size that it is judged on, forward and backward, on 8 H100: what a device computes, and what it
-# sends. The first gather has nothing to hide behind, and the products behind it wait. The next chapter does something
-# about that.
+# Finally, here is your MLP at the size it is graded on, forward and backward, on 8 H100s: a device's computation and
+# communication. The first gather has nothing to hide behind, and the products after it wait. The next chapter does
+# something about that.
 
 # %%
 if __name__ == "__main__":

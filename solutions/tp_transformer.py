@@ -9,19 +9,19 @@
 # %% [markdown]
 # # A Transformer in parts
 #
-# You have dense layers whose features are split over an axis, and rings that send while they multiply. This chapter
-# makes a whole Transformer of them, over `data` x `tensor`: blocks, embedding, loss, and a training step that takes
-# exactly the step of a single device.
+# You have dense layers whose features are split over an axis, and rings that send while they multiply. In this chapter
+# you build a whole Transformer from them, over `data` x `tensor`: blocks, embedding, loss, and a training step that
+# makes exactly the same update as a single device.
 #
 # You will write five functions:
 #
 # | function | what it does |
 # |---|---|
 # | `tp_transformer_block` | one layer: attention, then MLP |
-# | `parallel_transformer_block` | one layer: attention beside MLP, with half of the communication |
-# | `vocab_parallel_embed` | tokens and positions, the table split over the vocabulary |
-# | `vocab_parallel_loss` | cross-entropy, the logits split over the vocabulary |
-# | `tp_transformer_step` | the whole step, with rings, and with gradients of the right scale |
+# | `parallel_transformer_block` | one layer: attention and MLP in parallel, with half the communication |
+# | `vocab_parallel_embed` | token and position embeddings, with the token table split over the vocabulary |
+# | `vocab_parallel_loss` | cross-entropy, with the logits split over the vocabulary |
+# | `tp_transformer_step` | the whole step, with rings, and with gradients at the right scale |
 
 # %%
 from collections.abc import Callable
@@ -49,27 +49,27 @@ PyTree = Any
 Matmul = Callable[[jax.Array, jax.Array, str], jax.Array]
 
 # %% [markdown]
-# ## How activations travel, and who decides
+# ## Two interchangeable communication functions
 #
-# Between blocks a device holds its part of each sequence, `[batch, seq/tensor, width]`. Inside, it holds whole
-# sequences and its part of the features. Two functions lead from one to the other:
+# Between blocks, a device holds its part of each sequence, `[batch, seq/tensor, width]`. Inside a block, it holds whole
+# sequences and its part of the features. Two functions convert between these layouts:
 #
 # - `gather_matmul(x, kernel, axis_name)`: `[batch, seq/tensor, d]` times `[d, f/tensor]` is `[batch, seq, f/tensor]`.
 # - `matmul_scatter(x, kernel, axis_name)`: `[batch, seq, f/tensor]` times `[f/tensor, d]` is `[batch, seq/tensor, d]`,
 #   summed over the devices.
 #
-# A block does not care whether these are one big gather or a ring. So it is **handed both**, and uses nothing else to
-# communicate. Here they are as the chapter `tensor_parallel` has them; rings have the same signature.
+# A block need not know whether these are one big gather or a ring. So it **takes both as arguments**, and uses nothing
+# else to communicate. Here are the versions from the chapter `tensor_parallel`; the rings have the same signature.
 
 
 # %%
 def gather_matmul(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.Array:
-    """In one piece: gather, then multiply."""
+    """Gather all at once, then multiply."""
     return column_parallel_dense({"kernel": kernel}, x, axis_name)
 
 
 def matmul_scatter(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.Array:
-    """In one piece: multiply, then sum and scatter."""
+    """Multiply all at once, then sum and scatter."""
     return row_parallel_dense({"kernel": kernel}, x, axis_name)
 
 
@@ -93,8 +93,9 @@ if __name__ == "__main__":
     )
 
 # %% [markdown]
-# Attention itself is yours from the chapter `tensor_parallel`, and needs no communication: a device has all tokens of
-# its heads. The columns of a `qkv` kernel `[width, 3, num_heads/tensor, head_dim]` are q of all heads, then k, then v.
+# Attention itself is the same as in the chapter `tensor_parallel`, and needs no communication: a device has all tokens
+# of its heads. The columns of a `qkv` kernel `[width, 3, num_heads/tensor, head_dim]` are q of all heads, then k, then
+# v.
 
 
 # %%
@@ -103,7 +104,7 @@ def attend(qkv: jax.Array, num_heads: int) -> jax.Array:
 
     Args:
         qkv: ``[batch, seq, 3 * num_heads * head_dim]``.
-        num_heads: How many heads these are.
+        num_heads: Number of these heads.
 
     Returns:
         ``[batch, seq, num_heads * head_dim]``.
@@ -115,29 +116,28 @@ def attend(qkv: jax.Array, num_heads: int) -> jax.Array:
 
 # %% [markdown]
 # ## One layer: `tp_transformer_block`
-#
-# A layer is what `course.model.TransformerLayer` computes:
+# A layer computes the same as `course.model.TransformerLayer`:
 #
 # ```text
 # x = x + drop(attention(norm(x)))
 # x = x + drop(mlp(norm(x)))
 # ```
 #
-# Norms, residuals and dropout work on each token by itself. So they belong *between* the split layers, where a device
-# has `1/n` of the tokens: no work is done twice, and nothing is kept twice. `rms_norm(params, x)` and `drop(x, rate,
-# key)` come from `course.model`.
+# Norms, residuals and dropout work on each token separately. So they belong *between* the split layers, where a device
+# has `1/n` of the tokens: no work is done twice, and nothing is stored twice. `rms_norm(params, x)` and
+# `drop(x, rate, key)` come from `course.model`.
 #
-# **Dropout.** The parts of a sequence lie on different devices, and each must drop at places of its own. On one axis a
-# key has to differ, and on another it has to be the same:
+# **Dropout.** The parts of a sequence are on different devices, and each must draw its own mask. The key has to differ
+# along one axis, and be the same along another:
 
 # %%
 if __name__ == "__main__":
 
     def first_elements(key):
-        """The first elements of the mask that each device draws."""
+        """Return the first elements of the mask that each device draws."""
         return jax.random.bernoulli(key, 0.5, (1, 1, 12)).astype(int)
 
-    for name, own in (("as it is", lambda key: key), ("folded", lambda key: fold_key_over_axes(key, ("tensor",)))):
+    for name, own in (("unchanged", lambda key: key), ("folded", lambda key: fold_key_over_axes(key, ("tensor",)))):
         masks = jax.shard_map(
             lambda key, own=own: first_elements(as_varying(own(key), "tensor")),
             mesh=make_mesh({"data": 2, "tensor": 4}),
@@ -147,14 +147,14 @@ if __name__ == "__main__":
         print(f"key {name}:", *("".join(map(str, np.asarray(mask).ravel())) for mask in masks[:, 0]))
 
 # %% [markdown]
-# `key` is this layer's, the same on every device of `axis_name`. This device's key is `fold_in(key, its place on the
-# axis)`, as `fold_key_over_axes` makes it. Split *that* in two: the first half for what attention adds, the second for
-# what the MLP adds. So masks depend on the size of the axis; on one device the same is had by drawing them for each
-# part of the sequence, and `check` does that.
+# `key` is this layer's, the same on every device of `axis_name`. This device's key is
+# `fold_in(key, its index along the axis)`, as `fold_key_over_axes` computes it. Split *that* key in two: the first half
+# for the output of attention, the second for the output of the MLP. So masks depend on the size of the axis; one device
+# gets the same masks by drawing them separately for each part of the sequence, and `check` does that.
 #
 # | | |
 # |---|---|
-# | `x` and the result | `[batch, seq/tensor, width]`, another part of the sequence on each device |
+# | `x` and the result | `[batch, seq/tensor, width]`, a different part of the sequence on each device |
 # | split leaves | `qkv` `[width, 3, num_heads/tensor, head_dim]`, `out` `[num_heads/tensor, head_dim, width]` |
 # | | `up` and `down` as for `tp_mlp` |
 # | whole leaves | the norms, and the bias of `down` |
@@ -165,12 +165,12 @@ if __name__ == "__main__":
 # | scatters, each of `(n-1)/n` of the activations | 2 | 4 |
 # | any other collective | none | none |
 #
-# In bytes: with `A` bytes of activations `[batch, seq, width]`, a device sends `8 (n-1)/n A` for a layer. `q`, `k` and
-# `v` come from **one** product. In one of the cases the two functions that you are handed send in another way: whatever
-# is sent must be sent by them.
+# In bytes: with `A` bytes of activations `[batch, seq, width]`, a device sends `8 (n-1)/n A` per layer. `q`, `k` and
+# `v` come from **one** product. In one of the test cases, the two functions passed to you communicate differently: all
+# communication must go through them.
 #
-# Gradients of split leaves must be those of one device. Of a whole leaf every device has a share: `check` adds the
-# shares up, and so will your step.
+# Gradients of split leaves must be those of one device. For a whole leaf, every device has a share of the gradient:
+# `check` adds the shares up, and so will your step.
 
 
 # %%
@@ -183,7 +183,7 @@ def tp_transformer_block(
     matmul_scatter: Matmul,
     axis_name: str,
 ) -> jax.Array:
-    """One layer of a Transformer, attention and then MLP. Runs inside ``shard_map``.
+    """Apply one layer of a Transformer, attention and then MLP. Runs inside ``shard_map``.
 
     Args:
         params: ``{"attention_norm": ..., "attention": {"qkv": ..., "out": ...}, "mlp": {"norm": ..., "up": ...,
@@ -216,40 +216,41 @@ def tp_transformer_block(
 
 
 # %% [markdown]
-# ## Half of the communication: `parallel_transformer_block`
+# ## Half the communication: `parallel_transformer_block`
 #
-# In that block the MLP waits for attention, and both gather the same kind of thing: normed tokens. GPT-J and PaLM put
-# the two side by side: one norm, both start from it, and the sum of what they give is added.
+# In that block the MLP waits for attention, and both gather normalised tokens. GPT-J and PaLM run the two in parallel:
+# both start from the same norm, and the sum of their outputs is added to the residual.
 #
 # ```text
 # y = norm(x)
 # x = x + drop(attention(y) + mlp(y))
 # ```
 #
-# This is **another model**, with one norm fewer. What it is worth, for a layer of width 2,048 and 8,192 tokens on eight
-# H100:
+# This is a **different model**, with one norm fewer. Here is what it saves, for a layer of width 2,048 and 8,192 tokens
+# on eight H100s:
 
 # %%
 if __name__ == "__main__":
     h100, devices, tokens, width = machine("8xH100"), 8, 8192, 2048
     products = 3 * 2 * tokens * 12 * width**2 / devices / h100.peak("f32")
     once = 4 * tokens * width * (devices - 1) / devices / h100.bandwidth_of(tuple(range(devices)))
-    for name, count in (("one after the other", 8), ("side by side", 4)):
+    for name, count in (("one after the other", 8), ("in parallel", 4)):
         print(f"{name:20} {1e3 * products:.2f} ms of matmuls, {count} transfers of {1e3 * once:.2f} ms")
 
 # %% [markdown]
-# So gather once and scatter once. Both kernels of the way in multiply the same tokens, and of the way out only the
-# sum of two products is wanted.
+# So gather once and scatter once. On the way in, both kernels multiply the same tokens; on the way out, only the sum of
+# the two products is needed.
 #
-# - Of dropout there is one mask: `drop(..., rate, key)` with `fold_in(key, its place on the axis)`, nothing split.
-# - `down` has a bias, and `up` has one, as before.
+# - There is one dropout mask: `drop(..., rate, key)` with `fold_in(key, its index along the axis)`, not split any
+#   further.
+# - `up` and `down` have biases, as before.
 #
 # | budget | forward | with backward |
 # |---|---|---|
 # | gathers | 1 | 2 |
 # | scatters | 1 | 2 |
 # | any other collective | none | none |
-# | predicted time on 8 H100 | | at most 0.85 of the same sums one after the other |
+# | predicted time on 8 H100 | | at most 0.85 times that of the same operations one after the other |
 #
 # Useful: `jnp.concatenate`, `jnp.split`.
 
@@ -264,7 +265,7 @@ def parallel_transformer_block(
     matmul_scatter: Matmul,
     axis_name: str,
 ) -> jax.Array:
-    """One layer of a Transformer, attention beside MLP. Runs inside ``shard_map``.
+    """Apply one layer of a Transformer, attention and MLP in parallel. Runs inside ``shard_map``.
 
     Args:
         params: ``{"norm": ..., "attention": {"qkv": ..., "out": ...}, "up": ..., "down": ...}``, this device's part.
@@ -293,11 +294,11 @@ def parallel_transformer_block(
 
 
 # %% [markdown]
-# ## The first table: `vocab_parallel_embed`
+# ## The embedding: `vocab_parallel_embed`
 #
-# With 32,000 tokens of width 2,048, the embedding has 66 million parameters, more than a layer. It is split by tokens:
-# a device has `vocab/tensor` rows of the table, the first of them if it is the first on the axis, and so on. Every
-# device is given all tokens, and knows some of them:
+# With 32,000 tokens of width 2,048, the embedding has 66 million parameters, more than a layer. It is split over the
+# vocabulary: each device has `vocab/tensor` rows of the table, the first device the first rows, and so on. Every device
+# gets all tokens, but has embeddings for only some of them:
 
 # %%
 if __name__ == "__main__":
@@ -308,17 +309,17 @@ if __name__ == "__main__":
         print(f"device {place} has tokens {first:2} to {first + 13}:", *known)
 
 # %% [markdown]
-# The rows of a sequence are wanted in parts, `[batch, seq/tensor, width]`, and for each token exactly one device has
-# something to give. What do the others give, so that a sum comes out right? And a token that is not in a device's
-# part of the table must not become an index outside of that part.
+# The result is split along the sequence, `[batch, seq/tensor, width]`, and for each token exactly one device has the
+# embedding. What should the others contribute to make a sum come out right? Also, a token that is not in a device's
+# part of the table must not become an index outside that part.
 #
-# Positions are learned, from a table `[max_seq, width]` that every device holds whole. `max_seq` may be larger than
+# Position embeddings are learned; every device holds the whole table `[max_seq, width]`. `max_seq` may be larger than
 # `seq`. Which positions do this device's rows have?
 #
 # | budget | forward | backward |
 # |---|---|---|
 # | reduce-scatter | one, `(n-1)/n` of the activations | none |
-# | all-gather | none | one, as much |
+# | all-gather | none | one, of as many bytes |
 # | any other collective | none | none |
 #
 # Useful: `lax.axis_index`, `jnp.where`, `lax.psum_scatter(..., scatter_dimension=1, tiled=True)`,
@@ -327,10 +328,10 @@ if __name__ == "__main__":
 
 # %%
 def vocab_parallel_embed(params: PyTree, tokens: jax.Array, axis_name: str) -> jax.Array:
-    """Token plus learned position, this device's part of each sequence. Runs inside ``shard_map``.
+    """Embed tokens and positions of this device's part of each sequence. Runs inside ``shard_map``.
 
     Args:
-        params: ``{"token": [vocab/axis, width], "position": [max_seq, width]}``; positions are whole.
+        params: ``{"token": [vocab/axis, width], "position": [max_seq, width]}``; the position table is whole.
         tokens: ``[batch, seq]`` integers, the same on every device of ``axis_name``.
         axis_name: The mesh axis that the vocabulary and sequences are split over.
 
@@ -349,17 +350,18 @@ def vocab_parallel_embed(params: PyTree, tokens: jax.Array, axis_name: str) -> j
 
 
 # %% [markdown]
-# ## The last table: `vocab_parallel_loss`
+# ## The loss: `vocab_parallel_loss`
 #
-# Logits are the largest array of the model: 8 sequences of 1,024 tokens with 32,000 numbers each are 1 GB. Split by
-# vocabulary, a device has `[batch, seq, vocab/tensor]` of them, and no device ever needs more. The loss of a token is
+# The logits are the model's largest array: 8 sequences of 1,024 tokens with 32,000 numbers each take 1 GB. Split over
+# the vocabulary, each device has `[batch, seq, vocab/tensor]` of them, and no device ever needs more. The loss of a
+# token is
 #
 # ```text
 # log(sum over the vocabulary of exp(logit)) - logit of the target
 # ```
 #
-# and both are made of sums. But `exp` of a float32 has limits, and a loss that is right for small logits is wrong for
-# large ones:
+# and both terms are sums. But `exp` of a float32 can overflow or underflow, and a loss that is right for small logits
+# is wrong for large ones:
 
 # %%
 if __name__ == "__main__":
@@ -369,22 +371,22 @@ if __name__ == "__main__":
         print(f"logits {two}: log of the sum {plain:9.4f}, jax.nn.logsumexp {jax.nn.logsumexp(two):9.4f}")
 
 # %% [markdown]
-# `logsumexp` takes the largest logit off before and puts it back after. Here the largest of *all* devices' is needed,
-# and sums are of the same scale only if all take off the same. It has no part in the gradient: the result does not
-# depend on what was taken off, so `lax.stop_gradient` is right there, and `lax.pmax` has no gradient in any case. In
-# some cases one part of the vocabulary has logits 300 above another's, which parts depends on the token, and for some
-# tokens all logits are below -100.
+# `logsumexp` subtracts the largest logit before the sum and adds it back afterwards. Here you need the largest over
+# *all* devices: their sums have the same scale only if all subtract the same number. It does not contribute to the
+# gradient: the result does not depend on the number subtracted, so `lax.stop_gradient` is right there, and `lax.pmax`
+# has no gradient anyway. In some test cases one part of the vocabulary has logits 300 above another's (which parts
+# depends on the token), and for some tokens all logits are below -100.
 #
 # - `x` comes in parts, `[batch, seq/tensor, width]`; the head is a norm (`params["norm"]`), then a product with a bias
-#   (`params["out"]`, `[width, vocab/tensor]` and `[vocab/tensor]`). Use the `gather_matmul` that you are handed.
+#   (`params["out"]`, `[width, vocab/tensor]` and `[vocab/tensor]`). Use the `gather_matmul` passed to you.
 # - `targets` are whole, `[batch, seq]`, the same on every device of `axis_name`.
-# - Return the mean over all tokens, **the same on every device of the axis, and typed so**: a number that all devices
-#   return as their own is differentiated by all of them. `lax.psum` gives one that is typed as the same.
+# - Return the mean over all tokens, **the same on every device of the axis, and typed so**: if the result is typed as
+#   varying, every device differentiates its own copy. `lax.psum` returns a value that does not vary.
 #
 # | budget | |
 # |---|---|
 # | largest temporary | 1.5 times `batch x seq x vocab/n` elements |
-# | sent, forward and backward | the activations once each way, and three numbers a token in all-reduces |
+# | sent, forward and backward | the activations once each way, and three numbers per token in all-reduces |
 #
 # With `T` tokens that is `2 (n-1)/n 4 T width` bytes, and `2 (n-1)/n 4 (3 T + 1)`.
 #
@@ -395,7 +397,7 @@ if __name__ == "__main__":
 def vocab_parallel_loss(
     params: PyTree, x: jax.Array, targets: jax.Array, gather_matmul: Matmul, axis_name: str
 ) -> jax.Array:
-    """Mean cross-entropy with the vocabulary split. Runs inside ``shard_map``.
+    """Compute the mean cross-entropy with the vocabulary split. Runs inside ``shard_map``.
 
     Args:
         params: ``{"norm": {"scale": [width]}, "out": {"kernel": [width, vocab/axis], "bias": [vocab/axis]}}``.
@@ -424,11 +426,11 @@ def vocab_parallel_loss(
 # %% [markdown]
 # ## The whole step: `tp_transformer_step`
 #
-# Places on `data_axis` have sequences of their own, and copies of everything. Places on `tensor_axis` share one model.
-# Now every gradient must come out at the scale of a single device, and this is where published code goes wrong. Take
-# the smallest model that has both kinds of leaf: `y = sum(a * x) + b`, with the four elements of `a` split over four
-# devices, and `b` on all of them, used where a device adds up its part. The loss is `y` after a `psum`, so it is the
-# same everywhere, and typed so:
+# Along `data_axis`, devices have different sequences and copies of all parameters. Along `tensor_axis`, they share one
+# model. Now every gradient must come out at the scale of a single device, and this is where published code goes wrong.
+# Take the smallest model that has both kinds of leaf: `y = sum(a * x) + b`, with the four elements of `a` split over
+# four devices, and a copy of `b` on each, added to the device's partial sum. The loss is `y` after a `psum`, so it is
+# the same everywhere, and typed so:
 
 # %%
 if __name__ == "__main__":
@@ -447,33 +449,33 @@ if __name__ == "__main__":
     print("on four:       dy/da =", of_a, "  dy/db of each device =", of_b)
 
 # %% [markdown]
-# The gradient of a split leaf is complete on the device that has it. That of a whole leaf is there in shares. (In
-# `tp_train_step` of the chapter `tensor_parallel` it is otherwise: each device returns the mean of its *own* rows,
-# four losses are differentiated, and split leaves come out four times too large. The rule follows from how the loss is
+# The gradient of a split leaf is complete on the device that has it. The gradient of a whole leaf comes in shares. (In
+# `tp_train_step` of the chapter `tensor_parallel` it is different: each device returns the mean of its *own* rows, four
+# losses are differentiated, and split leaves come out four times too large. The rule follows from how the loss is
 # typed, not from how leaves are split.)
 #
-# - Every leaf of `params` enters varying over both axes; leaves under `layers` are stacked, `[num_layers, ...]`. A
-#   leaf's `PartitionSpec` in `specs` names `tensor_axis` where it is split: `tensor_axis in spec`.
-# - `parallel` says which of the two blocks the layers are for.
-# - **Rings**: hand `ring_gather_matmul` and `matmul_ring_scatter` to the blocks and the loss.
-# - **Keys**: `key` is the same on every device. Place `i` on `data_axis` uses `fold_in(key, i)`, and layer `l` of it
-#   `fold_in(that, l)`.
+# - On entry, every leaf of `params` varies over both axes; leaves under `layers` are stacked, `[num_layers, ...]`. A
+#   leaf's `PartitionSpec` in `specs` names `tensor_axis` if it is split: `tensor_axis in spec`.
+# - `parallel` says which of the two blocks to use.
+# - **Rings**: pass `ring_gather_matmul` and `matmul_ring_scatter` to the blocks and the loss.
+# - **Keys**: `key` is the same on every device. Index `i` along `data_axis` uses `fold_in(key, i)`, and layer `l` there
+#   uses `fold_in(that, l)`.
 # - Update by plain SGD, `leaf - learning_rate * gradient`. The returned loss is the mean over all sequences, the same
 #   everywhere.
 #
 # | budget | |
 # |---|---|
-# | exposed communication, 8 H100 | at most 0.4 of a step that gathers and scatters in one piece |
-# | predicted time | at most that step's, less 0.15 times what it exposes: work that fills the wait is no gain |
+# | exposed communication, 8 H100 | at most 0.4 times that of a step that gathers and scatters all at once |
+# | predicted time | at most that step's, less 0.15 times its exposed time: extra work in the wait gains nothing |
 # | largest temporary | half of all logits |
 # | activations sent | 1.5 times the gathers and scatters of all layers, embedding and loss, forward and backward |
 # | all-reduce | whole leaves once over `tensor_axis`, every leaf once over `data_axis`, and the sums of the loss |
 #
-# `check` compares parameters after one step and after three, on meshes from 1 x 1 to 8 x 1 and 1 x 8, and what you
-# subtracted, divided by `learning_rate`: that is your gradient, leaf by leaf, and no optimizer hides its scale.
+# `check` compares parameters after one step and after three, on meshes from 1 x 1 to 8 x 1 and 1 x 8. It also compares
+# the update divided by `learning_rate`, which is your gradient, leaf by leaf: no optimizer hides its scale.
 #
-# Useful: `lax.scan` over the stacked layers and their numbers, `jax.value_and_grad`, `jax.tree.map(..., gradients,
-# specs)`.
+# Useful: `lax.scan` over the stacked layers and their indices, `jax.value_and_grad`,
+# `jax.tree.map(..., gradients, specs)`.
 
 
 # %%
@@ -488,13 +490,13 @@ def tp_transformer_step(
     tensor_axis: str,
     learning_rate: jax.Array,
 ) -> tuple[PyTree, jax.Array]:
-    """One step of SGD of a Transformer on ``data`` x ``tensor``. Runs inside ``shard_map``.
+    """Take one step of SGD with a Transformer on ``data`` x ``tensor``. Runs inside ``shard_map``.
 
     Args:
         params: ``embed``, ``layers`` and ``head``: this device's part of each leaf, all varying over both axes.
         specs: The ``PartitionSpec`` of each leaf, which names ``tensor_axis`` where it is split.
-        batch: This place's sequences, ``inputs`` and ``targets``, ``[batch/data, seq]``, the same along
-            ``tensor_axis``.
+        batch: This device's sequences, ``inputs`` and ``targets``, ``[batch/data, seq]``, the same along
+        ``tensor_axis``.
         key: For dropout, the same on every device.
         rate: Share of elements that are dropped, a Python number.
         parallel: Whether layers are those of ``parallel_transformer_block``.
@@ -537,25 +539,26 @@ def tp_transformer_step(
 # A model of width 2,048 trains on eight devices of one node, with the mesh `data=8 x tensor=1`. A colleague proposes
 # `data=1 x tensor=8`: "The batch stays the same, each device then holds an eighth of the weights, and there is no
 # gradient to all-reduce any more." Say what is sent instead, for `L` layers of width `d` and `T` tokens in the whole
-# batch, and on what it depends whether rings can hide it. Two formulas are enough.
+# batch, and what determines whether rings can hide it. Two formulas are enough.
 
 # %% [markdown]
 # ### BEGIN SOLUTION
-# The gradients of `12 d^2 L` weights no longer travel: `2 (n-1)/n` of them, `24 (n-1)/n d^2 L` numbers a device.
-# Instead activations do: 4 gathers and 4 scatters a layer, forward and backward, `8 (n-1)/n T d L` numbers. That is
-# less only if `T < 3 d`, about 6,000 tokens, and a batch has many more. A ring can hide it behind the matmuls of a
-# layer, which take `72 T d^2 / n` FLOPs on a device. Divided by the numbers sent, that is `9 d / (n-1)` FLOPs for
-# each: the number of tokens cancels, and only the width per device counts. At `d = 2048` and `n = 8` it is 2,600
-# FLOPs for 4 bytes, less than an H100 computes in the time of sending them (490 TFLOP/s against 450 GB/s: about
-# 4,400). So at this width a part stays exposed, whatever the batch is. Side by side blocks send half of it.
+# The gradients of `12 d^2 L` weights no longer travel: `2 (n-1)/n` of them, `24 (n-1)/n d^2 L` numbers per device.
+# Instead activations do: 4 gathers and 4 scatters per layer, forward and backward, `8 (n-1)/n T d L` numbers. That is
+# less only if `T < 3 d`, about 6,000 tokens, and a batch has many more. A ring can hide these transfers behind the
+# matmuls of a layer, which take `72 T d^2 / n` FLOPs on a device. Divided by the numbers sent, that is `9 d / (n-1)`
+# FLOPs for each: the number of tokens cancels, and only the width per device matters. At `d = 2048` and `n = 8` it is
+# 2,600 FLOPs per 4 bytes, less than an H100 executes in the time it takes to send them (490 TFLOP/s at 450 GB/s: about
+# 4,400). So at this width part of the communication stays exposed, whatever the batch size. Parallel blocks send half
+# as much.
 # ### END SOLUTION
 
 # %% [markdown]
 # ## Lab: the same losses everywhere
 #
-# A small Transformer on one device, by the course's own `full_loss`, and on three meshes with your step: attention
-# first in the upper half, side by side in the lower one. They must agree to all digits shown.
-# Five programs are compiled first, which takes up to a minute on two cores.
+# Here a small Transformer trains on one device, with the course's own `full_loss`, and on three meshes with your step:
+# sequential blocks in the upper half, parallel blocks in the lower one. The losses must agree to all digits shown.
+# Compiling the five programs takes up to a minute on two cores.
 
 # %%
 if __name__ == "__main__":
@@ -590,7 +593,7 @@ if __name__ == "__main__":
         plain_gradient = jax.jit(jax.value_and_grad(lambda params, batch, model=model: full_loss(model, params, batch)))
         meshes = [(4, 2)] if parallel else [(1, 8), (2, 4)]
         runs = {f"{d} x {t}": train(params, make_mesh({"data": d, "tensor": t}), parallel) for d, t in meshes}
-        print("side by side" if parallel else "one after the other")
+        print("in parallel" if parallel else "one after the other")
         print("step   one device", *(f"{name:>15}" for name in runs))
         for i, batch in enumerate(batches):
             loss, gradient = plain_gradient(params, batch)
@@ -600,15 +603,15 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: where the time goes
 #
-# Last, your step with two layers of width 4,096 on eight H100, with layers of either kind. Nothing is computed: the
-# program is written down and followed. Compare the exposed time with the bytes, and look for what is still exposed in
-# the picture: which transfers are not in a layer?
+# Finally, your step with two layers of width 4,096 on eight H100s, with either kind of layer. Nothing is computed: the
+# program is exported and simulated. Compare the exposed time with the bytes, and look for the communication that is
+# still exposed in the picture: which transfers are not in a layer?
 
 # %%
 if __name__ == "__main__":
 
     def predicted(parallel):
-        """The step's prediction on eight H100."""
+        """Predict the step on eight H100s."""
         model = transformer(
             width=4096, hidden=16384, num_layers=2, num_heads=32, vocab=32000, max_seq=1024, parallel=parallel
         )
@@ -628,7 +631,7 @@ if __name__ == "__main__":
             updated, loss = tp_transformer_step(params, specs, batch, key, 0.0, parallel, "data", "tensor", rate)
             return {"params": jax.tree.map(lambda leaf: leaf[None], updated), "loss": loss}
 
-        # Every device gives back its own copy: a leaf's type still says "varying".
+        # Every device returns its own copy: a leaf's type still says "varying".
         results = {"params": P(("data", "tensor")), "loss": P()}
         mapped = jax.shard_map(local, mesh=abstract_mesh(mesh), in_specs=(specs, P("data")), out_specs=results)
         tokens = jax.ShapeDtypeStruct((4, 1024), np.int32)
@@ -641,9 +644,9 @@ if __name__ == "__main__":
         )
         return predict(step, "8xH100")
 
-    predictions = {"one after the other": predicted(False), "side by side": predicted(True)}
+    predictions = {"one after the other": predicted(False), "in parallel": predicted(True)}
     for name, found in predictions.items():
         print(name)
         for figure, value in found.figures().items():
             print(f"    {figure:24} {value}")
-    predictions["side by side"]
+    predictions["in parallel"]

@@ -11,18 +11,18 @@
 #
 # Data parallelism splits the batch, FSDP the weights, a pipeline the layers, tensor parallelism the features. Each of
 # them has a limit: the rows of a batch, the layers of a model, the devices of a node, within which links are fast.
-# Large models are trained with all of them at once, on a mesh `data` x `pipe` x `tensor`. You have written every
-# part. This chapter puts them together, and the sum must take exactly the step of a single device.
+# Large models are trained with all of them at once, on a mesh `data` x `pipe` x `tensor`. You have written every part.
+# In this chapter you put them together, and the result must make exactly the same update as a single device.
 #
 # | function | what it does |
 # |---|---|
 # | `init_3d` | keeps this device's part of the parameters, over three axes |
-# | `whole_weights` | makes parts whole over `data`; what flows back to them is complete |
-# | `stage_3d` | the layers of a stage, by the products and in the dtype that are asked for |
-# | `layers_3d` | all layers in a looped pipeline, their weights gathered once for a repeat |
-# | `forward_3d` | the loss of a pipeline's rows; its gradient comes back complete, in parts |
-# | `train_step_3d` | a step of SGD, clipped by the norm that one device would see |
-# | `choose_mesh` | says on which mesh a given model should be trained |
+# | `whole_weights` | gathers parts over `data`; their gradients are complete |
+# | `stage_3d` | the layers of a stage, with the requested products and dtype |
+# | `layers_3d` | all layers in a looping pipeline, with weights gathered once per repeat |
+# | `forward_3d` | the loss of a pipeline's rows; its gradient is complete, in parts |
+# | `train_step_3d` | a step of SGD, clipped by the norm that a single device would compute |
+# | `choose_mesh` | chooses the mesh to train a given model on |
 
 # %%
 import itertools
@@ -63,16 +63,16 @@ PyTree = Any
 
 
 # %% [markdown]
-# ## Who holds what: `init_3d`
+# ## Sharding the parameters: `init_3d`
 #
-# Of each array, a device keeps one part, and three questions say which:
+# A device keeps one part of each array, and three questions determine which:
 #
-# 1. **Which layers?** Those of its stage, as `layers_of_stage` gives them. `pipe` has nothing to do with embedding and
-#    head: every stage has them.
+# 1. **Which layers?** Those of its stage, according to `layers_of_stage`. `pipe` does not affect embedding and head:
+#    every stage has them.
 # 2. **Which features of these?** `tensor_specs(params, axis_name)` gives the `PartitionSpec` of every leaf over one
 #    axis, as in the chapter `tp_transformer`. Norms, biases of `down` and positions are whole.
-# 3. **Which part of that?** What is left is split over `data` by the rule of `shard_params`: the largest dim that the
-#    axis divides, nothing below `min_size` elements. What counts are dims and size of *one layer's part*, after the
+# 3. **Which part of that?** The rest is split over `data` by the rule of `shard_params`: the largest dim that the axis
+#    divides, nothing below `min_size` elements. The rule applies to the dims and size of *one layer's part*, after the
 #    second question.
 
 # %%
@@ -84,23 +84,23 @@ if __name__ == "__main__":
     print(f"{total:,} parameters, {layers:,} of them in layers")
     for data, pipe, tensor in ((8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)):
         ideal = (layers / pipe + total - layers) / tensor / data
-        print(f"data={data} x pipe={pipe} x tensor={tensor}: {ideal:8,.0f} on a device, if every leaf could be split")
+        print(f"data={data} x pipe={pipe} x tensor={tensor}: {ideal:8,.0f} per device, if every leaf could be split")
 
 # %% [markdown]
-# Both may fall on the same dim. Then `tensor` cuts first, and `data` cuts what is left: the spec's entry for the dim is
-# `("tensor", "data")`, and JAX reads it in this order.
+# Both axes may split the same dim. Then `tensor` splits first, and `data` splits the result: the spec's entry for the
+# dim is `("tensor", "data")`, which JAX reads in this order.
 #
-# The leaves under `layers` come as `[num_layers, ...]` and leave as `[num_repeats, 1, layers_per_stage, ...]`: the
-# local block of an array `[num_repeats, num_stages, layers_per_stage, ...]` whose second dim is split over `pipe`. That
-# is also what their specs are for.
+# The leaves under `layers` enter as `[num_layers, ...]` and are returned as `[num_repeats, 1, layers_per_stage, ...]`:
+# the local block of an array `[num_repeats, num_stages, layers_per_stage, ...]` whose second dim is split over `pipe`.
+# Their specs describe this array.
 #
 # | budget | |
 # |---|---|
-# | bytes held per device | exactly those of the rule |
+# | bytes held per device | exactly those the rule gives |
 # | communication | none |
 #
-# Useful: `layers_of_stage` raises an error where the layers cannot be shared; `shard_params(leaf, axis_name, min_size)`
-# returns a part **and its spec**; `lax.dynamic_slice_in_dim`.
+# Useful: `layers_of_stage` raises an error if the layers cannot be split evenly;
+# `shard_params(leaf, axis_name, min_size)` returns a part **and its spec**; `lax.dynamic_slice_in_dim`.
 
 
 # %%
@@ -111,9 +111,9 @@ def init_3d(
 
     Args:
         params: Whole parameters, the same on every device; leaves under ``layers`` are ``[num_layers, ...]``.
-        num_repeats: How often a microbatch passes each stage.
+        num_repeats: Number of times a microbatch passes each stage.
         min_size: Parts with fewer elements are not split over ``data_axis``.
-        data_axis: The mesh axis that parts are split over, as ``shard_params`` does it.
+        data_axis: The mesh axis that parts are split over, by the rule of ``shard_params``.
         pipe_axis: The mesh axis of the stages.
         tensor_axis: The mesh axis that features and the vocabulary are split over.
 
@@ -131,7 +131,7 @@ def init_3d(
         return lax.dynamic_slice_in_dim(leaf, lax.axis_index(axis) * length, length, dim)
 
     def part(leaf, spec, skipped):
-        """Of ``tensor`` first, and of that for ``data``; ``skipped`` dims are in front of one layer's."""
+        """Split over ``tensor`` first, then over ``data``; ``skipped`` dims precede those of one layer."""
         if tensor_axis in spec:
             leaf = cut(leaf, spec.index(tensor_axis), tensor_axis)
         one = shard_params(leaf[(0,) * skipped], data_axis, min_size)[1]
@@ -163,20 +163,19 @@ def init_3d(
 # ## One loss, one gradient: `whole_weights`
 #
 # Three chapters had three rules for the scale of a gradient. With three axes at once, it is best to have one rule and
-# to keep to it. The loss that you will differentiate is one number for each place on `data`, **the same on all devices
-# of `pipe` and `tensor`, and typed so**. Then `jax.grad` differentiates one loss for each place on `data`, and what a
-# device finds for its part of a leaf is
-#
-# | axis | leaf is split over it | leaf is whole on it |
+# to stick to it. The loss that you will differentiate is one number for each index along `data`, **the same on all
+# devices of `pipe` and `tensor`, and typed so**. Then `jax.grad` differentiates one loss for each index along `data`,
+# and a device's gradient of its part of a leaf is:
+# | axis | leaf is split over it | leaf is whole over it |
 # |---|---|---|
 # | `tensor` | complete | a share: shares are summed |
 # | `pipe` | complete (layers) | a share, mostly zero (embedding, head): shares are summed |
 # | `data` | (it was gathered) reduce-scatter, divided by the size | all-reduce, divided by the size |
 #
-# `whole_weights` does both: on the way forward it gathers what is split over `data_axis`, and on the way back it turns
-# each device's gradient of its own loss into the complete gradient of its part. It is `gather_params` with the rest of
-# the table. `shared_axes` are the other axes on which a leaf may be whole: `("tensor",)` for layers, `("pipe",
-# "tensor")` for embedding and head. `along(spec, axis_name)` is what a spec says of one axis alone.
+# `whole_weights` does both: in the forward pass it gathers leaves that are split over `data_axis`, and in the backward
+# pass it turns each device's gradient of its own loss into the complete gradient of its part. It is `gather_params`
+# with the rest of the table. `shared_axes` are the other axes over which a leaf may be whole: `("tensor",)` for layers,
+# `("pipe", "tensor")` for embedding and head. `along(spec, axis_name)` is the part of a spec that concerns one axis.
 #
 # | budget | forward | backward |
 # |---|---|---|
@@ -184,26 +183,26 @@ def init_3d(
 # | per leaf that is whole over some of the axes | none | one all-reduce of its part over these, in `float32` |
 # | any other collective | none | none |
 #
-# Results are `float32`, rounded to `dtype` where they were sent. The gradient of a part is typed as varying over all
-# axes again, as the part is.
+# Results are `float32`, rounded to `dtype` if they were sent. The gradient of a part is again typed as varying over all
+# axes, like the part.
 #
 # Useful: `jax.custom_vjp`; `lax.psum` over several axes at once; `as_varying(x, axis)`.
 
 
 # %%
 def whole_weights(parts: PyTree, specs: PyTree, dtype: str, data_axis: str, shared_axes: tuple[str, ...]) -> PyTree:
-    """Weights from their parts; gradients come back complete, in parts. Runs inside ``shard_map``.
+    """Gather weights from their parts; gradients are complete, in parts. Runs inside ``shard_map``.
 
     Args:
         parts: This device's parts, ``float32``; all vary over all axes.
         specs: The ``PartitionSpec`` of each leaf, over all axes.
-        dtype: What is sent over ``data_axis`` on the way forward, ``float32`` or ``bfloat16``.
-        data_axis: The mesh axis of the losses that are averaged.
-        shared_axes: Other axes: devices along them share one loss.
+        dtype: Dtype sent over ``data_axis`` in the forward pass, ``float32`` or ``bfloat16``.
+        data_axis: The mesh axis over which losses are averaged.
+        shared_axes: Other axes; devices along them share one loss.
 
     Returns:
         A tree like ``parts``, in ``float32``, whole over ``data_axis`` and split as before over other axes. Its
-        transpose takes each device's gradient of its own loss to its part of the gradient of their mean.
+        transpose maps each device's gradient of its own loss to its part of the gradient of their mean.
     """
 
     ### BEGIN SOLUTION
@@ -234,25 +233,24 @@ def whole_weights(parts: PyTree, specs: PyTree, dtype: str, data_axis: str, shar
 # ## The layers of a stage: `stage_3d`
 #
 # Between layers, activations are `[microbatch_size, seq/tensor, width]`, and layers are the blocks of the chapter
-# `tp_transformer`. A block communicates and multiplies only with the functions that it is given. So what decides is
-# which functions you give it. `options` is a `course.layout.Options`, and all combinations are allowed:
-#
-# | option | what it asks for |
+# `tp_transformer`. A block communicates and multiplies only with the functions that you pass it, so these functions
+# implement most of the options. `options` is a `course.layout.Options`, and all combinations are allowed:
+# | option | meaning |
 # |---|---|
-# | `parallel` | attention and MLP side by side: `parallel_transformer_block` |
+# | `parallel` | attention and MLP in parallel: `parallel_transformer_block` |
 # | `rings` | `ring_gather_matmul` and `matmul_ring_scatter` in place of `gather_matmul` and `matmul_scatter` |
-# | `dtype` | of both operands of every dense product, forward and backward, and of what is sent for it |
-# | `rate` | dropout |
+# | `dtype` | dtype of both operands of every dense product, forward and backward, and of its communication |
+# | `rate` | dropout rate |
 #
-# With `dtype` of bfloat16, everything else stays `float32`: what a product gives is cast back before anything is added
-# to it, attention multiplies `float32`, and so are norms, softmax, sums and the residual stream. Layer `j` of the
-# stack is layer number `first + j` of the model, and uses `layer_key(key, microbatch, number)`. The block folds its
-# place on `tensor` in by itself.
+# If `dtype` is bfloat16, everything else stays `float32`: the result of a product is cast back before anything is added
+# to it, and attention, norms, softmax, sums and the residual stream are `float32`. Layer `j` of the stack is layer
+# number `first + j` of the model, and uses `layer_key(key, microbatch, number)`. The block itself folds in the index
+# along `tensor`.
 #
 # | budget | |
 # |---|---|
 # | sent over `tensor` | each activation that a block moves once forward and once backward; rings 1.25 times that |
-# | in one piece, with `rings` | nothing |
+# | sent all at once, with `rings` | nothing |
 # | all-reduced | nothing |
 # | any other collective | none |
 
@@ -267,15 +265,15 @@ def stage_3d(
     options: Options,
     tensor_axis: str,
 ) -> jax.Array:
-    """Some layers, one after the other, on a microbatch. Runs inside ``shard_map``.
+    """Apply consecutive layers to a microbatch. Runs inside ``shard_map``.
 
     Args:
         weights: Layers, leaves ``[layers, ...]``, split over ``tensor_axis`` alone.
         x: This device's part of each sequence, ``[microbatch_size, seq/tensor, width]``, ``float32``.
-        key: Of the rows at this place on ``data``.
-        microbatch: Its number.
+                key: The key for the rows at this index along ``data``.
+        microbatch: The microbatch's number.
         first: The number in the model of the first of these layers.
-        options: How to compute it.
+        options: How to compute the layers.
         tensor_axis: The mesh axis that features and sequences are split over.
 
     Returns:
@@ -299,40 +297,41 @@ def stage_3d(
 
 
 # %% [markdown]
-# ## Once for a repeat: `layers_3d`
+# ## Once per repeat: `layers_3d`
 #
-# All microbatches run through the looped pipeline, breadth-first, as in `looping_train_step`: blocks of ticks, one a
-# repeat, in which stages that are late still use the weights of the repeat before. New is what FSDP does in a pipeline.
-# A layer's weights are used once for every microbatch. Where do they become whole?
+# All microbatches run through the looping pipeline, breadth-first, as in `looping_train_step`: in blocks of ticks, one
+# per repeat, in which late stages still use the weights of the previous repeat. What is new is FSDP in a pipeline. A
+# layer's weights are used once for every microbatch. When should they be gathered?
 
 # %%
 if __name__ == "__main__":
     microbatches, repeats, megabytes = 8, 2, 100.0
     ticks = (repeats - 1) * microbatches + microbatches + 2 - 1
-    for name, times in (("in every tick", ticks), ("once for a repeat's ticks", repeats)):
+    for name, times in (("in every tick", ticks), ("once per repeat", repeats)):
         print(f"gathered {name:25} {times:3} times: {times * megabytes:6.0f} MB forward, as much for the gradients")
 
 # %% [markdown]
-# Once for a repeat. Breadth-first, all microbatches of a repeat follow each other, so its weights are gathered before
-# its first tick, while the repeat before still computes, and let go after the stages that are late have used them. The
-# gradient is summed over ticks, on each device, and reduce-scattered **once**, while the repeat before runs backward.
+# Once per repeat. In the breadth-first schedule all microbatches of a repeat follow each other, so its weights can be
+# gathered before its first tick, while the previous repeat still computes, and freed after the late stages have used
+# them. The gradient is summed over ticks on each device, and reduce-scattered **once**, while the previous repeat runs
+# backward.
 #
-# The ticks themselves are those that you have written for `looping_train_step`. Here they are again, with their way
-# back. `compute(weights, x, microbatch, repeat)` is a stage; `own` are the weights of the block's own repeat, and
-# `before` those of the repeat before, or `None` where no stage is late. Stages are late in a block's first
-# `num_stages - 1` ticks: these choose between the two, and all others use `own`.
+# The ticks themselves are those that you wrote for `looping_train_step`. Here they are again, with their backward pass.
+# `compute(weights, x, microbatch, repeat)` is a stage; `own` are the weights of the block's own repeat, and `before`
+# those of the previous repeat, or `None` if no stage is late. Stages can be late in a block's first `num_stages - 1`
+# ticks: these ticks select between the two, and all others use `own`.
 #
-# `run_ticks` returns what the next block starts with, the inputs of its ticks, and its last outputs. The last block has
-# as many ticks as there are microbatches and `num_stages - 1` more, the others `max(num_microbatches, num_stages)`.
-# `run_ticks_back` takes the gradients of what the block returned (of the outputs those of the last ticks, the others
-# are zero), the gradient `of_own` that the block after it has found for the same weights, or `None`, and the inputs. It
-# runs the ticks in reverse: a permute's transpose is the permute with its pairs turned round, `start_tick` is linear,
-# and each tick's layers are computed again.
+# `run_ticks` returns the initial state of the next block, the inputs of its own ticks, and its last outputs. The last
+# block has `num_microbatches + num_stages - 1` ticks, the others `max(num_microbatches, num_stages)`. `run_ticks_back`
+# takes the gradients of the block's results (for the outputs, those of the last ticks; the others are zero), the
+# gradient `of_own` that the following block computed for the same weights, or `None`, and the inputs. It runs the ticks
+# in reverse: a permute's transpose is the permute with its pairs reversed, `start_tick` is linear, and each tick's
+# layers are recomputed.
 
 
 # %%
 def start_tick(carry, local, block, pipe_axis):
-    """Put what came back where it waits, and choose the stage's input: ``(waiting, x), microbatch``."""
+    """Store the returned activations and select the stage's input: ``(waiting, x), microbatch``."""
     waiting, arrived = carry
     num_stages, index, count = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis), len(waiting)
     period = max(count, num_stages)
@@ -346,7 +345,7 @@ def start_tick(carry, local, block, pipe_axis):
 
 
 def spans(before, num_stages, num_ticks):
-    """A block's ticks in which a stage may be late, each with the weights that it then uses, and all others."""
+    """Split a block's ticks into those in which a stage may be late, with its weights, and all others."""
     first = 0 if before is None else num_stages - 1
     return [(before, jnp.arange(first))] * (first > 0) + [(None, jnp.arange(first, num_ticks))]
 
@@ -357,7 +356,7 @@ def late_or_own(late, before, own):
 
 @partial(jax.jit, static_argnums=(0, 5, 6))
 def run_ticks(compute, before, own, carry, block, last, pipe_axis):
-    """The ticks of a block: ``carry`` afterwards, the inputs of all ticks, and the last outputs."""
+    """Run a block's ticks; return the final ``carry``, the inputs of all ticks, and the last outputs."""
     num_stages, index, count = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis), len(carry[0])
     ring, inputs, outputs = [(i, (i + 1) % num_stages) for i in range(num_stages)], [], None
     for others, ticks in spans(before, num_stages, count + num_stages - 1 if last else max(count, num_stages)):
@@ -376,7 +375,7 @@ def run_ticks(compute, before, own, carry, block, last, pipe_axis):
 
 @partial(jax.jit, static_argnums=(0, 8))
 def run_ticks_back(compute, before, own, carry, of_own, inputs, of_outputs, block, pipe_axis):
-    """The same ticks in reverse: the gradients of ``carry`` and ``before``, and that of ``own`` added to ``of_own``."""
+    """Run the ticks in reverse; return gradients of ``carry`` and ``before``, and ``of_own`` plus that of ``own``."""
     num_stages, index = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis)
     ring = [((i + 1) % num_stages, i) for i in range(num_stages)]
     of_before = jax.tree.map(jnp.zeros_like, before)
@@ -392,7 +391,7 @@ def run_ticks_back(compute, before, own, carry, of_own, inputs, of_outputs, bloc
             begin = partial(start_tick, local=local, block=block, pipe_axis=pipe_axis)
             _, start, microbatch = jax.vjp(begin, carry[0], has_aux=True)
             late = local < index
-            # Else a compiler may find that all of this was computed before, keep it, and compute nothing again.
+            # Otherwise a compiler may notice that all of this was computed before, and keep it instead of recomputing.
             weights, x, of_y = lax.optimization_barrier((late_or_own(late, others, own), x, of_y))
             repeat = jnp.maximum(block - late.astype(jnp.int32), 0)
             of_weights, of_x = jax.vjp(lambda w, x: compute(w, x, microbatch, repeat), weights, x)[1](of_y)
@@ -411,27 +410,28 @@ def run_ticks_back(compute, before, own, carry, of_own, inputs, of_outputs, bloc
 
 
 # %% [markdown]
-# What JAX derives from `run_ticks` would keep what was gathered, and all that layers computed. So with `options.remat`
-# write the backward pass of the repeats yourself, as in `fsdp_train_step`: keep the *parts* and each tick's *input*,
-# gather again, and run the blocks in reverse with `run_ticks_back`. Without `options.remat` JAX may derive everything.
+# JAX's derivative of `run_ticks` would keep the gathered weights and all of the layers' intermediate results. So with
+# `options.remat` write the backward pass of the repeats yourself, as in `fsdp_train_step`: keep the *parts* and each
+# tick's *input*, gather again, and run the blocks in reverse with `run_ticks_back`. Without `options.remat`, you may
+# let JAX derive everything.
 #
-# What leaves `layers_3d` are the outputs of the last stage; on other stages its result may be anything, and no gradient
-# comes back to it.
+# `layers_3d` returns the outputs of the last stage; on other stages its result may be anything, and receives no
+# gradient.
 #
 # | budget | |
 # |---|---|
 # | gathered over `data` | every split leaf once, at most twice |
 # | reduce-scattered over `data` | every split leaf's gradient once |
-# | permuted over `pipe` | a microbatch a tick, forward and backward; at most 1.5 times that |
-# | all-reduced | every gradient over the axes on which its leaf is whole |
-# | sent over `tensor` | what `stage_3d` sends in each tick, and with `remat` its forward pass again |
-# | in one piece, with `rings` | nothing |
+# | permuted over `pipe` | a microbatch per tick, forward and backward; at most 1.5 times that |
+# | all-reduced | every gradient over the axes over which its leaf is whole |
+# | sent over `tensor` | as much as `stage_3d` sends in each tick, and with `remat` its forward pass again |
+# | sent all at once, with `rings` | nothing |
 # | any other collective | none |
-# | temporaries that live at once, 8 repeats | at most 1.3 times the reference's |
+# | live temporaries, 8 repeats | at most 1.3 times the reference's |
 #
-# With `dtype` of bfloat16, dense products and the gathers over `data` are of it, and everything else stays `float32`.
+# If `dtype` is bfloat16, dense products and the gathers over `data` use it, and everything else stays `float32`.
 #
-# Useful: `jax.vjp` of `whole_weights` gives weights, and the function that completes their gradient. `first` of a
+# Useful: `jax.vjp` of `whole_weights` returns the weights, and a function that completes their gradient. `first` of a
 # repeat's layers is `(repeat * num_stages + index) * layers_per_stage`. A Python loop over repeats.
 
 
@@ -446,14 +446,14 @@ def layers_3d(
     pipe_axis: str,
     tensor_axis: str,
 ) -> jax.Array:
-    """All layers on all microbatches, in a looped pipeline. Runs inside ``shard_map``.
+    """Run all layers on all microbatches in a looping pipeline. Runs inside ``shard_map``.
 
     Args:
         parts: This device's parts of the layers, ``[num_repeats, 1, layers_per_stage, ...]``.
         specs: The ``PartitionSpec`` of each leaf.
         x: ``[num_microbatches, microbatch_size, seq/tensor, width]``, the same on every stage; stage 0 uses it.
-        key: Of the rows at this place on ``data_axis``.
-        options: How to compute it.
+                key: The key for the rows at this index along ``data_axis``.
+        options: How to compute the layers.
         data_axis: The mesh axis of the pipelines.
         pipe_axis: The mesh axis of the stages.
         tensor_axis: The mesh axis that features and sequences are split over.
@@ -488,7 +488,7 @@ def layers_3d(
         return outputs[-len(x) :], (parts, inputs, dict(list(whole.items())[-1 - late :]))
 
     def run_back(saved, of_outputs):
-        parts, inputs, whole = saved  # what is whole at the end need not be gathered again
+        parts, inputs, whole = saved  # weights that are still whole at the end need not be gathered again
         carry, found, of_own, complete = (jnp.zeros_like(of_outputs), jnp.zeros_like(of_outputs[0])), [], None, {}
         for repeat in reversed(range(num_repeats)):
             parts, carry, found[2:] = lax.optimization_barrier((parts, carry, found[2:]))
@@ -509,41 +509,39 @@ def layers_3d(
 
 
 # %% [markdown]
-# ## The whole way: `forward_3d`
+# ## From tokens to loss: `forward_3d`
 #
-# What happens to the rows of one place on `data`, in `num_microbatches` parts:
-#
-# 1. Every stage embeds them (`vocab_parallel_embed`); stage 0 uses it.
+# The rows of one index along `data` are processed in `num_microbatches` parts:
+# 1. Every stage embeds them (`vocab_parallel_embed`); stage 0 uses the result.
 # 2. They run through the layers.
 # 3. The last stage's outputs become the loss (`vocab_parallel_loss`).
 #
-# Embedding and head are whole weights for a while, too, and `options` is for them as well:
-#
-# | option | what it asks for |
+# Embedding and head are also gathered temporarily, and `options` applies to them as well:
+# | option | meaning |
 # |---|---|
-# | `num_microbatches` | parts that the rows are taken in, in order |
-# | `rings` | the loss is handed `ring_gather_matmul` |
-# | `dtype` | of the head's product; all weights, the embedding's too, are gathered in it; look-up, loss: `float32` |
-# | `remat` | the loss may be computed again, too, where that pays |
+# | `num_microbatches` | number of parts that the rows are split into, in order |
+# | `rings` | pass `ring_gather_matmul` to the loss |
+# | `dtype` | dtype of the head's product and of all gathered weights; embedding look-up and loss use `float32` |
+# | `remat` | the loss may be recomputed, too, where that pays off |
 #
-# **Keys.** Place `i` on `data` uses `fold_in(key, i)`.
+# **Keys.** Index `i` along `data` uses `fold_in(key, i)`.
 #
 # | budget | |
 # |---|---|
 # | gathered over `data` | every split leaf once, at most twice |
 # | reduce-scattered over `data` | every split leaf's gradient once |
-# | permuted over `pipe` | a microbatch a tick, forward and backward; at most 1.5 times that |
+# | permuted over `pipe` | a microbatch per tick, forward and backward; at most 1.5 times that |
 # | anything else over `pipe` | the outputs once, and their gradients once |
-# | all-reduced | every gradient over the axes on which its leaf is whole, and three numbers a token for the loss |
-# | sent over `tensor` | for layers as above; embedding and loss once each way, and again where `remat` asks for it |
+# | all-reduced | every gradient over the axes over which its leaf is whole, and three numbers per token for the loss |
+# | sent over `tensor` | for layers as above; embedding and loss once each way, and again with `remat` |
 # | any other collective | none |
 # | exposed over `data`, 8 H100 | at most 0.7 times that of gathering in every tick |
-# | temporaries that live at once | at most 1.3 times the reference's |
+# | live temporaries | at most 1.3 times the reference's |
 #
 # Values and gradients must equal one device's. The gradient is that of `jax.grad`, leaf by leaf, complete.
 #
-# Useful: outputs of the last stage may be shared out over the stages with `lax.psum_scatter`, so that each has the loss
-# of some microbatches.
+# Useful: you may distribute the last stage's outputs over the stages with `lax.psum_scatter`, so that each computes the
+# loss of some microbatches.
 
 
 # %%
@@ -557,12 +555,12 @@ def forward_3d(
     pipe_axis: str,
     tensor_axis: str,
 ) -> jax.Array:
-    """The loss of this pipeline's rows; its gradient is complete, in parts. Runs inside ``shard_map``.
+    """Compute the loss of this pipeline's rows; its gradient is complete, in parts. Runs inside ``shard_map``.
 
     Args:
         params: This device's parts, as ``init_3d`` gives them; all vary over all three axes.
         specs: The ``PartitionSpec`` of each leaf.
-        batch: The rows of this place on ``data_axis``, ``inputs`` and ``targets``, ``[batch/data, seq]``.
+        batch: The rows at this index along ``data_axis``, ``inputs`` and ``targets``, ``[batch/data, seq]``.
         key: For dropout, the same on every device.
         options: How to compute it.
         data_axis: The mesh axis of the pipelines.
@@ -613,14 +611,14 @@ def forward_3d(
 # %% [markdown]
 # ## The step: `train_step_3d`
 #
-# The gradient is there, in parts, so the update is one line. Almost: large models are trained with clipping by the
-# **global norm**, the square root of the sum of all squares of all leaves. No device has it. A norm of one's own parts
-# is another number on each device, and then copies of one leaf are scaled differently and drift apart, slowly enough
-# that nobody notices for a day. And a sum over all devices counts a leaf as often as there are copies of it:
+# You have the gradient, in parts, so the update is one line. Almost: large models are trained with clipping by the
+# **global norm**, the square root of the sum of all squares of all leaves. No device has it. The norm of a device's own
+# parts differs between devices, so copies of one leaf would be scaled differently and drift apart, slowly enough that
+# nobody notices for a day. And a sum over all devices counts a leaf as often as it has copies:
 
 # %%
 if __name__ == "__main__":
-    split, copied = np.array([3.0, 0.0, 0.0, 4.0]), 12.0  # four devices: an element each, and a copy each
+    split, copied = np.array([3.0, 0.0, 0.0, 4.0]), 12.0  # four devices: one element and one copy each
     print(f"the norm is {np.sqrt(np.sum(split**2) + copied**2):.2f}")
     print("each device's own:", np.round(np.sqrt(split**2 + copied**2), 2))
     print(f"squares summed over all devices: {np.sqrt(np.sum(split**2) + 4 * copied**2):.2f}")
@@ -632,10 +630,11 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | beside what `forward_3d` sends | a few scalars |
+# | sent in addition to `forward_3d` | a few scalars |
 # | after 20 steps | parameters as on one device |
 #
-# Useful: a leaf's spec names the axes over which its parts differ; `along(spec, axis)` is `P()` where it does not.
+# Useful: a leaf's spec names the axes over which its parts differ; `along(spec, axis)` is `P()` if it does not name
+# `axis`.
 
 
 # %%
@@ -651,12 +650,12 @@ def train_step_3d(
     learning_rate: jax.Array,
     largest_norm: jax.Array,
 ) -> tuple[PyTree, jax.Array]:
-    """One step of SGD over ``data`` x ``pipe`` x ``tensor``, its gradient clipped. Runs inside ``shard_map``.
+    """Take one step of SGD with clipping over ``data`` x ``pipe`` x ``tensor``. Runs inside ``shard_map``.
 
     Args:
         params: This device's parts, as ``init_3d`` gives them; all vary over all three axes.
         specs: The ``PartitionSpec`` of each leaf.
-        batch: The rows of this place on ``data_axis``, ``inputs`` and ``targets``, ``[batch/data, seq]``.
+        batch: The rows at this index along ``data_axis``, ``inputs`` and ``targets``, ``[batch/data, seq]``.
         key: For dropout, the same on every device.
         options: How to compute it.
         data_axis: The mesh axis of the pipelines.
@@ -689,28 +688,28 @@ def train_step_3d(
 # %% [markdown]
 # ## Which mesh: `choose_mesh`
 #
-# Your step runs on any mesh. There are ten meshes of eight devices, each with its own numbers of microbatches and
-# repeats, with remat or without, with state split over `data` or whole: several hundred choices. Which is the fastest
-# that fits?
+# Your step runs on any mesh. There are ten meshes of eight devices, each with several possible numbers of microbatches
+# and repeats, with or without remat, with state split over `data` or whole: several hundred choices. Which is the
+# fastest that fits?
 #
-# You are handed what answers it for *one* way. `estimate(choice)` predicts a step by closed forms, without a program:
-#
+# You get a function that evaluates *one* choice. `estimate(choice)` predicts a step with closed-form formulas, without
+# a program:
 # | it returns | |
 # |---|---|
-# | `seconds`, `mfu` | of a step, and model FLOPs as a share of the peak |
-# | `parts` | where the seconds go, by name |
-# | `bytes`, `held` | on one device, and what they are, by name |
-# | `fits` | whether a device has room for that and a margin of a fifth |
+# | `seconds`, `mfu` | step time, and model FLOPs as a share of the peak |
+# | `parts` | breakdown of the seconds, by name |
+# | `bytes`, `held` | bytes on one device, and their breakdown, by name |
+# | `fits` | whether this fits on a device with a margin of a fifth |
 #
-# It raises `ValueError` for a choice that the model cannot be placed with: heads that `tensor` does not divide, layers
-# that `pipe` times `repeats` does not divide, a batch that `data` times `microbatches` does not divide, a mesh of more
-# or fewer devices than there are. Everybody's first idea, on 8 H100:
+# It raises `ValueError` for a choice that is impossible for the model: heads that `tensor` does not divide, layers that
+# `pipe` times `repeats` does not divide, a batch that `data` times `microbatches` does not divide, or a mesh with the
+# wrong number of devices. Here are the two obvious ideas, on 8 H100s:
 
 # %%
 if __name__ == "__main__":
     small, h100 = Sizes(layers=8, width=4096, heads=32, vocab=16_384, seq=1024), machine("8xH100")
     for rows in (2, 16, 64):
-        for choice in (Choice(8, 1, 1, 1, 8, "none", True), Choice(1, 1, 8, 1, 8, "none", False)):
+        for choice in (Choice(8, 1, 1, 1, 8, "none", 3), Choice(1, 1, 8, 1, 8, "none", 0)):
             name = f"{rows:2} sequences, {choice.data} x {choice.pipe} x {choice.tensor}:"
             try:
                 found = estimate(small, h100, rows, choice, COURSE)
@@ -719,33 +718,33 @@ if __name__ == "__main__":
                 print(name, error)
 
 # %% [markdown]
-# Return a `Choice` that fits, and whose predicted MFU is at least 0.95 of the best that fits; which of several that is,
-# is up to you. Where nothing fits, raise `ValueError`. `check` asks about models of three widths with batches of three
-# sizes on several machines, of one node and of two. An estimate takes a tenth of a millisecond: it is fine to try
+# Return a `Choice` that fits, and whose predicted MFU is at least 0.95 times the best that fits; if there are several,
+# any of them will do. If nothing fits, raise `ValueError`. `check` tests models of three widths with batches of three
+# sizes on several machines, with one node and with two. An estimate takes a tenth of a millisecond: it is fine to try
 # everything.
 #
 # | budget | |
 # |---|---|
-# | every choice | can be placed, and uses all devices |
+# | every choice | is possible, and uses all devices |
 # | memory | fits with the margin |
-# | predicted MFU | at least 0.95 of the best choice's that fits |
+# | predicted MFU | at least 0.95 times that of the best choice that fits |
 #
-# Allowed are `remat` of `"none"` and `"block"`. How much of what is predicted can be believed is on the course's page
-# `planning`.
+# Allowed values are `"none"` and `"block"` for `remat`, and 0 and 3 for `zero`, the ZeRO stage, where 3 is FSDP. The
+# course's page `planning` says how far these predictions can be trusted.
 
 
 # %%
 def choose_mesh(sizes: Sizes, num_devices: int, batch: int, estimate: Callable[[Choice], Estimate]) -> Choice:
-    """The fastest way to place a training step that fits.
+    """Choose the fastest configuration of a training step that fits.
 
     Args:
-        sizes: Of the Transformer.
-        num_devices: All of which are used.
-        batch: Sequences in a step, over all devices.
-        estimate: Predicts one choice; raises ``ValueError`` if the model cannot be placed so.
+        sizes: The Transformer's sizes.
+        num_devices: Number of devices; all are used.
+        batch: Sequences per step, over all devices.
+        estimate: Predicts one choice; raises ``ValueError`` if it is impossible.
 
     Returns:
-        Mesh, microbatches, repeats, remat, and whether state is split over ``data``.
+        Mesh, microbatches, repeats, remat, and the ZeRO stage: 3 if ``data`` splits the state, 0 if not.
 
     Raises:
         ValueError: Nothing fits.
@@ -760,8 +759,8 @@ def choose_mesh(sizes: Sizes, num_devices: int, batch: int, estimate: Callable[[
         if num_devices % (data * pipe) or batch % data or sizes.layers % pipe:
             continue
         counts = divisors(batch // data), divisors(sizes.layers // pipe)
-        for microbatches, repeats, remat, fsdp in itertools.product(*counts, ("none", "block"), (False, True)):
-            choice = Choice(data, pipe, num_devices // data // pipe, microbatches, repeats, remat, fsdp)
+        for microbatches, repeats, remat, zero in itertools.product(*counts, ("none", "block"), (0, 3)):
+            choice = Choice(data, pipe, num_devices // data // pipe, microbatches, repeats, remat, zero)
             try:
                 found = estimate(choice)
             except ValueError:
@@ -777,27 +776,27 @@ def choose_mesh(sizes: Sizes, num_devices: int, batch: int, estimate: Callable[[
 # %% [markdown]
 # ## In your own words
 #
-# A model of 32 layers trains on two nodes of 8 devices, `data=2 x pipe=1 x tensor=8`, with `tensor` inside a node. A
-# colleague proposes `data=1 x pipe=2 x tensor=8` with 2 repeats and 8 microbatches: "the same memory, and nothing but
-# activations crosses between the nodes". What crosses now, what then, and what do you ask before you agree? Two
-# formulas are enough.
+# A model of 32 layers trains on two nodes of 8 devices, `data=2 x pipe=1 x tensor=8`, with `tensor` within a node. A
+# colleague proposes `data=1 x pipe=2 x tensor=8` with 2 repeats and 8 microbatches: "the same memory, and only
+# activations cross between the nodes". What crosses between the nodes now, what would cross then, and what do you ask
+# before you agree? Two formulas are enough.
 
 # %% [markdown]
 # ### BEGIN SOLUTION
 # With `data=2`, the weights cross: each device gathers its part of every weight over the two nodes, forward and
 # backward, and scatters the gradient once, 3 times `(n-1)/n` of `N/8` numbers with `n = 2`, so `3/2 * N/8`, whatever
-# the batch is. With `pipe=2` a device sends one microbatch's activations a tick, `b*s*d/8` numbers, forward and
-# backward: with 2 repeats and 8 microbatches that are `2 * 17 * b*s*d/8`. The second grows with tokens and the first
-# does not: with many tokens a step FSDP sends less, and it can be hidden, while a pipeline also waits, `(S-1)/(R*M+S-1)
-# = 1/17` of the time. Memory is the same for weights, but a pipeline keeps the inputs of all ticks. I would ask how
-# many tokens a batch has, and whether the gathers are hidden now. If they are, nothing is to be won.
+# the batch size. With `pipe=2` a device sends one microbatch's activations per tick, `b*s*d/8` numbers, forward and
+# backward: with 2 repeats and 8 microbatches that is `2 * 17 * b*s*d/8`. The second grows with the number of tokens and
+# the first does not: with many tokens per step FSDP sends less, and can hide it, while a pipeline also waits,
+# `(S-1)/(R*M+S-1) = 1/17` of the time. Memory is the same for weights, but a pipeline keeps the inputs of all ticks. I
+# would ask how many tokens a batch has, and whether the gathers are hidden now. If they are, there is nothing to gain.
 # ### END SOLUTION
 
 # %% [markdown]
 # ## Lab: the same losses everywhere
 #
-# A small Transformer on one device and on eight, with your functions from the parameters on. The losses agree in all
-# digits shown. `train` takes any mesh, and any options: try `(1, 2, 4)` with rings, or `(8, 1, 1)`.
+# Here a small Transformer trains on one device and on eight, using your functions from initialisation to update. The
+# losses agree to all digits shown. `train` takes any mesh, and any options: try `(1, 2, 4)` with rings, or `(8, 1, 1)`.
 # Compiling takes up to a minute on two cores.
 
 # %%
@@ -848,9 +847,9 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: where the time goes
 #
-# Last, your step's loss and gradient at the size that it is judged on, on 8 H100: `data=2 x pipe=2 x tensor=2`, four
-# layers of width 2,048. Nothing is computed: the program is written down and followed. Find the bubble, the gathers of
-# the second repeat, and what is still exposed.
+# Finally, your step's loss and gradient at the size it is graded on, on 8 H100s: `data=2 x pipe=2 x tensor=2`, four
+# layers of width 2,048. Nothing is computed: the program is exported and simulated. Find the bubble, the gathers of the
+# second repeat, and the communication that is still exposed.
 
 # %%
 if __name__ == "__main__":

@@ -351,9 +351,10 @@ def zero1_step(
 
 # %%
 if __name__ == "__main__":
+    size, n = 100.0, 8  # MB of gradients, and devices
     for microbatches in (1, 2, 4, 8, 16):
         sent = (microbatches + 1) * size * (n - 1) / n
-        print(f"{microbatches:2} microbatches: ZeRO-2 sends {sent:7.1f} MB, ZeRO-1 {2 * size * (n - 1) / n:6.1f} MB")
+        print(f"microbatches: {microbatches:2}, ZeRO-2 sends {sent:7.1f} MB, ZeRO-1 {2 * size * (n - 1) / n:6.1f} MB")
 
 # %% [markdown]
 # Write the step. Take this device's rows in `num_microbatches` equal parts, one after the other in a `lax.scan`, and
@@ -371,7 +372,7 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | temporaries that live at once | at most 1.2 times the reference's: one part of the gradient and one layer's |
+# | temporaries that live at once | at most 1.2 times the reference's 1.14 GiB: one stack of parts, not two |
 # | reduce-scatter | (n-1)/n of the bytes of each split leaf, once a microbatch |
 # | all-gather | (n-1)/n of the bytes of each split leaf, once |
 # | all-reduce | 2(n-1)/n of the bytes of leaves that stay whole, of the loss and of the norm's 4 bytes |
@@ -382,7 +383,8 @@ if __name__ == "__main__":
 #
 # `model.embed(params["embed"], inputs)`, `model.layer(layer_params, x)` for one layer and `model.loss(params["head"],
 # x, targets)` are the model's parts. A scan's carry must have the same type before and after its body: zeros do not
-# vary until you say so with `lax.pcast(..., to="varying")`.
+# vary until you say so, with `lax.pcast(zeros, axis_name, to="varying")`, or with `vary_alike(zeros, x)[0]` from
+# `course.mesh`, which vary over the same axes as `x`.
 #
 # Useful: `jax.vjp`, `lax.scan(..., reverse=True)`, `total.at[i].add(part)` for a traced `i`.
 

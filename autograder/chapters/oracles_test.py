@@ -53,6 +53,11 @@ def mean_or_own(gradient, leaf):
     return gradient if gradient.shape == leaf.shape else gradient.mean(0)
 
 
+def of_all_tokens(values, inputs):
+    """Both losses, times their cotangents and the number of devices, of whose gradients the mean is taken."""
+    return len(values["bias"]) * np.vdot((values["balance"], values["z"]), inputs["upstream"])
+
+
 SINGLE = {"step": 1e-2, "rel": 2e-2, "least": 0}
 STACK = {"gradients": lambda found: {"params": found["layers"], "inputs": found["x"]}, **SINGLE}
 SPLIT = {
@@ -62,12 +67,16 @@ SPLIT = {
 LAYER = ("data=2 x tensor=4", "replica=2 x model=2"), ("params", "x"), {"step": 1e-2}
 PRODUCT = ("data=2 x tensor=3", "tensor=8", "tensor=2 x data=4")
 BLOCK = ("data=2 x tensor=2", "tensor=4"), ("params", "x"), {}
+STACKED = ("data=2 x model=3", "tensor=4"), ("params", "x"), {"step": 1e-2}
 HALF = tuple(case.name for case in CASES if case.sizes.backward and case.sizes.dtype == "float16")
 RINGS = tuple(case.name for case in CASES if case.sizes.backward and case.name not in HALF)
 TICKS = {"loss": of_ticks, "gradients": lambda found: {**found, "arrived": np.moveaxis(found["arrived"], 0, 1)}}
 SHARES = {"loss": lambda shares, _: np.sum(shares), "one": lambda gradient, leaf: same(gradient, leaf)}
 ADAMW = {"loss": lambda values, _: values["loss"], "one": same}  # its steps do not subtract their gradients
+UNTIED = {"loss": lambda values, _: values["loss"], "one": same, "step": 2e-3}  # a router's bias has no gradient
 STEP, FAR = {"loss": lambda values, _: values["loss"], "one": same}, {"step": 2e-2, "rel": 2e-2}
+MERGED = {"loss": lambda values, inputs: returned({"lse": values["lse"], "out": values["out"]}, inputs)}
+SQUARED = {"loss": quadratic, "step": 1e-2}
 PURE = ("pipe=3 x tensor=2", "data=8", "data=2")
 LOOPED = ("data=2 x pipe=3", "pipe=4", "pipe=1")
 # A task, the cases (only the first, except in `make test-full`), the perturbed inputs, and how to compare them.
@@ -94,6 +103,15 @@ GRADIENTS: list[tuple[str, tuple[str, ...], str | tuple[str, ...], dict[str, Any
     ("tp_transformer.tp_transformer_block", *BLOCK),
     ("tp_transformer.parallel_transformer_block", *BLOCK),
     ("tp_transformer.vocab_parallel_embed", ("data=2 x model=2", "tensor=4"), "params", {}),
+    *((f"sequence_parallel.{name}", *STACKED) for name in ("sp_block", "selective_recompute")),
+    ("sequence_parallel.ulysses_attention", ("tensor=8", "data=2 x model=3"), ("q", "k", "v"), {"step": 1e-2}),
+    ("context_parallel.merge_attention", ("scores near zero", "scores near 90"), "partials", MERGED),
+    ("context_parallel.ring_attention", ("data=2 x context=3", "context=8", "model=2"), ("q", "k", "v"), SQUARED),
+    ("context_parallel.cp_transformer_step", ("data=2 x context=2", "data=1 x context=8"), "params", {**STEP, **FAR}),
+    ("expert_parallel.balancing_loss", ("data=2 x expert=4", "pipe=3", "expert=5"), "logits", {"loss": of_all_tokens}),
+    ("expert_parallel.dispatch", ("6 experts", "one choice", "all of 3"), "x", {}),
+    ("expert_parallel.combine", ("6 experts", "one choice", "all of 3"), ("y", "gates"), {}),
+    ("expert_parallel.moe_layer", ("expert=3 x data=2", "pipe=3", "expert=1"), ("params", "x"), {"step": 2e-3}),
     ("pipeline.pipeline_tick", ("pipe=4", "pipe=1"), ("weights", "arrived", "microbatches"), TICKS),
     ("pipeline.execute_pipeline", ("data=2", "pipe=4"), ("weights", "microbatches"), {"loss": of_the_last_stage}),
     ("pipeline.pipeline_loss", ("data=2 x pipe=3", "pipe=4"), "params", {"loss": of_each_pipeline}),
@@ -106,6 +124,7 @@ GRADIENTS: list[tuple[str, tuple[str, ...], str | tuple[str, ...], dict[str, Any
     ("zero.zero2_step", ("data=1", "node=4"), "params", ADAMW),
     ("tensor_parallel.tp_train_step", ("data=2 x tensor=4", "data=1 x tensor=1"), "params", STEP),
     ("tp_transformer.tp_transformer_step", ("data=2 x tensor=2", "data=2 x tensor=4"), "params", {**STEP, **FAR}),
+    ("expert_parallel.moe_step", ("replica=3", "data=2 x expert=4", "data=5"), "params", UNTIED),
     ("pipeline.pipeline_train_step", ("data=2 x pipe=4, 6",), "params", STEP),
     ("looping_pipeline.looping_train_step", ("data=2 x pipe=3, 1", "pipe=2 x", "data=4 x pipe=2, 4"), "params", STEP),
 ]

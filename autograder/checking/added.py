@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from autograder.contract.task import Task, load, site_command
-from autograder.contract.verdict import FAIL, Fact, Result, conclude
+from autograder.contract.verdict import FAIL, PARTIAL, Fact, Result, conclude, listed
 
 _GRADIENT, _LONGEST = re.compile(r"\b(value_and_grad|jax\.grad|grad|vjp)\("), 500
 
 
 def with_fault(chapter: str, result: Result, used: Mapping[str, str], judged: Callable[[Task], Result]) -> Result:
-    """Name the callee at fault first, if a failing function calls another that fails on its own.
+    """Name the callee at fault first, if a function that falls short calls another that does so on its own.
 
     Args:
         chapter: The chapter's name.
@@ -21,11 +21,15 @@ def with_fault(chapter: str, result: Result, used: Mapping[str, str], judged: Ca
         used: The names it uses, as returned by ``uses``.
         judged: Returns the judgement of another function of the chapter.
     """
-    if result.verdict != FAIL or result.message or not result.facts:
+    if result.verdict not in (FAIL, PARTIAL) or result.message or not result.facts:
         return result
     for other in [task for task in load(chapter).tasks if task.name in used and task.name != result.name]:
         found = judged(other)
-        if found.reason or not found.facts:
+        if result.verdict == PARTIAL and found.missed:
+            short = listed(f"“{fact.name}”" for fact in found.missed)
+            first = f"{other.name}, which {result.name} calls, falls short of {short} by itself: mend that first."
+            return replace(result, message=f"{first} check({other.name}) shows more.")
+        if result.verdict == FAIL and (found.reason or not found.facts):
             wrong = found.reason.partition(" earn")[0].lower() or "an error"
             first = f"{other.name}, which {result.name} calls, has {wrong} by itself: mend that first."
             return replace(result, message=f"{first} check({other.name}) shows more.")

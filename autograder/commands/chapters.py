@@ -23,7 +23,7 @@ from autograder.commands.terminal import (
     show,
     table,
 )
-from course.curriculum import CHAPTERS, Chapter
+from course.curriculum import CHAPTERS, Chapter, contract_folder, home
 
 # The files of a chapter, and how to create each; references and exercises are built.
 FILES = {
@@ -38,6 +38,8 @@ FILES = {
     "site/pages/profiling/{name}.md": "write its walkthrough",
     "site/examples/{name}.py": "compute there what its pages show",
 }
+# Of a chapter in a course folder, which has no page on the site.
+OWN_FILES = {name.removeprefix("autograder/"): do for name, do in FILES.items() if not name.startswith("site/")}
 MUTANTS, ALTERNATIVES, HINTS = 5, (2, 3), (3, 4)
 Problem = tuple[str, str]
 
@@ -104,7 +106,8 @@ def _print_promises(names: list[str], as_json: bool) -> None:
 
 def problems(entry: Chapter, root: Path) -> Iterator[Problem]:
     """Yield everything missing or stale in a chapter, each with its remedy."""
-    missing = {file.format(name=entry.name): do for file, do in FILES.items()}
+    root = home(entry.name) if entry.own else root
+    missing = {file.format(name=entry.name): do for file, do in (OWN_FILES if entry.own else FILES).items()}
     # What wraps the functions of a large chapter is a folder.
     missing = {
         file: do
@@ -134,10 +137,10 @@ def _modules(name: str) -> tuple[Any, Any, Any]:
 
 def _answers(name: str, contract: Any, mutants: Any, alternatives: Any) -> Iterator[Problem]:
     """Check mutants, alternatives and hints: some for every function, and a mutant for every fact."""
-    folder = f"autograder/chapters/{name}"
+    folder = contract_folder(name).relative_to(home(name)).as_posix()
     tasks = [task.name for task in contract.tasks]
     wrong = Counter(mutant.task for mutant in mutants)
-    hints = read_hints(name) if (Path(__file__).parents[1] / "chapters" / name / "hints.md").exists() else {}
+    hints = read_hints(name) if (contract_folder(name) / "hints.md").exists() else {}
     for task in tasks:
         if wrong[task] < MUTANTS:
             yield f"{task} has {wrong[task]} mutants of at least {MUTANTS}", f"write more in {folder}/mutants.py"
@@ -162,7 +165,7 @@ def _built(name: str) -> Iterator[Problem]:
     from autograder.release import notebook, promises, reference_metrics
 
     if promises.promised(name):
-        do = f"edit PROMISES in autograder/chapters/{name}/__init__.py"
+        do = f"edit PROMISES in {contract_folder(name).relative_to(home(name)).as_posix()}/__init__.py"
         yield from ((what, do) for what in promises.problems(name))
 
     build = f"meshcraft build {name}"
@@ -173,4 +176,5 @@ def _built(name: str) -> Iterator[Problem]:
         yield str(error), "mend that"
     references.cache_clear()
     if references(name) != reference_metrics.measure(name):
-        yield f"autograder/chapters/{name}/references.json is not what references and baselines measure", build
+        folder = contract_folder(name).relative_to(home(name)).as_posix()
+        yield f"{folder}/references.json is not what references and baselines measure", build

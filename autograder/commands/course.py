@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -45,8 +46,28 @@ def init(
     late_at_most: Annotated[
         str | None, typer.Option(metavar="PERCENT", help="What lateness takes off at most.")
     ] = None,
+    late_grace: Annotated[
+        float | None, typer.Option(metavar="MINUTES", help="How late counts as on time; 15, for example.")
+    ] = None,
+    points: Annotated[
+        list[str] | None, typer.Option(metavar="FUNCTION=POINTS", help="What a function is worth: fsdp_loss=10.")
+    ] = None,
+    drop_chapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CHAPTER", help="A chapter that no longer counts; --chapter takes it back."),
+    ] = None,
     students: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="CSV: id, first_name, last_name, email, lms_user_id.")
+        Path | None,
+        typer.Option(metavar="FILE", help="CSV with the column id, or an export of Canvas, Moodle or Gradescope."),
+    ] = None,
+    withdraw: Annotated[
+        list[str] | None, typer.Option(metavar="STUDENT", help="A student who has left; work and grades are kept.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="GROUP", help="The Unix group of the assistants, who review and export.")
+    ] = None,
+    site: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Where the course's pages are, for links in feedback.")
     ] = None,
     exchange: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="nbgrader's exchange, which students can reach.")
@@ -64,23 +85,35 @@ def init(
     new = not (folder / "source").is_dir()
     chapters = [require_chapter(each) for each in chapter or (known if new else [])]
     settings = {"name": name, "late_per_day": _percent(late_per_day), "late_at_most": _percent(late_at_most)}
-    settings |= {"vary": variants}
+    settings |= {"vary": variants, "late_grace": late_grace, "group": group, "site": site and site.rstrip("/")}
     settings["exchange"] = str(exchange.resolve()) if exchange else None
     with spinner("making the course"):
-        from autograder.grading.nbgrader.new_course import init_course, read_students
+        from autograder.grading.nbgrader.group import require_group
+        from autograder.grading.nbgrader.new_course import init_course
+        from autograder.grading.nbgrader.points import parse_points
+        from autograder.grading.nbgrader.rosters import read_students
 
+        if group:
+            require_group(group)
+        there = [path.name for path in (folder / "source").glob("*") if path.is_dir()]
         made = init_course(
             folder,
             chapters=chapters,
             due=_dates(due or [], folder, chapter or []),
             settings={field: value for field, value in settings.items() if value is not None},
             students=read_students(students) if students else [],
+            points=parse_points(points or [], [*there, *chapters]),
+            drop=[require_chapter(each) for each in drop_chapter or []],
+            withdraw=withdraw or [],
         )
+    widest = max(14, *map(len, made))
     for subject, message in made.items():
-        out().print(f"{subject:<16}{message}", markup=False, soft_wrap=True)
+        out().print(f"{subject:<{widest}}  {message}", markup=False, soft_wrap=True)
     out().print("\nnext", markup=False)
-    for command, does in _next(folder.resolve(), [name.split()[1] for name in made if name.startswith("chapter ")]):
-        out().print(f"  {command:<40}{does}".rstrip(), markup=False, soft_wrap=True)
+    steps = _next(folder.resolve(), [name.split()[1] for name in made if name.startswith("chapter ")])
+    longest = max(len(command) for command, does in steps if does)
+    for command, does in steps:
+        out().print(f"  {command:<{longest}}  {does}".rstrip(), markup=False, soft_wrap=True)
 
 
 def _percent(text: str | None) -> float | None:
@@ -119,10 +152,11 @@ def _next(folder: Path, chapters: list[str]) -> list[tuple[str, str]]:
 def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_json: AsJson = False) -> None:
     """Show graded and ungraded submissions, and those that need manual attention."""
     from autograder.grading.nbgrader.export import counts, overview
+    from autograder.grading.nbgrader.submissions import misplaced
 
     rows = [row for name in assignments(course, assignment) for row in overview(course.resolve(), name)]
     if as_json:
-        print_json({"submissions": rows, "counts": counts(rows)})
+        print_json({"submissions": rows, "counts": counts(rows), "misplaced": misplaced(course)})
         return
     shown = table("chapter", "student", "state", "points", "late", "", gap=3)
     for row in rows:
@@ -132,11 +166,26 @@ def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_j
         shown.add_row(*(Text(plain(text)) for text in cells))
     message = ", ".join(f"{state}: {count}" for state, count in counts(rows).items())
     show(shown, Text(f"\n{len(rows)} in all; {message}" if rows else "this course has no students yet", style="dim"))
+    for path, why in misplaced(course).items():
+        complain(f"{path}: {why}")
 
 
-def feedback(assignment: Assignment = None, course: CourseFolder = Path("."), as_json: AsJson = False) -> None:
+def feedback(
+    assignment: Assignment = None,
+    course: CourseFolder = Path("."),
+    to_zip: Annotated[
+        Path | None, typer.Option("--zip", metavar="FILE", help="Pack the pages under the names that the LMS gave.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Write a feedback page for every graded student. Exit status 1: a student got none."""
     names = assignments(course, assignment)
+    if to_zip and (len(names) > 1 or not to_zip.parent.is_dir()):
+        raise UsageError(
+            f"--zip packs one chapter; name one of {', '.join(names)}"
+            if len(names) > 1
+            else f"there is no folder {to_zip.parent}; make it first"
+        )
     with spinner("writing feedback"):
         from autograder.grading.nbgrader.feedback import write_feedback
         from autograder.grading.nbgrader.late import renew_penalties
@@ -144,7 +193,11 @@ def feedback(assignment: Assignment = None, course: CourseFolder = Path("."), as
         made = []
         for name in names:
             renew_penalties(course, name)
-            made.append(write_feedback(course, name))
+            made.append(write_feedback(course, name, workers=os.cpu_count() or 1))
+    if to_zip:
+        from autograder.grading.nbgrader.uploads import feedback_zip
+
+        feedback_zip(course, names[0], made[0][0], to_zip)
     pages = [str(page) for written, _ in made for page in written]
     problems = {student: why for _, failed in made for student, why in failed.items()}
     if as_json:
@@ -152,6 +205,8 @@ def feedback(assignment: Assignment = None, course: CourseFolder = Path("."), as
     else:
         for page in pages:
             out().print(plain(page), markup=False, soft_wrap=True)
+        if to_zip:
+            out().print(f"wrote {to_zip}", markup=False, soft_wrap=True)
     for student, why in problems.items():
         complain(f"no page for {one_line(student)}: {one_line(why)}")
     raise typer.Exit(SHORT if problems else 0)
@@ -162,6 +217,10 @@ def export(
     course: CourseFolder = Path("."),
     to: Annotated[Path | None, typer.Option(help="The file to write; standard output, if none.")] = None,
     canvas: Annotated[bool, typer.Option("--canvas", help="The file that Canvas imports as a gradebook.")] = False,
+    moodle: Annotated[bool, typer.Option("--moodle", help="A file for Moodle's grade import.")] = False,
+    gradescope: Annotated[
+        bool, typer.Option("--gradescope", help="A file with the columns of Gradescope's own export of grades.")
+    ] = False,
     column: Annotated[
         list[str] | None,
         typer.Option(metavar="CHAPTER=NAME", help='With --canvas: the column, as Canvas calls it: fsdp="FSDP (4711)".'),
@@ -175,29 +234,47 @@ def export(
 
     With --leaderboard, a page of a chapter's predicted times and bytes, for the students in CSV under chosen names.
     """
+    if canvas + moodle + gradescope > 1:
+        raise UsageError("--canvas, --moodle and --gradescope are three files; write one at a time")
     columns = _columns(column or [], canvas)
     names = assignments(course, assignment)
     if leaderboard is not None:
-        _export_leaderboard(course.resolve(), names, leaderboard, to, canvas)
+        _export_leaderboard(course.resolve(), names, leaderboard, to, canvas or moodle or gradescope)
         return
-    from autograder.grading.nbgrader.export import canvas_csv, grades_csv
+    from autograder.grading.nbgrader.export import canvas_csv, grades_csv, gradescope_csv, moodle_csv
     from autograder.grading.nbgrader.late import renew_penalties
 
     folder = course.resolve()
     for name in names:
         renew_penalties(folder, name)
-    text = canvas_csv(folder, names, columns) if canvas else grades_csv(folder, names)
+    if canvas:
+        text = canvas_csv(folder, names, columns)
+    else:
+        text = (moodle_csv if moodle else gradescope_csv if gradescope else grades_csv)(folder, names)
     if to is None:
         sys.stdout.write(text)
         return
-    to.write_text(text, encoding="utf-8")
-    out().print(f"wrote {to}", markup=False)
+    write(to, text)
+
+
+def write(to: Path, text: str) -> None:
+    """Write a file that was named on the command line, and say so.
+
+    Raises:
+        UsageError: It cannot be written there.
+    """
+    try:
+        to.write_text(text, encoding="utf-8")
+    except OSError as error:
+        missing = f"there is no folder {to.parent}; make it first" if not to.parent.is_dir() else str(error)
+        raise UsageError(f"{to} cannot be written: {missing}") from None
+    out().print(f"wrote {to}", markup=False, soft_wrap=True)
 
 
 def _export_leaderboard(course: Path, names: list[str], chosen: Path, to: Path | None, canvas: bool) -> None:
     if canvas or to is None or len(names) > 1:
         problem = (
-            "--canvas is for grades; leave it out"
+            "the other formats are for grades; leave them out"
             if canvas
             else "name its file: --to leaderboard.html"
             if to is None
@@ -207,8 +284,7 @@ def _export_leaderboard(course: Path, names: list[str], chosen: Path, to: Path |
     from autograder.grading.nbgrader.leaderboard import leaderboard_page, read_names
 
     (name,) = names
-    to.write_text(leaderboard_page(course, name, read_names(chosen, course, name)), encoding="utf-8")
-    out().print(f"wrote {to}", markup=False)
+    write(to, leaderboard_page(course, name, read_names(chosen, course, name)))
 
 
 def _columns(given: list[str], canvas: bool) -> dict[str, str]:

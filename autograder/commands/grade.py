@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +14,20 @@ from rich.console import Group
 from rich.text import Text
 
 from autograder.commands.instructor import Assignment, CourseFolder, assignments
-from autograder.commands.terminal import FAULT, AsJson, UsageError, bar, complain, out, print_json, spinner, table
-from autograder.contract.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN, Report
+from autograder.commands.terminal import (
+    FAULT,
+    USAGE,
+    AsJson,
+    UsageError,
+    bar,
+    complain,
+    err,
+    out,
+    print_json,
+    spinner,
+    table,
+)
+from autograder.contract.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN, Report, counted
 from autograder.render import RICH, WORDS, number, one_line, plain
 
 BRIEF = {**WORDS, LIMIT_EXCEEDED: "limit", NEEDS_HUMAN: "person"}
@@ -31,6 +46,10 @@ def grade(
     again: Annotated[
         bool, typer.Option("--again", help="Grade again what has a verdict, and report whether the result is the same.")
     ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every chapter of the course, one after the other.")] = False,
+    only_estimate: Annotated[
+        bool, typer.Option("--estimate", help="Only say how much there is to grade, and how long it takes.")
+    ] = False,
     unsafe_local: Annotated[bool, typer.Option("--unsafe-local", help="Grade even without any sandbox.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -39,30 +58,124 @@ def grade(
     Exit status 0: every submission has a verdict; 3: some need manual attention, or --again gave a different verdict.
     """
     from autograder.grading.nbgrader.batch import Regrade, grade_course
+    from autograder.grading.nbgrader.batch import estimate as expected
+    from autograder.grading.nbgrader.course import CourseError
+    from autograder.grading.nbgrader.pools import cluster_gradings, shared_pool
+    from autograder.grading.nbgrader.submissions import misplaced
 
+    if every and assignment:
+        raise UsageError(f"--all grades every chapter; leave out {assignment}, or leave out --all")
+    if scheduler and unsafe_local:
+        raise UsageError("--unsafe-local is only for this machine; a cluster's workers grade in their sandbox")
     names = assignments(course, assignment)
+    there = cluster_gradings(scheduler) if scheduler else workers
+    gradings, seconds, measured = expected(course, names, max(1, there))
+    _announce(gradings, seconds, measured, names, there, scheduler)
+    if only_estimate:
+        return
     level = _level(scheduler, unsafe_local)
     reports: list[Report] = []
     regrades: list[Regrade] = []
+    failed: dict[str, Exception] = {}
+    moved: list[tuple[str, str, float, float]] = []
     options = {"workers": workers, "level": level, "scheduler": scheduler, "only": only or (), "again": again}
-    with bar() as update:
+    with bar() as update, nullcontext() if scheduler else shared_pool(workers) as pool:
+        together = _Together(update, 0 if again or only else gradings)
         for name in names:
-            reports += grade_course(course, name, **options, on_progress=update, on_again=regrades.append)
+            before = _scores(course, name, renew=False)
+            try:
+                reports += grade_course(
+                    course, name, **options, new_pool=pool, on_progress=together.update, on_again=regrades.append
+                )
+            except CourseError as error:
+                if len(names) == 1:
+                    raise
+                failed[name] = error
+                continue
+            finally:
+                together.next()
+            after = _scores(course, name, renew=True)
+            moved += [(name, who, old, after[who]) for who, old in before.items() if after.get(who, old) != old]
     if as_json:
-        print_json({"submissions": [report.to_json() for report in reports], "again": [*map(_again, regrades)]})
+        changes = [dict(zip(("chapter", "student", "before", "now"), each, strict=True)) for each in moved]
+        print_json(
+            {
+                "submissions": [report.to_json() for report in reports],
+                "again": [*map(_again, regrades)],
+                "changed": changes,
+            }
+        )
     else:
         for name in names:
             out().print(grade_table([report for report in reports if report.chapter == name]))
+        for chapter, who, old, new in moved:
+            out().print(f"{one_line(who)}: {chapter} {number(old)} before, {number(new)} now", markup=False)
+    for name, error in failed.items():
+        complain(f"{name} was not graded: {error}")
+    for path, why in misplaced(course).items():
+        complain(f"{path}: {why}")
     waiting = [report for report in reports if unfinished(report)]
     for report in waiting:
         complain(f"{one_line(report.student)} needs a person: {one_line(reason(report))}")
     changed = [regrade for regrade in regrades if not _again(regrade)["same"]]
     if regrades and not as_json:
         out().print(f"{len(regrades) - len(changed)} of {len(regrades)} graded again are the same, to the last bit")
+        for pair in sorted({(r.before.isolation, r.after.isolation) for r in regrades if r not in changed}):
+            if pair[0] != pair[1]:
+                out().print(f"judged under {plain(pair[1])} now, and under {plain(pair[0])} before", markup=False)
     for regrade in changed:
         before, after = regrade.before.points, regrade.after.points
-        complain(f"{regrade.student} came out differently: {number(before)} points before, now {number(after)}")
-    raise typer.Exit(FAULT if waiting or changed else 0)
+        what = _difference(regrade) if before == after else f"{number(before)} points before, now {number(after)}"
+        complain(f"{regrade.student} came out differently: {what}")
+    raise typer.Exit(USAGE if failed else FAULT if waiting or changed else 0)
+
+
+def _scores(course: Path, name: str, *, renew: bool) -> dict[str, float]:
+    """Every student's score; none if the gradebook cannot be read, which grading reports for each student."""
+    from autograder.grading.nbgrader.course import CourseError
+    from autograder.grading.nbgrader.export import scores
+    from autograder.grading.nbgrader.late import renew_penalties
+
+    try:
+        if renew:
+            renew_penalties(course, name)
+        return scores(course, name)
+    except CourseError:
+        return {}
+
+
+class _Together:
+    """The progress of several chapters as that of one run."""
+
+    def __init__(self, update: Any, gradings: int):
+        self._update, self._gradings = update, gradings
+        self._before: Counter[str] = Counter()
+        self._now: Counter[str] = Counter()
+        self._most: Counter[str] = Counter()
+
+    def update(self, stage: str, done: int, total: int) -> None:
+        self._now[stage], self._most[stage] = done, total
+        known = self._gradings if stage == "grading" else 0
+        before = self._before[stage]
+        self._update(stage, before + done, max(known, before + total))
+
+    def next(self) -> None:
+        self._before += self._most
+        self._most.clear()
+
+
+def _announce(gradings: int, seconds: float, measured: int, names: list[str], workers: int, scheduler: str) -> None:
+    """Say how much there is to do, before it begins, if it takes longer than a person waits."""
+    if not gradings:
+        return
+    where = f"with {counted(workers, 'worker')}" + " of the cluster" * bool(scheduler)
+    where = where if workers else "with one worker; the cluster has none yet"
+    time = f"{seconds / 3600:.1f} h" if seconds > 5400 else f"{max(1, round(seconds / 60))} min"
+    rests = (
+        f"from {counted(measured, 'measured grading')}" if measured else "a rough guess, nothing has been measured yet"
+    )
+    text = f"{counted(gradings, 'grading')} of {counted(len(names), 'chapter')}, about {time} {where}"
+    err().print(f"{text} ({rests})", markup=False, style="dim", soft_wrap=True)
 
 
 def _level(scheduler: str, unsafe_local: bool) -> str:
@@ -70,8 +183,6 @@ def _level(scheduler: str, unsafe_local: bool) -> str:
     from autograder.grading.outside.sandbox import best_level
 
     if scheduler:
-        if unsafe_local:
-            raise UsageError("--unsafe-local is only for this machine; a cluster's workers grade in their sandbox")
         return ""
     with spinner("looking for a sandbox"):
         level = best_level(allow_unsafe=unsafe_local)
@@ -80,11 +191,22 @@ def _level(scheduler: str, unsafe_local: bool) -> str:
     return level
 
 
+def _difference(regrade: Any) -> str:
+    """What differs between two verdicts with the same points: the functions, or the notes."""
+    pairs = zip(regrade.before.functions, regrade.after.functions, strict=False)
+    names = [before.name for before, after in pairs if before.to_json() != after.to_json()]
+    return (
+        f"the same points, but other measurements for {', '.join(names)}" if names else "other notes, the same verdicts"
+    )
+
+
 def _again(regrade: Any) -> dict[str, Any]:
     before, after = regrade.before, regrade.after
     return {
         "student": regrade.student,
-        "same": before.to_json() == after.to_json(),
+        "same": replace(before, isolation="").to_json() == replace(after, isolation="").to_json(),
+        "isolation_before": before.isolation,
+        "isolation": after.isolation,
         "points_before": before.points,
         "points": after.points,
     }
@@ -97,14 +219,20 @@ def grade_table(reports: list[Report]) -> Group:
     each = ["isolation"] if len(levels) > 1 else []
     columns = (plain(column) for column in ("student", *names, "points", *each))
     shown = table(*(column if len(names) <= 3 else column.replace("_", "_\n") for column in columns))
+    parts: list[Text] = []
     for report in reports:
         results = {result.name: result for result in report.functions}
         cells = [_verdict_cell(results.get(name)) for name in names]
         points = f"{number(report.points)} of {number(report.max_points)}"
         shown.add_row(Text(one_line(report.student)), *cells, points, *[Text(plain(report.isolation)) for _ in each])
     message = f", judged under {levels[0]}" if len(levels) == 1 else ""
+    for report in reports:
+        calls = dict.fromkeys(call for result in report.functions for call in result.denied)
+        if calls:
+            what = f"{report.student}: the sandbox refused {', '.join(map(one_line, calls))}"
+            parts.append(Text(plain(what), style="yellow"))
     count = f"{len(reports)} submission{'' if len(reports) == 1 else 's'}"
-    return Group(shown, Text(f"\n{count}{plain(message)}", style="dim"))
+    return Group(shown, *parts, Text(f"\n{count}{plain(message)}", style="dim"))
 
 
 def unfinished(report: Report) -> bool:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 import textwrap
-from pathlib import Path
 
 from autograder.commands.terminal import UsageError
-
-CHAPTERS = Path(__file__).resolve().parents[1] / "chapters"
+from course.curriculum import contract_folder
 
 
 def read_hints(chapter: str) -> dict[str, list[str]]:
@@ -17,7 +15,7 @@ def read_hints(chapter: str) -> dict[str, list[str]]:
     Raises:
         UsageError: The chapter has none.
     """
-    path = CHAPTERS / chapter / "hints.md"
+    path = contract_folder(chapter) / "hints.md"
     if not path.exists():
         raise UsageError(f"the chapter {chapter} has no hints yet; its page has the theory")
     hints = {}

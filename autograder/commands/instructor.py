@@ -117,12 +117,16 @@ def assignments(course: Path, given: str | None) -> list[str]:
     """
     if given is not None:
         return [require_chapter(given)]
+    from autograder.grading.nbgrader.settings import read_settings
+
+    dropped = read_settings(course).dropped
     if not (course / "submitted").is_dir():
         raise UsageError(f"{course.resolve()} has no folder `submitted/`; name a course folder with --course")
     found = [
         entry.name
         for entry in CHAPTERS
-        if (course / "source" / entry.name).is_dir() or any((course / "submitted").glob(f"*/{entry.name}"))
+        if entry.name not in dropped
+        and ((course / "source" / entry.name).is_dir() or any((course / "submitted").glob(f"*/{entry.name}")))
     ]
     if not found:
         raise UsageError(f"nothing has been submitted: {course.resolve()}/submitted/STUDENT/CHAPTER/ holds no chapter")

@@ -37,7 +37,7 @@ from autograder.progress import (
     remember,
     remember_hint,
 )
-from course.curriculum import CHAPTERS, NOTEBOOKS, Function
+from course.curriculum import CHAPTERS, NOTEBOOKS, Function, home
 from course.curriculum import chapter as find_chapter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,6 +94,7 @@ def show_functions(row: dict[str, Any]) -> None:
     """Show a chapter's functions and the state of each as a table."""
     out().print(f"[bold]{row['chapter']}[/]  {row['title']}: {row['summary']}\n")
     shown = table("", "", "", "", "")
+    shown.columns[1].no_wrap = True
     for one in row["functions"]:
         mark, colour = STATES[one["state"]]
         hints = f"{one['hints']} of {one['of_hints']} hints shown" if one["hints"] else ""
@@ -337,7 +338,7 @@ def require_notebook(chapter: str, given: Path | None) -> Path:
 
 def exercise_text(chapter: str) -> str:
     """The released exercise: the committed one, else built from the solution."""
-    committed = ROOT / "exercises" / chapter / f"{chapter}.ipynb"
+    committed = home(chapter) / "exercises" / chapter / f"{chapter}.ipynb"
     if committed.exists():
         return committed.read_text(encoding="utf-8")
     from autograder.release.notebook import exercise_text as built

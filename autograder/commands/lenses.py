@@ -63,6 +63,7 @@ def memory(
     dropout: Annotated[bool, typer.Option("--dropout/--no-dropout", help="Whether its masks are saved.")] = True,
     mesh: MeshSizes = "",
     fsdp: Annotated[bool, typer.Option("--fsdp", help="Split state over `data` as well.")] = False,
+    sequence_parallel: Annotated[bool, typer.Option(help="`tensor` splits the sequence between products.")] = True,
     min_size: Annotated[int, typer.Option(help="Under --fsdp, smaller leaves stay whole.")] = 0,
     machine: MachineName = None,
     devices: Devices = None,
@@ -89,7 +90,8 @@ def memory(
     found = None if machine is None else find_machine(machine, devices, nodes)
     try:
         step = {"batch": batch, "microbatches": microbatches, "plan": plan, "optimizer": optimizer, "remat": remat}
-        result = budget(sizes, mesh=axes, fsdp=fsdp, min_size=min_size, dropout=dropout, **step)
+        splits = {"fsdp": fsdp, "min_size": min_size, "sequence_parallel": sequence_parallel}
+        result = budget(sizes, mesh=axes, dropout=dropout, **splits, **step)
         if found is not None:
             found.require_fits(axes)
     except ValueError as error:

@@ -28,12 +28,24 @@ alternatives.py, {name}_test.py, hints.md), site/pages/{name}.md, site/pages/pro
 site/examples/{name}.py. `meshcraft check-course` says what is missing; the page "Writing a chapter" says how each is
 written."""
 
+NEXT_IN_COURSE = """
+next, in the course folder
+  meshcraft build {name}
+  meshcraft check {name} --solution
+  meshcraft check-course {name}
+  meshcraft init . --chapter {name}
+then edit solutions/{name}.py and chapters/{name}/ (wrapping.py, __init__.py, chapter.toml, mutants.py, alternatives.py,
+hints.md). The page "An exercise of your own" says how."""
+
 
 def new_chapter(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The word that finds everything: my_chapter.")],
     title: Annotated[str, typer.Option(help="As readers see it; from the name, if none.")] = "",
     summary: Annotated[str, typer.Option(help="A few words for the table of chapters.")] = "what you learn in it",
     after: Annotated[str, typer.Option(metavar="CHAPTER", help="The chapter it follows; the last one, if none.")] = "",
+    course: Annotated[
+        Path | None, typer.Option("--course", metavar="FOLDER", help="Put it into this course folder instead.")
+    ] = None,
 ) -> None:
     """Start a chapter: every file it needs, with one small function, in its place in the curriculum."""
     from autograder.release.notebook import ROOT
@@ -42,23 +54,46 @@ def new_chapter(
         raise UsageError(f"{name!r} must be a Python name of small letters, digits and _, as my_chapter")
     if name in {entry.name for entry in NOTEBOOKS} or (ROOT / "solutions" / f"{name}.py").exists():
         raise UsageError(f"there is a {name} already")
-    if not (ROOT / "site").is_dir():
-        raise UsageError(f"{ROOT} is not a clone of the repository, which a new chapter needs")
     words = {"name": name, "function": f"{name}_mean", "summary": summary}
     words["title"] = title or name.replace("_", " ").capitalize()
+    if course is not None:
+        _in_course(course, words, after)
+        return
+    if not (ROOT / "site").is_dir():
+        raise UsageError(f"{ROOT} is not a clone of the repository, which a new chapter needs")
     if after:
         require_chapter(after)
     files = _files(words)
     if there := [str(path) for path in files if (ROOT / path).exists()]:
         raise UsageError(f"{listed(there)} would be overwritten; move it away, or choose another name than {name}")
     curriculum = _with_chapter(ROOT, words, after)
-    for path, text in files.items():
-        (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
-        (ROOT / path).write_text(text, encoding="utf-8")
-        out().print(f"wrote {path}", markup=False)
+    _write(ROOT, files)
     (ROOT / CURRICULUM).write_text(curriculum, encoding="utf-8")
     out().print(f"wrote {CURRICULUM}", markup=False)
     out().print(NEXT.format(name=name), markup=False, soft_wrap=True)
+
+
+def _in_course(folder: Path, words: dict[str, str], after: str) -> None:
+    """Write the chapter into a course folder, without pages for the site."""
+    name = words["name"]
+    if after:
+        raise UsageError("a course's own chapters follow all others; leave out --after")
+    if not (folder / "course.toml").is_file():
+        raise UsageError(f"{folder} is not a course folder; `meshcraft init {folder}` makes one")
+    moved = {Path(path.as_posix().removeprefix("autograder/")): text for path, text in _files(words).items()}
+    files = {path: text for path, text in moved.items() if path.parts[0] != "site"}
+    files[Path("chapters", name, "chapter.toml")] = _filled(TEMPLATE / "chapter.toml.template", words)
+    if there := [str(path) for path in files if (folder / path).exists()]:
+        raise UsageError(f"{listed(there)} would be overwritten; move it away, or choose another name than {name}")
+    _write(folder, files)
+    out().print(NEXT_IN_COURSE.format(name=name), markup=False, soft_wrap=True)
+
+
+def _write(folder: Path, files: dict[Path, str]) -> None:
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+        out().print(f"wrote {path}", markup=False)
 
 
 def _files(words: dict[str, str]) -> dict[Path, str]:

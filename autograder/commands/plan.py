@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,29 +9,43 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autograder.commands.lenses import AsJson, Devices, Nodes, find_machine
+from autograder.commands.plan_tables import print_plans
 from autograder.commands.terminal import SHORT, UsageError, card_table, print_json, show
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from course.budget import Sizes
     from course.machine import Machine
-    from course.planning import Estimate
     from course.planning.efficiency import Fitted
-    from course.planning.search import Plans, Rejected
+    from course.sizes import Sizes
 
 
 def plan(
-    layers: Annotated[int, typer.Option(help="Layers.")] = 16,
-    width: Annotated[int, typer.Option(help="Width of the residual stream.")] = 2048,
-    heads: Annotated[int, typer.Option(help="Attention heads.")] = 16,
-    vocab: Annotated[int, typer.Option(help="Size of the vocabulary.")] = 32_000,
-    seq: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 1024,
-    hidden: Annotated[int, typer.Option(help="Width inside the MLP; 0: four times the width.")] = 0,
-    kv_heads: Annotated[int, typer.Option(help="Heads of keys and values; 0: as many as heads.")] = 0,
-    head_width: Annotated[int, typer.Option(help="Of one head; 0: the width over the heads.")] = 0,
-    gated: Annotated[bool, typer.Option("--gated", help="A gated MLP, as SwiGLU.")] = False,
-    parallel: Annotated[bool, typer.Option("--parallel-block", help="Attention and MLP with one input.")] = False,
+    model: Annotated[
+        str | None, typer.Option(help="A published model, as mixtral-8x7b; sizes that are given replace its own.")
+    ] = None,
+    layers: Annotated[
+        int | None,
+        typer.Option(help="Layers; 16 if left out, as the other sizes are those of a model of 1.1 billion parameters."),
+    ] = None,
+    width: Annotated[int | None, typer.Option(help="Width of the residual stream; 2048.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Attention heads; 16.")] = None,
+    vocab: Annotated[int | None, typer.Option(help="Size of the vocabulary; 32,000.")] = None,
+    seq: Annotated[int | None, typer.Option(help="Tokens in a sequence; 1024.")] = None,
+    hidden: Annotated[int | None, typer.Option(help="Width inside the MLP; 0: four times the width.")] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="Heads of keys and values; 0: as many as heads.")] = None,
+    head_width: Annotated[int | None, typer.Option(help="Of one head; 0: the width over the heads.")] = None,
+    gated: Annotated[bool | None, typer.Option("--gated/--no-gated", help="A gated MLP, as SwiGLU.")] = None,
+    parallel: Annotated[
+        bool | None, typer.Option("--parallel-block/--no-parallel-block", help="Attention and MLP with one input.")
+    ] = None,
+    experts: Annotated[
+        int | None, typer.Option(help="Routed experts in a layer, in place of one MLP; 0: none.")
+    ] = None,
+    experts_per_token: Annotated[
+        int | None, typer.Option(help="Of the routed ones, those that a token is sent to.")
+    ] = None,
+    shared_experts: Annotated[int | None, typer.Option(help="Experts that compute every token, in addition.")] = None,
+    expert_hidden: Annotated[int | None, typer.Option(help="Width inside one expert; 0: that of the MLP.")] = None,
+    dense_layers: Annotated[int | None, typer.Option(help="First layers with an MLP in place of experts.")] = None,
     batch: Annotated[int, typer.Option(help="Sequences in a step, over all devices.")] = 64,
     machine: Annotated[
         str, typer.Option(help="A machine, as `meshcraft machines` names it, or a file (.toml).")
@@ -51,7 +64,20 @@ def plan(
     ] = "cast",
     optimizer: Annotated[str, typer.Option(help="adam, adam16, momentum or sgd.")] = "adam",
     remat: Annotated[str, typer.Option(help="What may be tried of none, attention, half, block.")] = "none,block",
-    schedule: Annotated[str | None, typer.Option(help="1f1b (if left out), gpipe or breadth_first.")] = None,
+    zero: Annotated[str | None, typer.Option(help="Stages of ZeRO that may be tried: 0,1,2,3; 3 is FSDP.")] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(help="Those that may be tried: 1f1b,interleaved,zero_bubble,breadth_first; there is also gpipe."),
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option(help="Sizes of the axis `context` that may be tried; by the sequence's length.")
+    ] = None,
+    expert: Annotated[
+        str | None, typer.Option(help="Sizes of the axis `expert` that may be tried; by the experts.")
+    ] = None,
+    context_attention: Annotated[
+        str, typer.Option(help="ring: keys and values travel while attention computes; gathered: before.")
+    ] = "ring",
     kernels: Annotated[
         str | None, typer.Option(help="fused (if left out: attention keeps no scores), materialised or plain.")
     ] = None,
@@ -62,8 +88,6 @@ def plan(
         bool | None, typer.Option("--pairs/--no-pairs", help="Weights of two repeats side by side.")
     ] = None,
     sequence_parallel: Annotated[bool, typer.Option(help="`tensor` splits the sequence between products.")] = True,
-    zero1: Annotated[bool, typer.Option("--zero1", help="`data` splits the optimizer's state, without FSDP.")] = False,
-    zero2: Annotated[bool, typer.Option("--zero2", help="The same, and gradients, in every microbatch.")] = False,
     margin: Annotated[float, typer.Option(help="Of memory, for what is not counted, as a share of it.")] = 0.2,
     every: Annotated[bool, typer.Option("--all", help="Every configuration considered, each with its reason.")] = False,
     card: Annotated[
@@ -82,15 +106,16 @@ def plan(
     where, known = _where(machine, devices, nodes, efficiency)
     if card is not None and (card.is_dir() or card.suffix != ".json"):
         raise UsageError(f"--card {card}: name a file that ends in .json")
-    sizes = _sizes(batch, layers, width, heads, vocab, seq, hidden, kv_heads, head_width)
-    sizes = replace(sizes, gated=gated, parallel=parallel)
-    step = {"plan": dtypes, "optimizer": optimizer, "zero1": zero1, "zero2": zero2}
-    step |= {
-        "sequence_parallel": sequence_parallel,
-        "margin": margin,
-        "remats": tuple(part.strip() for part in remat.split(",") if part.strip()),
-    }
-    given = {"schedule": schedule, "kernels": kernels, "rings": rings, "pairs": pairs}
+    given = {"layers": layers, "width": width, "heads": heads, "vocab": vocab, "seq": seq, "hidden": hidden}
+    given |= {"kv_heads": kv_heads, "head_width": head_width, "gated": gated, "parallel": parallel}
+    given |= {"experts": experts, "experts_per_token": experts_per_token, "shared_experts": shared_experts}
+    given |= {"expert_hidden": expert_hidden, "dense_layers": dense_layers}
+    sizes = _sizes(model, batch, {name: value for name, value in given.items() if value is not None})
+    given = {"schedules": schedule, "zeros": zero, "contexts": context, "experts": expert, "remats": remat}
+    step = {name: _parts(name, text) for name, text in given.items() if text is not None}
+    step |= {"plan": dtypes, "optimizer": optimizer, "context_attention": context_attention}
+    step |= {"sequence_parallel": sequence_parallel, "margin": margin}
+    given = {"kernels": kernels, "rings": rings, "pairs": pairs}
     try:
         training = replace(COURSE if course else DEFAULT, **step, **{k: v for k, v in given.items() if v is not None})
     except ValueError as error:
@@ -107,7 +132,7 @@ def plan(
         }
         print_json({**about, "considered": found.count, "best": best, "rejected": rejected})
     else:
-        _print(found, where, sizes, batch, every, _reached(where, known))
+        print_plans(found, where, sizes, batch, every, _reached(where, known))
     if card is not None and found.best is not None:
         from course.measured.card import write
         from course.planning.cards import lines, plan_card
@@ -137,22 +162,40 @@ def _where(
         raise UsageError(str(error)) from None
 
 
-def _sizes(batch: int, *numbers: int) -> Sizes:
-    """Map the model's sizes to ``Sizes``: its fields in order, then key-value heads and head width."""
-    from course.budget import MAY_BE_ZERO, Sizes
+def _parts(name: str, text: str) -> tuple[str, ...] | tuple[int, ...]:
+    """The values of an option that are separated by commas."""
+    parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    if name in ("remats", "schedules"):
+        return parts
+    try:
+        return tuple(map(int, parts))
+    except ValueError:
+        option = {"zeros": "zero", "contexts": "context", "experts": "expert"}[name]
+        raise UsageError(f"--{option} {text}: whole numbers with commas between them") from None
 
-    names = ("layers", "width", "heads", "vocab", "seq", "hidden", "kv_heads", "head_width")
-    sizes = Sizes(**dict(zip(names, numbers, strict=True)))
-    for what, number in {**dict(zip(names, numbers, strict=True)), "batch": batch}.items():
-        if number < (0 if what in MAY_BE_ZERO else 1):
+
+def _sizes(model: str | None, batch: int, given: dict[str, int]) -> Sizes:
+    """The sizes of a published model or of the default one, with those that are given."""
+    from course.planning.models import BILLION, MODELS
+    from course.sizes import MAY_BE_ZERO
+
+    if model is not None and model not in MODELS:
+        raise UsageError(f"no model is called {model!r}; there are: {', '.join(MODELS)}")
+    for what, number in {**given, "batch": batch}.items():
+        if number < (0 if what in MAY_BE_ZERO or number is False else 1):
             least = f"0 (0 means {MAY_BE_ZERO[what]})" if what in MAY_BE_ZERO else "1"
             raise UsageError(f"--{what.replace('_', '-')} {number}: it must be at least {least}")
+    sizes = replace(BILLION if model is None else MODELS[model], **given)
     for what, number, by, parts in (
         ("width", sizes.width, "heads", 1 if sizes.head_width else sizes.heads),
         ("heads", sizes.heads, "kv-heads", sizes.kv_heads or 1),
     ):
         if number % parts:
             raise UsageError(f"--{what} {number} is not divisible by --{by} {parts}")
+    if not (1 if sizes.experts else 0) <= sizes.experts_per_token <= sizes.experts:
+        raise UsageError(f"--experts-per-token {sizes.experts_per_token}: there are {sizes.experts} experts in a layer")
+    if sizes.dense_layers > sizes.layers:
+        raise UsageError(f"--dense-layers {sizes.dense_layers}: there are {sizes.layers} layers")
     return sizes
 
 
@@ -166,67 +209,3 @@ def _reached(where: Machine, known: Fitted | None) -> str:
     if where.efficiency.matmul == 1:
         return "times at the published peaks, which no run reaches"
     return f"times at {where.efficiency.matmul:g} of the peaks"
-
-
-def _print(found: Plans, where: Machine, sizes: Sizes, batch: int, every: bool, reached: str) -> None:
-    from rich.text import Text
-
-    from course.render.quantities import capacity_text
-
-    tokens = batch * sizes.seq
-    show(Text(f"{sizes.count:,} parameters, {tokens:,} tokens a step, {where.name}: {found.count:,} configurations"))
-    show(Text(f"{reached}\n", style="dim"))
-    best = [found.best] if found.best is not None else []
-    if every:
-        show(_configurations([*best, *found.rejected], lambda one: one.reason))
-        return
-    show(_configurations(found.by_mesh().values(), lambda one: one.summary))
-    if found.best is None:
-        show(Text(f"\nnothing fits in {capacity_text(where.memory_bytes)} with the margin", style="red"))
-    show(Text("\nrejected", style="bold"), _groups_table(found))
-    footer = (
-        "\nM: microbatches, R: repeats. GB: counted, without the margin. `--all` has every configuration with its "
-        "reason, `--json` also where its time and memory go. All of it is predicted; the page `planning` says how well."
-    )
-    show(Text(footer, style="dim"))
-
-
-def _table(*columns: str, numbers: tuple[str, ...]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in columns:
-        table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
-    return table
-
-
-def _configurations(every: Iterable[Estimate | Rejected], reason: Callable[[Rejected], str]) -> Table:
-    """The best configuration and alternatives, each with its reason."""
-    from course.planning.search import Rejected
-
-    table = _table(
-        *("data pipe tensor", "M", "R", "remat", "FSDP", "ms", "MFU", "GB", ""), numbers=("M", "R", "ms", "MFU", "GB")
-    )
-    for one in every:
-        found, why = (one.found, reason(one)) if isinstance(one, Rejected) else (one, "the best")
-        mesh = one.mesh if isinstance(one, Rejected) else one.choice[:3]
-        cells = [""] * 7
-        if found is not None:
-            c = found.choice
-            cells = [str(c.microbatches), str(c.repeats), c.remat, "yes" if c.fsdp else "no"]
-            cells += [f"{1e3 * found.seconds:,.1f}", f"{found.mfu:.1%}", f"{found.bytes / 1e9:,.1f}"]
-        table.add_row(" x ".join(map(str, mesh)), *cells, why, style="" if isinstance(one, Rejected) else "bold")
-    return table
-
-
-def _groups_table(found: Plans) -> Table:
-    """Reasons by number of configurations, most first, each with its nearest configuration."""
-    table = _table("configurations", "why", "the nearest of them", numbers=("configurations",))
-    for (kind, cause), group in sorted(found.grouped().items(), key=lambda item: -len(item[1])):
-        near = group[0]
-        name = " x ".join(map(str, near.mesh))
-        if near.found is not None:
-            c = near.found.choice
-            name += f", M={c.microbatches}, R={c.repeats}, {c.remat}{', FSDP' if c.fsdp else ''}"
-        table.add_row(str(len(group)), f"{kind}: {cause}", name)
-    return table

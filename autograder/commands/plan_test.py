@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from course.budget import Sizes
 from course.machines import machine
 from course.planning import COURSE
 from course.planning.efficiency import at_efficiency, factors
 from course.planning.search import search
+from course.sizes import Sizes
 
 SMALL = ("plan", "--layers", "4", "--width", "512", "--heads", "4", "--vocab", "1024", "--seq", "256", "--batch", "8")
 REACHED = at_efficiency(machine("8xH100"), factors()[machine("8xH100").device].factor)
@@ -60,15 +60,28 @@ def test_a_model_and_a_machine_of_any_size_can_be_named_and_the_step_of_the_cour
     llama = (
         "--layers 32 --width 4096 --heads 32 --kv-heads 8 --gated --hidden 14336 --vocab 128256 --seq 8192 --batch 512"
     )
-    ended = meshcraft("plan", *llama.split(), "--devices", "512", "--nodes", "64", "--zero1")
+    ended = meshcraft("plan", *llama.split(), "--devices", "512", "--nodes", "64", "--zero", "1")
     text = " ".join(ended.out.split())
     assert "8,064,533,760 parameters" in text and "64x8xH100" in text and "512 x 1 x 1" in text
     assert f"times at {REACHED.efficiency.matmul:.2f} of the peaks, fitted on 8 published runs" in text
     found = json.loads(meshcraft(*SMALL, "--course", "--efficiency", "1", "--json").out)
     best = search(Sizes(4, 512, 4, 1024, 256), machine("8xH100"), 8, COURSE).best
     assert best and found["best"] == json.loads(json.dumps(best.to_json())) and found["efficiency"] == 1
-    assert found["training"]["schedule"] == "breadth_first" and found["training"]["pairs"]
+    assert found["training"]["schedules"] == ["breadth_first"] and found["training"]["pairs"]
     assert "which no run reaches" in meshcraft(*SMALL, "--machine", "8xTPUv5e").out
+
+
+def test_a_published_mixture_is_planned_over_its_experts_and_what_is_fixed_is_fixed(meshcraft):
+    mixtral = ("plan", "--model", "mixtral-8x7b", "--seq", "4096", "--devices", "32", "--nodes", "4", "--batch", "64")
+    text = " ".join(meshcraft(*mixtral, "--remat", "none", "--zero", "3", columns=110).out.split())
+    assert "46,702,824,704 parameters, 12,879,957,248 of them for each token" in text
+    assert "Mesh: data x pipe x expert x context x tensor" in text and "zero_bubble" in text
+    fixed = ("--expert", "8", "--context", "1", "--schedule", "1f1b,interleaved", "--zero", "1,3")
+    found = json.loads(meshcraft(*mixtral, *fixed, "--json").out)
+    choices = [one["estimate"]["choice"] for one in found["rejected"] if one["estimate"]]
+    assert {(one["expert"], one["context"]) for one in choices} == {(8, 1)}
+    assert {one["zero"] for one in choices} == {1, 3}
+    assert {one["schedule"] for one in choices} == {"1f1b", "interleaved"}
 
 
 def test_plan_exits_1_where_nothing_fits(meshcraft):
@@ -96,7 +109,13 @@ def test_plan_exits_1_where_nothing_fits(meshcraft):
         (["--machine", "my.toml"], "my.toml cannot be read"),
         (["--efficiency", "1.5"], "efficiency is 1.5: it is a share of the peaks"),
         (["--kv-heads", "3"], "--heads 16 is not divisible by --kv-heads 3"),
-        (["--schedule", "zero"], "no schedule is called 'zero'; there are: 1f1b, gpipe, breadth_first"),
+        (["--schedule", "zero"], "no schedule is called 'zero'; there are: 1f1b, interleaved, zero_bubble"),
+        (["--zero", "4"], "no ZeRO stage is called 4; there are: 0, 1, 2, 3"),
+        (["--zero", "fsdp"], "--zero fsdp: whole numbers with commas between them"),
+        (["--context", "0"], "context is 0, and it must be at least 1"),
+        (["--model", "gpt"], "no model is called 'gpt'; there are: llama-3-8b"),
+        (["--experts", "8"], "--experts-per-token 0: there are 8 experts in a layer"),
+        (["--model", "deepseek-v3", "--layers", "2"], "--dense-layers 3: there are 2 layers"),
     ],
 )
 def test_wrong_use_says_what_to_do(meshcraft, arguments, sentence):

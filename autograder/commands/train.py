@@ -40,8 +40,8 @@ def train(
     strategy: Annotated[
         str | None,
         _strategy(
-            "compiler (XLA's own partitioning), or a chapter: fsdp, transformer_3d. By default the compiler, and "
-            "transformer_3d where pipe is above 1."
+            "compiler (XLA's own partitioning), or a chapter: fsdp, transformer_3d, context_parallel, expert_parallel. "
+            "By default the compiler; where pipe, context or expert is above 1, the chapter that splits over it."
         ),
     ] = None,
     notebook: Annotated[Path | None, _strategy("Take the chapter's functions from this notebook.")] = None,
@@ -68,6 +68,11 @@ def train(
     layers: Annotated[int | None, _model()] = None,
     heads: Annotated[int | None, _model()] = None,
     seq: Annotated[int | None, _model("Tokens in a row.")] = None,
+    experts: Annotated[int | None, _model("Of a layer, where the mesh has the axis expert; 8 by default.")] = None,
+    experts_per_token: Annotated[int | None, _model("Experts that a token chooses; 2 by default.")] = None,
+    capacity_factor: Annotated[
+        float | None, _model("Places of an expert, relative to its share of all choices; 1.25 by default.")
+    ] = None,
     steps: Annotated[int | None, _optimizer()] = None,
     batch: Annotated[int | None, _optimizer("Rows, over all devices.")] = None,
     learning_rate: Annotated[float | None, _optimizer("At the peak.")] = None,
@@ -84,6 +89,7 @@ def train(
     figures = {"width": width, "hidden": hidden, "num_layers": layers, "num_heads": heads, "seq": seq, "steps": steps}
     figures |= {"learning_rate": learning_rate, "warmup": warmup, "weight_decay": weight_decay, "clip": clip}
     figures |= {"batch": batch, "seed": seed}
+    figures |= {"num_experts": experts, "k": experts_per_token, "capacity_factor": capacity_factor}
     figures |= {"evaluate_every": evaluate_every, "evaluation_batches": evaluation_batches}
     given = {name: value for name, value in figures.items() if value is not None}
     axes = parse_mesh(mesh)

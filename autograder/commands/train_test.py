@@ -187,7 +187,7 @@ def test_a_function_of_a_notebook_that_fails_is_named_with_its_line(train, tmp_p
             "--mesh data=2,pipe=2 --batch 12 --microbatches 4",
             "batch 12 is not divisible by data=2 x 4 microbatches = 8",
         ),
-        ("--mesh data=2,pipe=2,expert=2", "splits only over data and pipe and tensor, but the mesh has expert=2"),
+        ("--mesh data=2,pipe=2,expert=2", "splits only over data and expert, but the mesh has pipe=2"),
         ("--rings", "the strategy compiler has no rings"),
         ("--repeats 0", "num_repeats is 0"),
         ("--mesh tensor=8", "num_heads 4 is not divisible by tensor=8"),

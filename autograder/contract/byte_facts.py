@@ -33,6 +33,7 @@ def bytes_sent(
     axes: Callable[[Case[Any]], Iterable[str]] | None = None,
     over: Callable[[Case[Any]], str] | None = None,
     hint: str = "",
+    few: Callable[[Evidence, float], str] = lambda *_: "",
     weight: float = 1,
 ) -> Fact:
     """Require the bytes sent per device to be between two multiples, ``times``, of the closed form.
@@ -47,6 +48,7 @@ def bytes_sent(
         axes: Count only collectives over exactly these axes of a case.
         over: Count only collectives over this axis of a case, alone or with others.
         hint: A question that ends the message.
+        few: From a case and the bytes sent in it, why these are too few; empty if that is not known.
         weight: The fact's weight.
     """
     kinds = (kinds,) if isinstance(kinds, str) else kinds if kinds is None else tuple(kinds)
@@ -63,6 +65,7 @@ def bytes_sent(
             by += f" over {over(e.case)!r}" if over else ""
             more = hint if total > high else ""
             message = f"{_bytes_message(e, by, sent, total, low, high)} {more}".strip()
+            message = message.replace(causes.NEVER_SENT, few(e, total) or causes.NEVER_SENT)
         line = _many(e, sent, total, high)[0].line if sent and total > high else ""
         figures = {"direction": Limit.BETWEEN, "unit": Unit.BYTES, "line": line, "weight": weight}
         return at(e, name, Kind.COMMUNICATION, message, total, (low, high), **figures)
@@ -189,7 +192,7 @@ def _bytes_message(e: Evidence, by: str, sent: list[Collective], total: float, l
         if total >= low * (1 - FEW_BYTES):
             few = f"only {low - total:,.0f} bytes are missing, as of a loss, a count or a small leaf"
             return f"{where} and should send at least {low:,.0f}: {few}. Which is never sent?"
-        return f"{where} and should send at least {low:,.0f}: {causes.of_few_bytes(sent, low, e.inputs)}"
+        return f"{where} and should send at least {low:,.0f}: {causes.of_few_bytes(sent, low, e.inputs, e.case)}"
     many = _many(e, sent, total, high, low)[1]
     return f"{where} and should send at most {high:,.0f}; {many}{'' if many.endswith('?') else '.'}"
 

@@ -25,6 +25,10 @@ _BY_CHANCE = (0.1, 0.95)
 ROUNDING = "All of it is off by a little"
 MASKS_RIGHT = "What is dropped is right, so the masks are right, too; what is not dropped is wrong."
 KEYS = "is each mask drawn in the specified shape, and from the specified key: of which device, microbatch and layer?"
+NEVER_SENT = "is something never sent, or by another collective?"
+_FACTORS = ("sum or mean?", "mean or sum?")
+# Dropped elements from which a statement about masks is more than chance.
+_ENOUGH = 8
 _NARROW = {"bf16": 2, "f16": 2}
 # Axes of the same role in different cases.
 _ROLES = {"replica": "data", "stage": "pipe", "model": "tensor"}
@@ -83,7 +87,7 @@ def question(cause: str, hint: str, wrong: Iterable[Evidence], right: Iterable[E
         return f"It is right in every case without dropout and wrong with it: {KEYS}"
     if only:
         return f"It is right in every case without dropout: {KEYS} {hint}".strip()
-    if cause.startswith(ROUNDING):
+    if cause.startswith(ROUNDING) or cause.endswith(_FACTORS):
         return ""
     unsure = all(dropped) and not kept and not cause and nothing_right
     more = f"There is dropout in every case here: {KEYS}" if unsure else ""
@@ -190,9 +194,9 @@ def _factor(
     single = _distinct(expected) < FEW
     whole = "It" if single else "All of it"
     if larger := having(ratio, case, others) if ratio > 1 else "":
-        return f"{whole} is {ratio:.4g} times too large, and {larger}: sum or mean?"
+        return f"{whole} is {ratio:.4g} times too large, and {larger}: {_FACTORS[0]}"
     if smaller := having(1 / ratio, case, [(x, 1 / r) for x, r in others]) if 0 < ratio < 1 else "":
-        return f"{whole} is {1 / ratio:.4g} times too small, and {smaller}: mean or sum?"
+        return f"{whole} is {1 / ratio:.4g} times too small, and {smaller}: {_FACTORS[1]}"
     if abs(ratio + 1) < 1e-3:
         return f"{whole} has the opposite sign."
     return "" if single else f"All of it is {ratio:.4g} times what it should be."
@@ -260,7 +264,7 @@ def _as_dropped(e: Evidence, expected: np.ndarray, right: np.ndarray, near: floa
     """Just those elements are right that are dropped, which leaves zero or an input."""
     for before in (np.zeros(()), *(a for a in e.drawn.values() if a.shape == expected.shape)):
         dropped = np.abs(expected - before) <= near
-        if np.any(dropped) and np.mean(dropped == right) > 0.99:
+        if np.sum(dropped) >= _ENOUGH and np.sum(dropped & right) > 0.99 * np.sum(dropped | right):
             return MASKS_RIGHT
     return ""
 
@@ -332,8 +336,8 @@ def _along(right: np.ndarray, first: int, names: Sequence[int]) -> str:
     return f"Along dim {names[dim - first]}, of {right.shape[dim]}, only {places} wrong."
 
 
-def of_few_bytes(sent: Sequence[Collective], low: float, inputs: Iterable[Leaf]) -> str:
-    """Suggest why too few bytes are sent: a dtype narrower than any input's, else a question."""
+def of_few_bytes(sent: Sequence[Collective], low: float, inputs: Iterable[Leaf], case: Case[Any]) -> str:
+    """Suggest why too few bytes are sent: a narrower dtype than any input's, or once for all microbatches."""
     given = {leaf.dtype for leaf in inputs}
     narrow = [c for c in sent if c.dtype in _NARROW and not given & {"float16", "bfloat16"}]
     wide = sum(c.total_bytes * (4 / _NARROW[c.dtype] if c.dtype in _NARROW else 1) for c in sent)
@@ -343,7 +347,10 @@ def of_few_bytes(sent: Sequence[Collective], low: float, inputs: Iterable[Leaf])
             f"{array(most)} has numbers of {_NARROW[most.dtype]} bytes, and in float32 it would be {wide:,.0f} "
             f"bytes: {WHICH_DTYPE}"
         )
-    return "is something never sent, or by another collective?"
+    total, microbatches = sum(c.total_bytes for c in sent), getattr(case.sizes, "num_microbatches", 1)
+    if microbatches > 1 and abs(total * microbatches / low - 1) < 1e-4:
+        return f"that is {microbatches} times as much, and there are as many microbatches. In which of them is it sent?"
+    return NEVER_SENT
 
 
 def of_many_bytes(

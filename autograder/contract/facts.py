@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from course.program.program import spec_of
 
 # float32 sums in different orders agree to about 1e-6 of the largest element; bfloat16 inside gives 1e-3.
 TOLERANCE = 2e-5
+LOSS_ALONE = "All other results are right: of which rows is the loss the mean, and over which devices?"
 
 
 def worst(facts: Sequence[Fact], name: str = "values", kind: Kind = Kind.VALUES) -> Fact:
@@ -98,6 +99,15 @@ def arrays_match(
     return replace(worst(found, name, kind), weight=weight)
 
 
+def parts_match(name: str, evidence: list[Evidence], hints: Mapping[str, str], *, weight: float = 1) -> Fact:
+    """Like ``arrays_match`` for several parts, each with its own question; the first part that is wrong speaks.
+
+    ``hints`` maps prefixes to questions, in the order in which a function computes the parts.
+    """
+    found = [arrays_match(name, evidence, part, hint, weight=weight) for part, hint in hints.items()]
+    return next((fact for fact in found if not fact.passed), found[-1])
+
+
 def values_and_gradients(
     cases: list[Evidence],
     values: str = "",
@@ -109,11 +119,18 @@ def values_and_gradients(
 ) -> list[Fact]:
     """Values, gradients leaf by leaf, and the global norm of those under ``norm``; each with its own hint.
 
-    In a ``step`` values follow from the gradients, and their own hint waits until those are right.
+    In a ``step`` values follow from the gradients, and their own hint waits until those are right; where a loss alone
+    is wrong, the hint is about it.
     """
     back = arrays_match("gradients", cases, "gradients", gradients, weight=weight)
     after = step and back.passed is False
-    found = arrays_match("values", cases, "values", "" if after else values)
+    loss = step and all(
+        leaf.rpartition("/")[2] in ("loss", "losses") or _leaf_match("", Kind.VALUES, e, leaf, TOLERANCE).passed
+        for e in cases
+        for leaf in e.expected
+        if _under(leaf, "values") and e.expected[leaf].size
+    )
+    found = arrays_match("values", cases, "values", "" if after else LOSS_ALONE if loss else values)
     if after and found.passed is False and found.unit == Unit.RELATIVE:
         found = replace(found, message=f"{found.message} {FOLLOW}")
     return [found, back, global_norm_matches(cases, norm)]
@@ -137,7 +154,8 @@ def _norm_matches(name: str, e: Evidence, prefix: str) -> Fact:
         figures = {"measured": abs(measured - expected) / scale, "limit": TOLERANCE, "unit": Unit.RELATIVE}
         comparison = causes.times(measured / scale)
     wrong = not abs(measured - expected) <= TOLERANCE * scale
-    message = f"on mesh {e.case.mesh_text} the norm over all leaves is {comparison}" if wrong else ""
+    where = f"on mesh {e.case.mesh_text} the norm over all leaves, every copy counted"
+    message = f"{where}, is {comparison}" if wrong else ""
     return at(e, name, Kind.GRADIENTS, message, **figures)
 
 
@@ -285,7 +303,11 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
     rank = rank_of(e, leaf)
     whole = list(worst_at)[len(worst_at) - rank if rank and rank <= len(worst_at) else 0 :]
     index, on = (laid.index(worst_at), laid.holder(worst_at)) if laid else (whole, "")
-    place = (f" at {index}" if index else "") + (f" (on {on})" if on else "")
+    if inner in ("loss", "losses", "norm") and expected.shape[-1:] == (getattr(e.case.sizes, "steps", 0),):
+        place = f" in step {index[-1]}" if expected.shape[-1] > 1 else ""
+    else:
+        place = f" at {index}" if index else ""
+    place += f" (on {on})" if on else ""
     texts = _distinguishable(float(measured[worst_at]), float(expected[worst_at]))
     text = f"measured {texts[0]}, expected {texts[1]}{place}"
     if e.secret:

@@ -8,7 +8,7 @@ from typing import Any
 from autograder.contract import facts
 from autograder.contract.facts import plain, unmeasured
 from autograder.contract.task import Case, Evidence, Judged
-from autograder.contract.verdict import Fact, Kind, Limit, Unit, counted
+from autograder.contract.verdict import Fact, Kind, Limit, Unit, counted, size
 
 # A forward and backward pass is 3/4 of a step that recomputes every activation, slightly less if the first
 # layer's input needs no gradient.
@@ -52,11 +52,20 @@ def temporaries_at_most(judged: Judged, most: Callable[[Case[Any]], int], hint: 
 
 
 def _at_the_peak(e: Evidence, allowed: str, hint: str) -> tuple[str, str]:
-    message, largest = f"at the peak {e.memory.temporaries:,.0f} bytes of temporaries live at once, {allowed}", None
+    message, largest = f"at the peak {_bytes(e.memory.temporaries)} of temporaries live at once, {allowed}", None
     if e.memory.alive:
-        largest = e.memory.alive[0]
-        message += f"; the largest, {_array(largest)}, has {largest.bytes:,.0f} bytes"
+        largest, *others = e.memory.alive
+        message += f"; the largest, {_array(largest)}, has {_bytes(largest.bytes)}"
+        alike = [other for other in others if _array(other) == _array(largest)]
+        if another := next((other.line for other in alike if other.line not in ("", largest.line)), ""):
+            message += f", and so has another one from {another}"
+        if len(alike) > 1:
+            message += f" ({len(alike) + 1} of this shape have {_bytes((len(alike) + 1) * largest.bytes)} in all)"
     return f"{message}. {hint}", largest.line if largest else ""
+
+
+def _bytes(number: float) -> str:
+    return size(number) or f"{number:,.0f} bytes"
 
 
 def _array(temporary: Any) -> str:

@@ -22,10 +22,10 @@ from autograder.contract.verdict import FOLLOW, LIMIT_EXCEEDED, REFUSED, Fact, K
 from autograder.contract.wrapping import Wrapped, Wrapping, trace
 from course.curriculum import CHAPTERS as CURRICULUM
 from course.curriculum import chapter as find_chapter
+from course.curriculum import contract_folder, is_own
 from course.program import Costs, Leaf, Memory, Timeline
 from course.program.program import path_name
 
-CHAPTERS = Path(__file__).resolve().parents[1] / "chapters"
 __all__ = ["Case", "Contract", "Evidence", "Judged", "Task", "Variant", "load", "named", "references", "trace"]
 
 
@@ -240,7 +240,8 @@ class Contract:
         known = {**self.read, **ABOUT_VERDICTS}
         names = [fact.name for fact in result.missed if fact.kind != Kind.FORM and FOLLOW not in fact.message]
         found = [known.get(f"{result.name}.{name}", known.get(name)) for name in [*names, result.verdict]]
-        return list(dict.fromkeys(place for place in found if place))
+        here = self.chapter if is_own(self.chapter) else ""  # a course's own chapter has no page on the site
+        return list(dict.fromkeys(place for place in found if place and place[0] != here))
 
     def task(self, name: str) -> Task:
         """The task with that name.
@@ -290,7 +291,7 @@ def find_task(name: str) -> tuple[str, Task]:
 
 def contract_files(chapter: str) -> list[Path]:
     """The files that determine a chapter's verdicts, besides shared code: its modules and its references."""
-    folder = CHAPTERS / chapter
+    folder = contract_folder(chapter)
     beside = ("mutants", "alternatives")
     modules = (path for path in folder.rglob("*.py") if not path.name.endswith("_test.py"))
     found = [path for path in modules if path.relative_to(folder).parts[0] not in beside]
@@ -300,7 +301,7 @@ def contract_files(chapter: str) -> list[Path]:
 @cache
 def references(chapter: str) -> dict[str, Any]:
     """Figures of each function's reference and naive baseline with the installed jax; may be empty."""
-    path = CHAPTERS / chapter / "references.json"
+    path = contract_folder(chapter) / "references.json"
     every = json.loads(path.read_text()) if path.exists() else {}
     return every.get(jax.__version__, {})
 

@@ -58,7 +58,7 @@ class Unit(StrEnum):
     ELEMENTS = "elements"
     OPERATIONS = "operations"
     LEAVES = "leaves"
-    QUESTIONS = "questions"
+    QUESTIONS = "answers"
     CHOICES = "choices"
     STEPS = "steps"
     FLOPS = "FLOPs"
@@ -250,9 +250,13 @@ class Result:
     @property
     def reason(self) -> str:
         """The reason why it earns nothing, or at most half, whatever else passes; empty if facts count by weight."""
-        wrong = [_WRONG[kind] for kind in _WRONG if any(fact.kind == kind for fact in self.missed)]
+        wrong = {kind: _WRONG[kind] for kind in _WRONG if any(fact.kind == kind for fact in self.missed)}
+        values = [fact.name for fact in self.missed if fact.kind is Kind.VALUES]
+        if values and "values" not in values:
+            wrong[Kind.VALUES] = f"wrong {listed(f'“{name}”' for name in values)}"
         if wrong:
-            return f"{' and '.join(wrong).capitalize()} earn nothing, whatever else is met. {self.together}".strip()
+            text = " and ".join(wrong.values()).capitalize()
+            return f"{text} earn nothing, whatever else is met. {self.together}".strip()
         point = [f"“{fact.name}”" for fact in self.missed if fact.point]
         return f"At most half of the points without {listed(point)}: the exercise is about that." if point else ""
 

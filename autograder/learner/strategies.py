@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
@@ -21,13 +22,25 @@ from autograder.grading.outside.released import lab_code
 from autograder.learner.baselines import solution
 from course.layout import Options as Layout
 from course.mesh import as_varying, shard_map_with_specs
-from course.model import Params, split_heads
+from course.model import Params, rms_norm, split_heads
 from course.training.resharding import kept_of, parts_of, reshardings
-from course.training.strategy import MakeStrategy, ModelSizes, Strategy, StrategyOptions, compiler, require_axes
+from course.training.strategy import (
+    TENSOR_DIMS,
+    MakeStrategy,
+    MixtureSizes,
+    ModelSizes,
+    Strategy,
+    StrategyOptions,
+    compiler,
+    require_axes,
+)
 from course.training.text import VOCAB, Batch
 
 Functions = dict[str, Callable[..., Any]]
 AXES = ("data", "pipe", "tensor")
+CONTEXT_AXES = ("data", "context", "tensor")
+EXPERT_AXES = ("data", "expert")
+MIXTURE = "expert_parallel"
 
 
 class StrategyError(Exception):
@@ -111,15 +124,113 @@ def transformer_3d(functions: Functions) -> MakeStrategy:
 # --8<-- [end:transformer_3d]
 
 
+# --8<-- [start:context_parallel]
+def context_parallel(functions: Functions) -> MakeStrategy:
+    """Sequences over ``context``, rows over ``data``, heads and hidden features over ``tensor``."""
+
+    def make(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> Strategy:
+        _require_context(sizes, mesh, options)
+        model, context, tensor = sizes.model(), mesh.shape["context"], mesh.shape["tensor"]
+        order, heads = functions["zigzag_order"](context), sizes.num_heads // tensor
+        dims = {name: dim for name, dim in TENSOR_DIMS.items() if "mlp" in name or ("out" in name and "layers" in name)}
+
+        def spec_of(path, _):
+            dim = dims.get(jax.tree_util.keystr(path, simple=True, separator="/"))
+            return P() if dim is None else P(*[None] * dim, "tensor")
+
+        def attend(kernel: jax.Array, x: jax.Array) -> jax.Array:
+            """Attention of this device's heads; the columns of ``kernel`` are q, k and v of all heads."""
+            split = kernel.reshape(sizes.width, 3, sizes.num_heads, -1)
+            own = lax.dynamic_slice_in_dim(split, lax.axis_index("tensor") * heads, heads, 2)
+            mixed = functions["ring_attention"](*jnp.einsum("bsw,wthd->tbshd", x, own), order, "context")
+            return mixed.reshape(*x.shape[:2], -1)
+
+        def layer(x: jax.Array, params: Params) -> tuple[jax.Array, None]:
+            attention, mlp = params["attention"], params["mlp"]
+            mixed = attend(attention["qkv"]["kernel"], rms_norm(params["attention_norm"], x))
+            x = x + lax.psum(mixed @ attention["out"]["kernel"], "tensor")
+            hidden = jax.nn.gelu(rms_norm(mlp["norm"], x) @ mlp["up"]["kernel"] + mlp["up"]["bias"])
+            return x + lax.psum(hidden @ mlp["down"]["kernel"], "tensor") + mlp["down"]["bias"], None
+
+        def loss(params: Params, batch: Batch) -> jax.Array:
+            chunks = jnp.array(order)[lax.axis_index("context")]
+            length = batch["inputs"].shape[1] // (2 * context)
+            places = (chunks[:, None] * length + jnp.arange(length)).reshape(-1)
+            inputs, targets = batch["inputs"][:, places], batch["targets"][:, places]
+            x = params["embed"]["token"][inputs] + params["embed"]["position"][places]
+            x, _ = lax.scan(jax.checkpoint(layer) if options.remat else layer, x, params["layers"])
+            return lax.pmean(model.loss(params["head"], x, targets), ("data", "context"))
+
+        specs = jax.tree.map_with_path(spec_of, sizes.shapes())
+        # Parameters are the same where their spec names no axis, so JAX adds up their gradients.
+        return _mapped("context_parallel", mesh, specs, loss, jax.value_and_grad(loss))
+
+    return make
+
+
+# --8<-- [end:context_parallel]
+
+
+# --8<-- [start:expert_parallel]
+def expert_parallel(functions: Functions) -> MakeStrategy:
+    """Rows over ``data`` and ``expert``, and experts over ``expert``, from ``moe_layer`` and ``balancing_loss``."""
+
+    def make(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> Strategy:
+        require_model(MIXTURE, sizes)
+        assert isinstance(sizes, MixtureSizes)
+        _require_experts(sizes, mesh, options)
+        model = sizes.mixture()
+
+        def spec_of(path, _):
+            return P(None, "expert") if any(entry.key == "experts" for entry in path) else P()
+
+        def layer(x: jax.Array, params: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+            x, normed = model.attend(params, x)
+            tokens, bias = normed.reshape(-1, sizes.width), params["moe"]["router"]["bias"]
+            y, logits = functions["moe_layer"](params["moe"], tokens, sizes.k, sizes.capacity(len(tokens)), "expert")
+            balance, z, _ = functions["balancing_loss"](logits, bias, sizes.k, 0.0, EXPERT_AXES)
+            return x + y.reshape(x.shape), (balance, z)
+
+        def losses(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+            """With the router's losses, and without; JAX adds up the gradients of parameters that devices share."""
+            for axis in EXPERT_AXES:
+                params = jax.tree.map(partial(as_varying, axis_name=axis), params)
+            x = model.embed(params["embed"], batch["inputs"])
+            x, (balance, z) = lax.scan(jax.checkpoint(layer) if options.remat else layer, x, params["layers"])
+            loss = model.loss(params["head"], x, batch["targets"])
+            total = loss + model.balance * balance.mean() + model.z * z.mean()
+            return lax.pmean(total, EXPERT_AXES), lax.pmean(loss, EXPERT_AXES)
+
+        def gradients(params: Params, batch: Batch) -> tuple[jax.Array, Params]:
+            (_, loss), found = jax.value_and_grad(losses, has_aux=True)(params, batch)
+            return loss, found
+
+        specs = jax.tree.map_with_path(spec_of, sizes.shapes())
+        return _mapped(MIXTURE, mesh, specs, lambda *given: losses(*given)[1], gradients, over=EXPERT_AXES)
+
+    return make
+
+
+# --8<-- [end:expert_parallel]
+
+
 CHAPTERS = {
     "fsdp": FromChapter("fsdp", ("shard_params", "fsdp_loss"), fsdp),
     "transformer_3d": FromChapter("transformer_3d", ("init_3d", "forward_3d"), transformer_3d, AXES),
+    "context_parallel": FromChapter(
+        "context_parallel", ("ring_attention", "zigzag_order"), context_parallel, CONTEXT_AXES
+    ),
+    MIXTURE: FromChapter("expert_parallel", ("moe_layer", "balancing_loss"), expert_parallel, EXPERT_AXES),
 }
 NAMES = ("compiler", *CHAPTERS)
 
 
 def default(axes: dict[str, int]) -> str:
-    """The default strategy for a mesh: the compiler cannot pipeline."""
+    """The default strategy for a mesh: the compiler has no pipelines, no rings of keys and values and no experts."""
+    if axes.get("expert", 1) > 1:
+        return MIXTURE
+    if axes.get("context", 1) > 1:
+        return "context_parallel"
     return "transformer_3d" if axes.get("pipe", 1) > 1 else "compiler"
 
 
@@ -172,9 +283,11 @@ def _of_notebook(wanted: FromChapter, path: Path) -> Functions:
     return found
 
 
-def _mapped(name: str, mesh: Mesh | AbstractMesh, specs: Any, loss: Any, gradients: Any) -> Strategy:
+def _mapped(
+    name: str, mesh: Mesh | AbstractMesh, specs: Any, loss: Any, gradients: Any, over: str | tuple[str, ...] = "data"
+) -> Strategy:
     """Build a strategy from two functions that run on a device's shards, with its rows of a batch."""
-    rows = P("data")
+    rows = P(over)
     over_mesh = partial(jax.shard_map, mesh=mesh, in_specs=(specs, rows))
     both = over_mesh(gradients, out_specs=(P(), specs))
     return Strategy(name, specs, rows, loss=over_mesh(loss, out_specs=P()), loss_and_gradients=both)
@@ -209,6 +322,46 @@ def _require_3d(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyO
     if sizes.num_layers % visits:
         repeats = f" x {options.num_repeats} repeats = {visits}" if options.num_repeats > 1 else ""
         raise ValueError(f"num_layers {sizes.num_layers} is not divisible by pipe={pipe}{repeats}")
+
+
+def _require_context(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> None:
+    """Raise ``ValueError`` for a mesh on which the model cannot be split, or an option that there is not."""
+    require_axes("context_parallel", mesh, CONTEXT_AXES)
+    if options.num_microbatches > 1 or options.num_repeats > 1 or options.rings or options.dtype != "float32":
+        raise ValueError(
+            "the strategy context_parallel takes no microbatches, repeats or rings and computes in float32: leave "
+            "these options out"
+        )
+    context, tensor = mesh.shape["context"], mesh.shape["tensor"]
+    for what in ("num_heads", "hidden"):
+        if getattr(sizes, what) % tensor:
+            raise ValueError(f"{what} {getattr(sizes, what)} is not divisible by tensor={tensor}")
+    if sizes.seq % (2 * context):
+        raise ValueError(f"seq {sizes.seq} is not divisible by 2 x context={context}, the number of chunks")
+
+
+def require_model(name: str, sizes: ModelSizes) -> None:
+    """Raise ``ValueError`` if the strategy cannot train this kind of model."""
+    mixture = isinstance(sizes, MixtureSizes)
+    if mixture and name != MIXTURE:
+        raise ValueError(
+            f"the strategy {name} has no experts, and this run's model is a mixture of experts: give "
+            f"--strategy {MIXTURE}"
+        )
+    if not mixture and name == MIXTURE:
+        raise ValueError(f"the strategy {MIXTURE} is for a mixture of experts, and this run's model has none")
+
+
+def _require_experts(sizes: MixtureSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> None:
+    """Raise ``ValueError`` for a mesh on which the model cannot be split, or for an unsupported option."""
+    require_axes(MIXTURE, mesh, EXPERT_AXES)
+    if options.num_microbatches > 1 or options.num_repeats > 1 or options.rings or options.dtype != "float32":
+        raise ValueError(
+            f"the strategy {MIXTURE} takes no microbatches, repeats or rings and computes in float32: leave these "
+            "options out"
+        )
+    if sizes.num_experts % mesh.shape["expert"]:
+        raise ValueError(f"num_experts {sizes.num_experts} is not divisible by expert={mesh.shape['expert']}")
 
 
 def _varying(params: Params) -> Params:

@@ -1,8 +1,10 @@
 """Strategies made of chapters' functions match the single-device gradient, from the solution and from a notebook."""
 
+import math
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import jax
 import nbformat
@@ -10,15 +12,17 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from autograder.learner.strategies import StrategyError, completed, default, find
+from autograder.learner.strategies import StrategyError, completed, default, find, require_model
+from autograder.learner.training import described
 from autograder.proof.demo.__main__ import HERE as DEMO
 from course.mesh import make_mesh
 from course.model import full_loss
+from course.moe import moe_loss
 from course.training.cards import predicted
 from course.training.checkpoints import Checkpoints
 from course.training.loop import Run, initial, prepare, train
 from course.training.optimizer import OptimizerSchedule
-from course.training.strategy import ModelSizes, StrategyOptions
+from course.training.strategy import MixtureSizes, ModelSizes, StrategyOptions
 from course.training.text import place, read_text, rows, starts
 
 SIZES = ModelSizes(width=16, hidden=32, num_layers=2, num_heads=2, seq=8)
@@ -33,6 +37,7 @@ THREE, ONE_AXIS = {"data": 2, "pipe": 2, "tensor": 2}, {"data": 8, "pipe": 1, "t
     "name, axes, options, num_layers",
     [
         ("fsdp", {"data": 8, "tensor": 1}, {}, 2),
+        ("context_parallel", {"data": 2, "context": 2, "tensor": 2}, {"remat": True}, 2),
         ("transformer_3d", THREE, {"num_microbatches": 4, "num_repeats": 2, "rings": True, "remat": True}, 4),
     ],
 )
@@ -80,6 +85,7 @@ def test_losses_are_the_same_over_three_axes_and_a_checkpoint_of_them_goes_on_ov
         ("transformer_3d", THREE, StrategyOptions(num_microbatches=2, min_size=64)),
         ("transformer_3d", ONE_AXIS, StrategyOptions(min_size=64)),
         ("compiler", {"data": 4, "tensor": 2}, StrategyOptions(min_size=64)),
+        ("context_parallel", {"data": 2, "context": 2, "tensor": 2}, StrategyOptions()),
     ):
         mesh = make_mesh(axes)
         made[name, *axes.values()] = prepare(RUN, find(name)(SIZES, mesh, options), mesh, options.num_microbatches)
@@ -98,10 +104,69 @@ def test_losses_are_the_same_over_three_axes_and_a_checkpoint_of_them_goes_on_ov
             np.testing.assert_allclose(_losses(other, kept.restore(other), done=3), expected[3:], atol=1e-4)
 
 
+@pytest.mark.parametrize("axes, capacity_factor", [({"data": 2, "expert": 4}, 4.0), ({"data": 3, "expert": 2}, 1.0)])
+def test_gradients_of_a_mixture_are_those_of_one_device_with_as_many_groups(axes, capacity_factor):
+    sizes = MixtureSizes(16, 24, 2, 2, 8, num_experts=8, k=2, capacity_factor=capacity_factor)
+    mesh, devices = make_mesh(axes), math.prod(axes.values())
+    strategy = find("expert_parallel")(sizes, mesh, StrategyOptions(remat=True))
+    whole = jax.jit(sizes.model().init)(jax.random.key(0))
+    params = jax.tree.map(lambda leaf, spec: jax.device_put(leaf, jax.NamedSharding(mesh, spec)), whole, strategy.specs)
+    at = starts(0, 0, batch=2 * devices, seq=8, length=10_000)
+    loss, gradients = jax.jit(strategy.loss_and_gradients)(params, place(TEXT, at, 8, mesh, strategy.batch_spec))
+    assert sizes.capacity(16) == (16 if capacity_factor == 4 else 4)
+
+    def alone(params, model):
+        return moe_loss(model, params, rows(TEXT, at, 8), sizes.capacity(16), devices)
+
+    model = sizes.mixture()
+    expected = jax.jit(jax.grad(partial(alone, model=model)))(whole)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-6), gradients, expected)
+    without_router = alone(whole, replace(model, balance=0.0, z=0.0))
+    assert float(loss) == pytest.approx(float(without_router), rel=1e-5)
+    if capacity_factor == 4:
+        assert float(full_loss(sizes.model(), whole, rows(TEXT, at, 8))) == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_losses_of_a_mixture_are_the_same_on_every_mesh_where_nothing_is_dropped():
+    sizes = MixtureSizes(16, 24, 1, 2, 8, num_experts=4, k=2, capacity_factor=2.0)
+    run, heard = replace(RUN, sizes=sizes), []
+    assert Run.from_json(run.to_json()) == run
+    for axes in ({"data": 1, "expert": 1}, {"data": 2, "expert": 4}, {"data": 1, "expert": 4}):
+        mesh = make_mesh(axes)
+        heard.append(_losses(prepare(run, find("expert_parallel")(sizes, mesh, StrategyOptions()), mesh)))
+    np.testing.assert_allclose(heard[1:], [heard[0]] * 2, atol=1e-4)
+    assert heard[0][-1] < heard[0][0] - 0.3
+
+
+@pytest.mark.parametrize(
+    "sizes, axes, options, message",
+    [
+        ({"num_experts": 6}, {"data": 1, "expert": 4}, {}, "num_experts 6 is not divisible by expert=4"),
+        ({}, {"data": 1, "expert": 2, "tensor": 2}, {}, "splits only over data and expert, but the mesh has tensor=2"),
+        ({}, {"data": 1, "expert": 2}, {"num_microbatches": 2}, "takes no microbatches"),
+        ({"k": 9}, {"data": 1, "expert": 2}, {}, "k=9 experts, but there are only 8"),
+    ],
+)
+def test_what_expert_parallel_cannot_do_is_refused(sizes, axes, options, message):
+    with pytest.raises(ValueError, match=message):
+        find("expert_parallel")(MixtureSizes(**sizes), make_mesh(axes), StrategyOptions(**options))
+
+
+def test_experts_and_strategies_have_to_match():
+    with pytest.raises(ValueError, match="compiler has no experts"):
+        require_model("compiler", MixtureSizes())
+    with pytest.raises(ValueError, match="is for a mixture of experts"):
+        find("expert_parallel")(SIZES, make_mesh({"data": 1, "expert": 2}), StrategyOptions())
+    with pytest.raises(ValueError, match="--mesh data=2,expert=4"):
+        described(Run(), {"num_experts": 4})
+
+
 def test_where_pipe_is_above_one_the_strategy_is_transformer_3d_and_has_all_of_its_axes():
     assert default({"pipe": 2}) == "transformer_3d" and default({"data": 8, "pipe": 1}) == default({}) == "compiler"
     assert completed("transformer_3d", {"tensor": 2, "data": 4}) == {"tensor": 2, "data": 4, "pipe": 1}
     assert completed("compiler", {"data": 8}) == {"data": 8}
+    assert default({"data": 2, "context": 2}) == "context_parallel"
+    assert default({"data": 2, "expert": 4}) == "expert_parallel"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from course.training.cards import lines, predicted, rates, run_card
 from course.training.checkpoints import CheckpointError, Checkpoints, differences
 from course.training.loop import Event, Run, Trainer, baseline, evaluate, initial, prepare, train
 from course.training.sample import sample, whole
-from course.training.strategy import ModelSizes, StrategyOptions
+from course.training.strategy import MixtureSizes, ModelSizes, StrategyOptions
 from course.training.text import read_text, split
 
 CHECKPOINTS, LOG, CARD, SAMPLES = "checkpoints", "log.jsonl", "card.json", "sample.txt"
@@ -89,6 +89,11 @@ def described(base: Run, given: dict[str, Any]) -> Run:
     sizes = {name: value for name, value in given.items() if name in asdict(base.sizes)}
     schedule = {name: value for name, value in given.items() if name in asdict(base.schedule)}
     rest = {name: value for name, value in given.items() if name not in {*sizes, *schedule}}
+    if any(field.name in rest for field in fields(MixtureSizes)):
+        raise ValueError(
+            "experts are for the strategy expert_parallel: give a mesh with an axis expert, such as "
+            "--mesh data=2,expert=4, or leave out --experts, --experts-per-token and --capacity-factor"
+        )
     if "width" in sizes and "hidden" not in sizes:
         sizes["hidden"] = 4 * sizes["width"]
     if "steps" in schedule and "warmup" not in schedule:
@@ -117,6 +122,7 @@ def session(request: RunRequest, tell: Callable[[Event], None], stop: Callable[[
     request = replace(request, strategy=name, axes=strategies.completed(name, request.axes))
     with Checkpoints(request.folder / CHECKPOINTS) as kept:
         run = _run(request, kept)
+        strategies.require_model(name, run.sizes)
         trainer = _trainer(run, request, make)
         done = (kept.latest() or 0) if request.resume else 0
         state = kept.restore(trainer) if request.resume else initial(trainer)
@@ -156,7 +162,8 @@ def session(request: RunRequest, tell: Callable[[Event], None], stop: Callable[[
 
 def _run(request: RunRequest, kept: Checkpoints) -> Run:
     if not request.resume:
-        return described(Run(), request.given)
+        mixture = request.strategy == strategies.MIXTURE
+        return described(Run(MixtureSizes() if mixture else ModelSizes()), request.given)
     saved = kept.run()
     different = differences(saved, described(saved, request.given))
     if different:

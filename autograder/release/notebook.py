@@ -16,7 +16,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from autograder.release.converters import CHECK, course_config, notebook_text, run_nbgrader, write_notebook
-from course.curriculum import NOTEBOOKS, PRIMER, Chapter
+from course.curriculum import NOTEBOOKS, PRIMER, Chapter, home
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
@@ -46,7 +46,7 @@ class Cell:
     where: str
 
 
-def build(chapters: list[str], *, root: Path = ROOT) -> list[Path]:
+def build(chapters: list[str], *, root: Path | None = None) -> list[Path]:
     """Write ``exercises/<chapter>/<chapter>.ipynb`` for each chapter; a second build changes no byte.
 
     Raises:
@@ -55,23 +55,23 @@ def build(chapters: list[str], *, root: Path = ROOT) -> list[Path]:
     written = []
     for chapter in chapters:
         text = exercise_text(chapter, root=root)
-        path = root / "exercises" / chapter / f"{chapter}.ipynb"
+        path = (root or home(chapter)) / "exercises" / chapter / f"{chapter}.ipynb"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         written.append(path)
     return written
 
 
-def stale(chapter: str, *, root: Path = ROOT) -> str:
+def stale(chapter: str, *, root: Path | None = None) -> str:
     """The diff from the committed exercise to a build; empty if there is none."""
-    path = root / "exercises" / chapter / f"{chapter}.ipynb"
+    path = (root or home(chapter)) / "exercises" / chapter / f"{chapter}.ipynb"
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     new = exercise_text(chapter, root=root)
     lines = difflib.unified_diff(old.splitlines(), new.splitlines(), "committed", "built", lineterm="", n=1)
     return "\n".join(lines)
 
 
-def exercise_text(chapter: str, *, root: Path = ROOT) -> str:
+def exercise_text(chapter: str, *, root: Path | None = None) -> str:
     """The exercise's notebook file contents, stripped by nbgrader's ``generate_assignment``."""
     from nbgrader.converters import GenerateAssignment
 
@@ -87,7 +87,7 @@ def exercise_text(chapter: str, *, root: Path = ROOT) -> str:
     return notebook_text(notebook)
 
 
-def source_notebook(chapter: str, *, root: Path = ROOT) -> NotebookNode:
+def source_notebook(chapter: str, *, root: Path | None = None) -> NotebookNode:
     """The chapter as nbgrader's source notebook: with solutions, check cells and points. The primer has none of these.
 
     Raises:
@@ -95,7 +95,7 @@ def source_notebook(chapter: str, *, root: Path = ROOT) -> NotebookNode:
     """
     from autograder.contract import task as contract
 
-    path = root / "solutions" / f"{chapter}.py"
+    path = (root or home(chapter)) / "solutions" / f"{chapter}.py"
     if chapter == PRIMER.name:
         return _as_notebook(_introduced(_story(path), PRIMER))
     agreed = contract.load(chapter)
@@ -122,17 +122,18 @@ def source_notebook(chapter: str, *, root: Path = ROOT) -> NotebookNode:
 def _introduced(cells: list[NotebookNode], entry: Chapter) -> list[NotebookNode]:
     """The cells, with the chapter's page, a glossary and the estimated time added to the first."""
     intro = [f"The theory is on the page “{entry.title}”: `meshcraft site {entry.name}` opens it in a browser."]
+    intro = [""] if entry.own else intro
     text = "\n".join(cell.source for cell in cells)
     words = [f"*{word}*: {meaning}." for word, meaning in GLOSSARY.items() if re.search(rf"\b{word}\b", text)]
     if entry.functions:
-        intro[0] += (
-            " Each function says how difficult it is, and how long it may take somebody who has read that page: "
+        intro[0] += " " * (not entry.own) + (
+            "Each function says how difficult it is, and how long it may take somebody who has read that page: "
             f"{entry.time_text} in all. These are estimates; nobody has measured them."
         )
         intro += ["\n".join(["Words:", "", *(f"- {word}" for word in words)])] if words else []
         gives = "sets up JAX" if entry.name == "single_device" else "gives this notebook 8 emulated devices"
         intro.append(f"Run the next cell first: it {gives}.")
-    cells[0].source = "\n\n".join([cells[0].source, *intro])
+    cells[0].source = "\n\n".join(filter(None, [cells[0].source, *intro]))
     return cells
 
 
@@ -144,7 +145,8 @@ def _estimated(cells: list[NotebookNode], entry: Chapter, points: dict[str, floa
     """
     if entry.title and entry.names != list(points):
         raise BuildError(
-            f"course/curriculum.py lists {', '.join(entry.names) or 'no function'} for {entry.name}, and the contract "
+            f"{'chapter.toml' if entry.own else 'course/curriculum.py'} lists "
+            f"{', '.join(entry.names) or 'no function'} for {entry.name}, and the contract "
             f"{', '.join(points)}: give each a line there, with its minutes and difficulty"
         )
     for function in entry.functions:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autograder.contract.task import load
-from autograder.release.notebook import BEGIN, ROOT, read_cells
+from autograder.release.notebook import BEGIN, read_cells
+from course.curriculum import home
 
 # The rows of a table with one of these words in its header, or with an empty header, are requirements.
 TABLES = re.compile(r"\b(?:budget|option)\b|^[\s|]+$")
@@ -46,10 +47,10 @@ def promised(chapter: str) -> dict[str, dict[str, tuple[str, ...]]]:
     return getattr(importlib.import_module(f"autograder.chapters.{chapter}"), "PROMISES", {})
 
 
-def specifications(chapter: str, root: Path = ROOT) -> dict[str, Specification]:
+def specifications(chapter: str, root: Path | None = None) -> dict[str, Specification]:
     """The specification of each function: the text since the previous function, and its docstring."""
     found, texts, imported = {}, [], False
-    for cell in read_cells(root / "solutions" / f"{chapter}.py"):
+    for cell in read_cells((root or home(chapter)) / "solutions" / f"{chapter}.py"):
         if cell.kind == "markdown":
             texts += [cell.source] if imported else []
         elif BEGIN in cell.source:
@@ -79,7 +80,7 @@ def _plain(text: str) -> str:
     return " ".join(re.sub(r"^\s*(?:[-*]|\d+\.)\s+|\*\*", "", text, flags=re.MULTILINE).split())
 
 
-def problems(chapter: str, root: Path = ROOT) -> Iterator[str]:
+def problems(chapter: str, root: Path | None = None) -> Iterator[str]:
     """Yield requirements that are not quoted, and quotes that do not occur."""
     every, known = promised(chapter), {fact for fact in load(chapter).read}
     texts = specifications(chapter, root)

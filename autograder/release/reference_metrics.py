@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 
-from autograder.contract.task import CHAPTERS, Task, load, references, trace
+from autograder.contract.task import Task, load, references, trace
+from course.curriculum import contract_folder
 from course.machines import machine
 from course.program import costs, memory, parse, timeline
 
@@ -65,7 +66,7 @@ def look(task: Task, function: Callable[..., Any]) -> dict[str, float]:
 
 def write(chapter: str) -> Path:
     """Measure, and store the figures with those of other jax versions."""
-    path = CHAPTERS / chapter / "references.json"
+    path = contract_folder(chapter) / "references.json"
     every = json.loads(path.read_text()) if path.exists() else {}
     every[jax.__version__] = measure(chapter)
     path.write_text(json.dumps(every, indent=2, sort_keys=True) + "\n")

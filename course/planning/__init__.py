@@ -5,7 +5,7 @@ configurations.
 >>> from course.machines import machine
 >>> from course.planning import Choice, estimate
 >>> sizes = Sizes(layers=16, width=2048, heads=16, vocab=32_000, seq=1024)
->>> choice = Choice(data=2, pipe=2, tensor=2, microbatches=8, repeats=2, remat="block", fsdp=True)
+>>> choice = Choice(data=2, pipe=2, tensor=2, microbatches=8, repeats=2, remat="block", zero=3)
 >>> found = estimate(sizes, machine("8xH100"), 64, choice)
 >>> found.fits, found.mfu < 1
 (True, True)

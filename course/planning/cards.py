@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from course.budget import Sizes, flops_per_token
 from course.machine import Machine
 from course.measured.card import in_words, installation
 from course.planning.estimate import Estimate
 from course.planning.training import Training
 from course.render.quantities import bytes_text, capacity_text, count_text, seconds_text
+from course.sizes import Sizes
 
 SIZES = ("layers", "width", "hidden", "heads", "kv_heads", "vocab", "seq")
 
@@ -24,7 +24,7 @@ def plan_card(found: Estimate, sizes: Sizes, machine: Machine, batch: int, train
         batch: Sequences per step, over all devices.
         training: Settings that are the same on every mesh.
     """
-    choice, flops = found.choice, flops_per_token(sizes) * batch * sizes.seq
+    choice = found.choice
     device = {"platform": "predicted", "kind": machine.name}
     device |= {"count": machine.num_devices, "memory": machine.memory_bytes}
     row = {
@@ -36,18 +36,16 @@ def plan_card(found: Estimate, sizes: Sizes, machine: Machine, batch: int, train
         "num_microbatches": choice.microbatches,
         "num_repeats": choice.repeats,
         "remat": choice.remat,
-        "fsdp": choice.fsdp,
+        "zero": choice.zero,
         "efficiency": machine.efficiency.matmul,
-        "schedule": training.schedule,
+        "schedule": choice.schedule,
         "kernels": training.kernels,
-        "zero1": training.zero1,
-        "zero2": training.zero2,
         "rings": training.rings,
         "dtypes": training.plan,
         "optimizer": training.optimizer,
         "seconds": found.seconds,
         "tokens_per_second": batch * sizes.seq / found.seconds,
-        "model_flops": flops,
+        "model_flops": found.flops,
         "peak_flops": machine.peak(training.dtype) * machine.num_devices,
         "mfu": found.mfu,
         "bytes": found.bytes,
@@ -67,8 +65,8 @@ def lines(data: dict[str, Any]) -> dict[str, str]:
     (name, row), (device,) = next(iter(data["rows"].items())), data["cards"]
     sizes = row["sizes"]
     options = [f"microbatches {row['num_microbatches']}", f"repeats {row['num_repeats']}", f"remat {row['remat']}"]
-    known = {"fsdp": "FSDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "rings": "rings"}
-    options += [label for what, label in known.items() if row.get(what)]
+    options += [f"ZeRO stage {row['zero']}"] if row["zero"] else []
+    options += ["rings"] if row["rings"] else []
     options += [f"schedule {row['schedule']}", f"kernels {row['kernels']}"]
     model = ", ".join(f"{what} {sizes[what]:,}" for what in SIZES)
     return {

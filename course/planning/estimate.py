@@ -1,31 +1,28 @@
 """The time and the memory of one step of a Transformer on a mesh, in closed form.
 
-A pipeline over ``pipe``, layers split over ``tensor``, FSDP, ZeRO-1 or plain data parallelism over ``data``, whose
-transfers overlap with the ticks of the next group of layers. If stages differ, the one with the most layers counts.
+A pipeline over ``pipe``, layers split over ``tensor``, tokens over ``context``, experts over ``expert``, any stage of
+ZeRO over ``data``, whose transfers overlap with the ticks of the next group of layers. If stages differ, the one with
+the most layers counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from typing import Any
 
-from course.budget import OPTIMIZERS, PLANS, Precision, Sizes, flops_per_token
+from course.budget import OPTIMIZERS, PLANS, Precision
 from course.machine import Machine
-from course.planning.choices import Choice, group_layers, refusal
-from course.planning.layers import Passes, TensorRank, embedding_passes, layer_passes, loss_passes
-from course.planning.links import Links, axis_group
-from course.planning.memory import (
-    end_elements,
-    group_elements,
-    layer_bytes,
-    memory_by_name,
-    resident_elements,
-    stage_elements,
-)
+from course.planning.choices import Choice, Mesh, group_layers, refusal, settled
+from course.planning.elements import end_elements, group_elements, own_elements
+from course.planning.experts import layer_passes
+from course.planning.layers import Passes, Rank, embedding_passes, loss_passes
+from course.planning.links import Group, Links, axis_group
+from course.planning.memory import layer_bytes, memory_by_name
 from course.planning.training import DEFAULT, Training
 from course.schedules import num_ticks
+from course.sizes import Sizes, flops_per_token
 
 CAUSES = {
     "computing": "products and other kernels that one device needs for its share of the work",
@@ -33,6 +30,8 @@ CAUSES = {
     "copying": "weights of two repeats put side by side, and what loops save and add up",
     "bubble": "ticks in which a stage has nothing to do, and stages that wait for the loss",
     "tensor": "transfers inside of layers that no product hides",
+    "context": "keys, values and their gradients on their way, if attention does not hide them",
+    "expert": "tokens on their way to experts and back",
     "pipe": "handing microbatches on, and sums of gradients of embedding and head over the stages",
     "data": "gathers of weights and sums of gradients that no tick hides",
     "update": "the optimizer's kernels",
@@ -41,29 +40,48 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Estimate:
-    """The prediction for one step.
+    """The prediction for one step; its time is computed when it is first read.
 
     Attributes:
         choice: The configuration of the step.
-        parts: Seconds by cause, all of ``CAUSES``.
+        timed: Computes ``parts``.
         resident: Bytes on one device by name, all of ``course.planning.memory.MEANINGS``.
-        mfu: Model FLOPs per second, as a fraction of the peak of all devices.
-        memory: Memory of one device in bytes.
-        margin: Margin added to the counted bytes.
+        flops: FLOPs of the model in one step.
+        machine, training: What it was estimated for.
     """
 
     choice: Choice
-    parts: dict[str, float]
+    timed: Callable[[], dict[str, float]] = field(compare=False)
     resident: dict[str, int]
-    mfu: float
-    memory: float
-    margin: float
+    flops: int
+    machine: Machine
+    training: Training
 
-    @property
+    @cached_property
+    def parts(self) -> dict[str, float]:
+        """Seconds by cause, all of ``CAUSES``."""
+        return self.timed()
+
+    @cached_property
     def seconds(self) -> float:
         return sum(self.parts.values())
 
     @property
+    def mfu(self) -> float:
+        """Model FLOPs per second, as a fraction of the peak of all devices."""
+        return self.flops / (self.seconds * self.machine.num_devices * self.machine.peak(self.training.dtype))
+
+    @property
+    def memory(self) -> float:
+        """Memory of one device in bytes."""
+        return self.machine.memory_bytes
+
+    @property
+    def margin(self) -> float:
+        """Margin added to the counted bytes."""
+        return self.training.margin
+
+    @cached_property
     def bytes(self) -> int:
         """The sum of the resident bytes, without the margin."""
         return sum(self.resident.values())
@@ -101,22 +119,37 @@ def estimate(sizes: Sizes, machine: Machine, batch: int, choice: Choice, trainin
 
 def estimator(sizes: Sizes, machine: Machine, batch: int, training: Training = DEFAULT) -> Callable[[Choice], Estimate]:
     """``estimate`` for many choices: their common part is computed once."""
+    predict = unchecked(sizes, machine, batch, training)
 
+    def one(choice: Choice) -> Estimate:
+        choice = settled(choice, training)
+        if reason := refusal(sizes, machine.num_devices, batch, choice, training):
+            raise ValueError(reason)
+        return predict(choice)
+
+    return one
+
+
+def unchecked(sizes: Sizes, machine: Machine, batch: int, training: Training) -> Callable[[Choice], Estimate]:
+    """``estimator`` for choices whose schedule is named and that are known to be possible."""
     links, flops = Links(machine), flops_per_token(sizes) * batch * sizes.seq
 
     @cache
-    def passes(tensor: range, sequences: int) -> tuple[Passes, Passes, Passes]:
-        rank = TensorRank(machine, links, training, tensor, sequences)
+    def passes(mesh: Mesh, sequences: int) -> tuple[Passes, Passes, Passes]:
+        groups = [axis_group(mesh, axis) for axis in ("context", "expert")]
+        group, tokens = axis_group(mesh, "tensor"), sizes.seq // mesh.context
+        rank = Rank(machine, links, training, group, sequences, tokens, *groups)
         return layer_passes(sizes, rank), loss_passes(sizes, rank), embedding_passes(sizes, rank)
 
     def one(choice: Choice) -> Estimate:
-        if reason := refusal(sizes, machine.num_devices, batch, choice, training):
-            raise ValueError(reason)
-        sequences, tensor = batch // choice.data // choice.microbatches, axis_group(choice[:3], 2)
-        parts = _Step(sizes, machine, links, training, choice, sequences).parts(*passes(tensor, sequences))
-        mfu = flops / (sum(parts.values()) * machine.num_devices * machine.peak(training.dtype))
+        def parts() -> dict[str, float]:
+            sequences = batch // choice.data // choice.expert // choice.microbatches
+            # Neither data nor pipe is inside of any of these groups.
+            inner = Mesh(1, 1, choice.tensor, choice.context, choice.expert)
+            return _Step(sizes, machine, links, training, choice, sequences).parts(*passes(inner, sequences))
+
         resident = memory_by_name(sizes, batch, choice, training)
-        return Estimate(choice, parts, resident, mfu, machine.memory_bytes, training.margin)
+        return Estimate(choice, parts, resident, flops, machine, training)
 
     return one
 
@@ -134,22 +167,28 @@ class _Step:
 
     def parts(self, layer: Passes, loss: Passes, embedding: Passes) -> dict[str, float]:
         """Seconds by cause."""
-        _, pipe, tensor, microbatches, repeats, remat, _ = self.choice
-        sizes, training = self.sizes, self.training
-        layers = group_layers(sizes, self.choice)
+        choice, sizes, training = self.choice, self.sizes, self.training
+        pipe, microbatches, repeats, remat = choice.pipe, choice.microbatches, choice.repeats, choice.remat
+        layers = group_layers(sizes, choice)
         ticks, busy = num_ticks(pipe, microbatches, repeats), microbatches * repeats
 
-        handed_on = training.element * self.sequences * sizes.seq * sizes.width / tensor
-        permute = self.links.permute(self._group(1), handed_on)
+        tokens = self.sequences * sizes.seq // choice.context
+        handed_on = training.element * tokens * sizes.width / choice.tensor
+        permute = self.links.permute(self._group("pipe"), handed_on)
         again, sent_again = layers * layer.again[remat], layers * layer.sent_again[remat]
         computing = layers * (layer.forward + layer.backward)
         sending = layers * (layer.sent_forward + layer.sent_backward) + sent_again
-        forward = layers * (layer.forward + layer.sent_forward) + permute
-        whole = computing + again + sending + 2 * permute
+        there = layers * (layer.context.forward + layer.expert.forward)
+        around, routed = (
+            layers * (sent.forward + sent.backward + sent.again * (remat == "block"))
+            for sent in (layer.context, layer.expert)
+        )
+        forward = layers * (layer.forward + layer.sent_forward) + permute + there
+        whole = computing + again + sending + 2 * permute + around + routed
 
         shared = training.share_loss and microbatches % pipe == 0
         turns = microbatches / pipe if shared else microbatches
-        loss_again = loss.forward if training.course and remat == "block" else 0.0
+        loss_again = loss.forward if choice.course and remat == "block" else 0.0
         ends = [(loss, turns), (embedding, microbatches)]
         useful = microbatches / pipe * (loss.forward + loss.backward)
         useful += microbatches * (embedding.forward + embedding.backward)
@@ -158,12 +197,24 @@ class _Step:
             "computing": busy * computing + useful,
             "recomputing": busy * again + microbatches / pipe * loss_again,
             "copying": self._copying(ticks, layers * self.sequences, turns),
-            "bubble": (ticks - busy) * whole + waiting,
+            "bubble": self._idle(ticks - busy, forward, whole, layers * layer.weights) + waiting,
             "tensor": busy * sending + sum(n * (one.sent_forward + one.sent_backward) for one, n in ends),
+            "context": busy * around,
+            "expert": busy * routed,
             "pipe": 2 * busy * permute + self._outside_ticks(shared * microbatches * handed_on),
             "data": self._over_data(forward, whole - forward),
             "update": self._update(),
         }
+
+    def _idle(self, empty: int, forward: float, whole: float, weights: float) -> float:
+        """Seconds in which a stage has nothing to do: ``empty`` ticks, or fewer if gradients of weights fill them.
+
+        ZB-H1: Qi et al. 2024, table 2; each stage waits for the forward pass and for gradients of activations alone.
+        """
+        if self.choice.alone or self.choice.schedule != "zero_bubble":
+            return empty * whole
+        inputs = whole - forward - weights
+        return (self.choice.pipe - 1) * max(forward + inputs - weights, forward, inputs)
 
     @property
     def _bytes(self) -> Precision:
@@ -173,8 +224,8 @@ class _Step:
     def _end_elements(self) -> float:
         return end_elements(self.sizes, self.choice.tensor)
 
-    def _group(self, axis: int) -> range:
-        return axis_group(self.choice[:3], axis)
+    def _group(self, *axes: str) -> Group:
+        return axis_group(self.choice.at, *axes)
 
     def _copying(self, ticks: int, in_tick: int, turns: float) -> float:
         """Memory traffic of loops in addition to their work; ``in_tick`` counts sequences times layers of a tick.
@@ -186,14 +237,14 @@ class _Step:
         the gradients of a repeat are averaged and stacked.
         """
         choice, training = self.choice, self.training
-        gradient, group = self._bytes.gradient, group_elements(self.sizes, choice)
+        gradient, group = self._bytes.gradient, sum(group_elements(self.sizes, choice))
         # No loop saves what the course's step recomputes of a tick.
-        lost = training.course and choice.remat == "block"
-        kept, *_ = layer_bytes(self.sizes, training, choice.tensor, 1, choice.remat)
-        loops = (training.course and ticks > 1) + training.scanned
+        lost = choice.course and choice.remat == "block"
+        kept, *_ = layer_bytes(self.sizes, training, choice.tensor, 1, choice.remat, choice.context)
+        loops = (choice.course and ticks > 1) + training.scanned
         copied = 0.0 if lost else 3 * loops * kept * in_tick * ticks
         copied += 3 * gradient * group * choice.repeats * choice.microbatches * training.scanned
-        if training.course:
+        if choice.course:
             copied += 3 * gradient * (group * ticks * (ticks > 1) + self._end_elements / 2 * turns * (turns > 1))
         if training.pairs:
             copied += choice.repeats * group * (16 * training.element + 14 * gradient)
@@ -203,8 +254,8 @@ class _Step:
         """Over ``pipe``: outputs sent for the loss, and gradients of embedding and head if several stages have
         them: in the course's step, all do."""
         sizes = {"reduce_scatter": outputs, "all_gather": outputs}
-        sizes["all_reduce"] = self.training.course * self._bytes.gradient * self._end_elements
-        return sum(self.links.collective(kind, self._group(1), size) for kind, size in sizes.items())
+        sizes["all_reduce"] = self.choice.course * self._bytes.gradient * self._end_elements
+        return sum(self.links.collective(kind, self._group("pipe"), size) for kind, size in sizes.items())
 
     def _over_data(self, forward: float, backward: float) -> float:
         """The exposed part of the transfers over ``data`` if those of a repeat overlap with the ticks of the next.
@@ -215,39 +266,41 @@ class _Step:
         ZeRO-2 sums them in every microbatch, overlapping with its backward pass.
         """
         choice, plan, weights = self.choice, self._bytes, group_elements(self.sizes, self.choice)
-        ends, rest = self._end_elements, choice.repeats - 1
-        ends = ends if self.training.course else ends / min(2, choice.pipe)
-        alone = choice.pipe == 1 and self.training.schedule != "breadth_first"
-        period, times = (1, choice.microbatches) if alone else (max(choice.microbatches, choice.pipe), 1)
+        ends, rest = (self._end_elements, 0.0), choice.repeats - 1
+        ends = ends if choice.course else (ends[0] / min(2, choice.pipe), 0.0)
+        period, times = (1, choice.microbatches) if choice.alone else (max(choice.microbatches, choice.pipe), 1)
+        groups = self._group("data", "expert", "context"), self._group("data", "context")
 
-        def seconds(kind: str, element: int, elements: float) -> float:
-            return self.links.collective(kind, self._group(0), element * elements)
+        def seconds(kind: str, element: int, elements: tuple[float, float]) -> float:
+            sizes = zip(groups, elements, strict=True)
+            return sum(self.links.collective(kind, group, element * size) for group, size in sizes)
 
-        def summed(elements: float) -> float:
-            if not self.training.zero1:
+        def gathered(elements: tuple[float, float]) -> float:
+            return seconds("all_gather", plan.activation, elements)
+
+        def scattered(elements: tuple[float, float]) -> float:
+            return seconds("reduce_scatter", plan.gradient, elements)
+
+        def summed(elements: tuple[float, float]) -> float:
+            if choice.zero == 0:
                 return seconds("all_reduce", plan.gradient, elements)
-            return seconds("reduce_scatter", plan.gradient, elements) + seconds("all_gather", plan.activation, elements)
+            return scattered(elements) + gathered(elements)
 
-        if not choice.fsdp and self.training.zero2:
-            part = [seconds("reduce_scatter", plan.gradient, elements) for elements in (weights, ends)]
-            whole = [seconds("all_gather", plan.activation, elements) for elements in (weights, ends)]
-            each = sum(part) + rest * max(0.0, part[0] - backward)
-            return choice.microbatches * each + sum(whole) + rest * max(0.0, whole[0] - forward)
-        if not choice.fsdp:
+        if choice.zero <= 1:
             reduce = summed(weights)
             return reduce + rest * max(0.0, reduce - period * backward) + summed(ends)
-        gather = seconds("all_gather", plan.activation, weights)
-        scatter = seconds("reduce_scatter", plan.gradient, weights)
+        gather, scatter = gathered(weights), scattered(weights)
+        if choice.zero == 2:
+            each = scatter + scattered(ends) + rest * max(0.0, scatter - backward)
+            return choice.microbatches * each + (gather + gathered(ends)) + rest * max(0.0, gather - forward)
         hidden = rest * (max(0.0, gather - period * forward) + max(0.0, gather + scatter - period * backward))
-        both = seconds("all_gather", plan.activation, ends) + seconds("reduce_scatter", plan.gradient, ends)
+        both = gathered(ends) + scattered(ends)
         return times * (gather + scatter + hidden + both)
 
     def _update(self) -> float:
         """Gradients are read; parameters, the optimizer's copy and its means are read and written."""
         choice, plan, (moments, extra) = self.choice, self._bytes, OPTIMIZERS[self.training.optimizer]
-        counted = resident_elements if self.training.course else stage_elements
-        parts = choice.data if choice.fsdp or self.training.splits_optimizer else 1
-        own = counted(self.sizes, parts, choice.pipe, choice.tensor)
+        own = sum(own_elements(self.sizes, choice, choice.zero > 0))
         each = plan.gradient + extra + 2 * (plan.parameter + plan.master + moments * plan.moment)
         if plan.activation != plan.parameter:
             each += plan.parameter + plan.activation  # cast for the next step

@@ -11,10 +11,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from course.budget import Sizes
 from course.machine import Machine
-from course.planning.links import Links
+from course.planning.links import Group, Links
 from course.planning.training import Training
+from course.sizes import Sizes
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Seconds of transfers over one more axis that no work hides: of the forward pass, the backward pass, and the part
+    of the forward pass that remat of a whole layer repeats."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    again: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,8 @@ class Passes:
         sent_forward, sent_backward: Additional time of the pass for transfers over ``tensor``.
         again: The part of the forward pass that remat recomputes, by the name of the remat.
         sent_again: Additional time of that part for transfers.
+        weights: The part of the backward pass that computes gradients of weights.
+        context, expert: Additional time for transfers over these axes.
     """
 
     forward: float
@@ -34,10 +46,13 @@ class Passes:
     sent_backward: float = 0.0
     again: Mapping[str, float] = field(default_factory=dict)
     sent_again: Mapping[str, float] = field(default_factory=dict)
+    weights: float = 0.0
+    context: Sent = Sent()
+    expert: Sent = Sent()
 
 
 @dataclass(frozen=True)
-class TensorRank:
+class Rank:
     """One device of a group along ``tensor``, and its share of a microbatch.
 
     Attributes:
@@ -46,13 +61,18 @@ class TensorRank:
         training: Settings that are the same on every mesh.
         group: The devices that share each layer.
         sequences: Sequences of a microbatch.
+        tokens: Tokens of each sequence that the group has: all, unless ``context`` splits them.
+        context, experts: The groups along ``context`` and ``expert``.
     """
 
     machine: Machine
     links: Links
     training: Training
-    group: range
+    group: Group
     sequences: int
+    tokens: int
+    context: Group = range(1)
+    experts: Group = range(1)
 
     @property
     def parts(self) -> int:
@@ -105,27 +125,28 @@ class TensorRank:
         return whole, first + (self.parts - 1) * (max(step, sent) + behind) - whole
 
 
-def layer_passes(sizes: Sizes, rank: TensorRank) -> Passes:
-    """Seconds of one layer."""
-    t, n, h = rank.parts, rank.sequences * sizes.seq, sizes.width
-    m, q = sizes.inner // t, sizes.queries // t
+def dense_passes(sizes: Sizes, rank: Rank, hidden: int) -> Passes:
+    """Seconds of one layer whose MLP has this width, which may be 0."""
+    t, n, h = rank.parts, rank.sequences * rank.tokens, sizes.width
+    m, q = hidden // t, sizes.queries // t
     k = max(sizes.keys // t, sizes.queries // sizes.heads)
     own, gated, single = rank.own(n) * h, sizes.gated, sizes.parallel
     product, kernel = rank.product, rank.kernel
     mix, mix_back, scored, apart = (fused_attention if rank.training.kernels == "fused" else attention)(sizes, rank)
     # Norms: one reads one array, the other the two arrays that make it, and each writes one. Finally, three are added.
     forward = mix + kernel((5 if single else 9) * own) + kernel((2 + gated) * n * m)
-    # Columns of the kernels applied to the layer's inputs, and rows of the kernels that project back to the width.
-    columns, rows = [q + 2 * k, m * (1 + gated)], [q, m]
-    if single:
-        columns, rows = [sum(columns)], [sum(rows)]
-    into, back = [rank.gathered(n, h, c, True) for c in columns], [rank.scattered(n, r, h) for r in rows]
+    columns, rows = _matrices(sizes, q, k, m)
+    into, back = [rank.gathered(n, i, c, True) for i, c in columns], [rank.scattered(n, r, h) for r in rows]
     dense, sent = (sum(each) for each in zip(*into, *back, strict=True))
 
     backward = mix_back + kernel((10 if single else 20) * own) + kernel((3 + 2 * gated) * n * m)
-    turned = [rank.scattered(n, c, h) for c in columns] + [rank.gathered(n, h, r, True) for r in rows]
-    backward += sum(product(h, n, c) for c in columns) + sum(product(r, n, h) for r in rows)
+    turned = [rank.scattered(n, c, i) for i, c in columns] + [rank.gathered(n, h, r, True) for r in rows]
+    weights = sum(product(i, n, c) for i, c in columns) + sum(product(r, n, h) for r in rows)
+    backward += weights
     backward += sum(whole for whole, _ in turned)
+    if sizes.kv_rank:
+        down = product(rank.own(n), h, sizes.query_rank + sizes.kv_rank + sizes.rope_width)
+        forward, backward, weights = forward + down, backward + 2 * down, weights + down
     # The backward pass needs everything but the layer's output: its last product and sum are not recomputed. It also
     # needs the statistics of norms and softmax: separate kernels read them.
     # The second of every two products: keys, attention's output before projection, and the gated MLP's other product.
@@ -138,10 +159,27 @@ def layer_passes(sizes: Sizes, rank: TensorRank) -> Passes:
         "block": sent - back[-1][1],
         "half": sum(more for _, more in into),
     }
-    return Passes(forward + dense, backward, sent, sum(more for _, more in turned), again, sent_again)
+    sent_back = sum(more for _, more in turned)
+    around = ring(sizes, rank, mix, mix_back) if len(rank.context) > 1 else Sent()
+    return Passes(forward + dense, backward, sent, sent_back, again, sent_again, weights, around)
 
 
-def attention(sizes: Sizes, rank: TensorRank) -> tuple[float, float, float, float]:
+def _matrices(sizes: Sizes, q: int, k: int, m: int) -> tuple[list[tuple[int, int]], list[int]]:
+    """Rows and columns of the kernels applied to the layer's inputs, and rows of those that project back to the width.
+
+    Latent attention projects from its ranks, which each device computes of its own tokens.
+    """
+    h, up = sizes.width, m * (1 + sizes.gated)
+    columns, rows = [(h, q + 2 * k), (h, up)], [q, m]
+    if sizes.kv_rank:
+        queries = q + q * sizes.rotated // sizes.queries
+        columns[:1] = [(sizes.query_rank or h, queries), (sizes.kv_rank + sizes.rope_width, 2 * q)]
+    if sizes.parallel and not sizes.kv_rank:
+        return [(h, q + 2 * k + up)], [q + m]
+    return (columns, rows) if m else (columns[:-1], rows[:-1])
+
+
+def attention(sizes: Sizes, rank: Rank) -> tuple[float, float, float, float]:
     """Scores, softmax and mixing, all kept: seconds forward, backward, of scores and softmax alone, and the additional
     time when they are recomputed.
 
@@ -162,19 +200,51 @@ def attention(sizes: Sizes, rank: TensorRank) -> tuple[float, float, float, floa
     return scored + mix, back + 2 * mix + 2 * turned, scored, 2 * kernel(scores, wide)
 
 
-def fused_attention(sizes: Sizes, rank: TensorRank) -> tuple[float, float, float, float]:
+def fused_attention(sizes: Sizes, rank: Rank) -> tuple[float, float, float, float]:
     """The same for one kernel that keeps no scores: masked scores are skipped, and the backward pass recomputes scores,
-    which turns two products into five (Dao 2023, FlashAttention-2)."""
-    s, t = sizes.seq, rank.parts
-    arrays = 2.0 * rank.sequences * s * (sizes.queries + sizes.keys) / t * rank.training.element
-    flops = 2.0 * rank.sequences * s * s * sizes.queries / t
-    seconds = rank.machine.matmul_seconds
-    return seconds(flops, arrays, rank.training.dtype), seconds(2.5 * flops, 2 * arrays, rank.training.dtype), 0.0, 0.0
+    which turns two products into five (Dao 2023, FlashAttention-2).
+
+    Of tokens that are split over ``context``, each device has an early and a late chunk, and thus an equal share of
+    the scores that are not masked. It computes them block by block, and merges the blocks' outputs.
+    """
+    blocks, t, element = len(rank.context), rank.parts, rank.training.element
+    tokens = rank.sequences * rank.tokens
+    arrays = 2.0 * tokens * (sizes.queries + sizes.keys) / t * element
+    flops = 2.0 * tokens * rank.tokens * (sizes.queries + sizes.rotated / 2) / t
+    forward, backward = (
+        blocks * rank.machine.matmul_seconds(times * flops, moved * arrays, rank.training.dtype)
+        for times, moved in ((1, 1), (2.5, 2))
+    )
+    merged = (blocks - 1) * rank.kernel(3 * tokens * sizes.queries / t) if blocks > 1 else 0.0
+    return forward + merged, backward, 0.0, 0.0
 
 
-def loss_passes(sizes: Sizes, rank: TensorRank) -> Passes:
+def ring(sizes: Sizes, rank: Rank, forward: float, backward: float) -> Sent:
+    """Seconds of sending keys and values over ``context`` that attention does not hide.
+
+    In a ring, each step but the last passes a block on while it computes with it; the backward pass also passes on the
+    gradients of keys and values, one step more, until they are back where they belong. Gathered keys and values are
+    hidden by nothing; their gradients are scattered.
+    """
+    group, steps, links = rank.context, len(rank.context), rank.links
+    block = 2 * rank.training.element * rank.sequences * rank.tokens * key_columns(sizes, rank.parts)
+    if rank.training.context_attention == "gathered":
+        gather = links.collective("all_gather", group, steps * block)
+        return Sent(gather, gather + links.collective("reduce_scatter", group, steps * block), gather)
+    sent, both = links.permute(group, block), links.permute(group, 2 * block)
+    there = (steps - 1) * max(0.0, sent - forward / steps)
+    return Sent(there, (steps - 1) * max(0.0, both - backward / steps) + sent, there)
+
+
+def key_columns(sizes: Sizes, tensor: int) -> float:
+    """Columns of keys, or of values, on a device of ``tensor``: those of one head at least. Of latent attention, the
+    mean of both: only keys have the rotated features."""
+    return max(sizes.keys // tensor, sizes.queries // sizes.heads) + sizes.rotated / tensor / 2
+
+
+def loss_passes(sizes: Sizes, rank: Rank) -> Passes:
     """Seconds of norm, logits and cross-entropy; the logits are split over ``tensor``."""
-    t, n, h = rank.parts, rank.sequences * sizes.seq, sizes.width
+    t, n, h = rank.parts, rank.sequences * rank.tokens, sizes.width
     v, own = -(-sizes.vocab // rank.parts), rank.own(n) * h
     logits, back = rank.gathered(n, h, v, True), rank.scattered(n, v, h)
     forward = logits[0] + rank.kernel(3 * own) + rank.kernel(2 * n * v)
@@ -183,9 +253,9 @@ def loss_passes(sizes: Sizes, rank: TensorRank) -> Passes:
     return Passes(forward, backward, logits[1] + sums, back[1])
 
 
-def embedding_passes(sizes: Sizes, rank: TensorRank) -> Passes:
+def embedding_passes(sizes: Sizes, rank: Rank) -> Passes:
     """Seconds of looking up tokens in a split table, and of its gradient, which is as large as the table."""
-    n, h, e = rank.sequences * sizes.seq, sizes.width, rank.training.element
+    n, h, e = rank.sequences * rank.tokens, sizes.width, rank.training.element
     own, table = rank.own(n) * h, -(-sizes.vocab // rank.parts) * h
     kinds = ("reduce_scatter", "all_gather")
     out, back = (rank.links.collective(kind, rank.group, e * n * h) for kind in kinds)

@@ -1,25 +1,56 @@
-"""The time of one collective on an axis of a mesh whose axes are ``data``, ``pipe`` and ``tensor``, using rings."""
+"""The time of one collective on axes of a mesh, using rings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 
 from course.machine import Machine
 from course.planning.choices import Mesh
 
-# Fraction of the whole array that each device sends in a ring, up to the factor (n - 1) / n.
-_SENT = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
+LAYOUT = ("data", "pipe", "expert", "context", "tensor")
+# Fraction of the whole array that each device sends in a ring, up to the factor (n - 1) / n; for an all-to-all, of one
+# device's array.
+_SENT = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1}
 # Message size for finding the slowest pair of a permute if rates do not depend on the size.
 _MEDIUM = 2.0**20
 
 
-def axis_group(mesh: Mesh, axis: int) -> range:
-    """The devices of the first group along an axis: the last axis is innermost, as in ``course.mesh``."""
-    stride = 1
-    for size in mesh[axis + 1 :]:
+@dataclass(frozen=True)
+class Rows:
+    """Devices in equally long rows, each with the same gaps: a group along axes that are not next to each other."""
+
+    starts: range
+    row: range
+
+    def __len__(self) -> int:
+        return len(self.starts) * len(self.row)
+
+    def __iter__(self) -> Iterator[int]:
+        return (start + place for start in self.starts for place in self.row)
+
+
+Group = range | Rows
+
+
+@cache
+def axis_group(mesh: Mesh, *axes: str) -> Group:
+    """The devices of the first group along one axis or several: the last of ``LAYOUT`` is innermost."""
+    stride, runs = 1, []
+    for axis in reversed(LAYOUT):
+        size = getattr(mesh, axis)
+        if axis in axes and size > 1:
+            if runs and stride == len(runs[-1]) * runs[-1].step:
+                inner = runs.pop()
+                runs.append(range(0, size * stride, inner.step))
+            else:
+                runs.append(range(0, size * stride, stride))
         stride *= size
-    return range(0, stride * mesh[axis], stride)
+    if len(runs) > 1:
+        row, starts = runs
+        return Rows(starts, row)
+    return runs[0] if runs else range(1)
 
 
 class Links:
@@ -29,13 +60,13 @@ class Links:
         self._rates: Callable[..., tuple[float, float]] = cache(lambda *given: _rate(machine, *given))
         self._sized = machine.calibrated
 
-    def collective(self, kind: str, group: range, size: float) -> float:
+    def collective(self, kind: str, group: Group, size: float) -> float:
         """Seconds of one collective over a group.
 
         Args:
-            kind: ``all_gather``, ``reduce_scatter`` or ``all_reduce``.
+            kind: ``all_gather``, ``reduce_scatter``, ``all_reduce`` or ``all_to_all``.
             group: Devices of the group.
-            size: Bytes of the whole array.
+            size: Bytes of the whole array; for an all-to-all, of one device's.
         """
         n = len(group)
         if n == 1 or not size:
@@ -44,7 +75,7 @@ class Links:
         latency, rate = self._rates(kind, group, size if self._sized else _MEDIUM)
         return latency + wire / rate
 
-    def permute(self, group: range, size: float) -> float:
+    def permute(self, group: Group, size: float) -> float:
         """Seconds for all devices to pass a block of ``size`` bytes to the next one; the slowest pair counts."""
         if len(group) == 1 or not size:
             return 0.0
@@ -52,7 +83,7 @@ class Links:
         return latency + size / rate
 
 
-def _rate(machine: Machine, kind: str, group: range, size: float) -> tuple[float, float]:
+def _rate(machine: Machine, kind: str, group: Group, size: float) -> tuple[float, float]:
     """Seconds before the bytes, and bytes per second: for a permute, those of the slowest pair."""
     devices = tuple(group)
     if kind != "collective_permute":

@@ -8,13 +8,24 @@ microbatches in flight depends on the schedule: ``course.schedules.activations_f
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
-from course.budget import OPTIMIZERS, PLANS, Sizes, leaves, resident_parameters, saved_per_layer
+from course.budget import OPTIMIZERS, PLANS, saved_per_layer
 from course.planning.choices import Choice, group_layers
+from course.planning.elements import (
+    end_elements,
+    group_elements,
+    layer_elements,
+    own_elements,
+    parts_of_copies,
+    routed_elements,
+)
+from course.planning.layers import key_columns
 from course.planning.training import Training
 from course.schedules import num_ticks
 from course.schedules.measures import activations_form
+from course.sizes import Sizes
 
 MEANINGS = {
     "parameters": "this device's part",
@@ -31,59 +42,73 @@ STATE = ("parameters", "gradients", "optimizer")
 def memory_by_name(sizes: Sizes, batch: int, choice: Choice, training: Training) -> dict[str, int]:
     """Bytes on one device, all of ``MEANINGS``, for the stage that needs the most."""
     plan, (moments, extra) = PLANS[training.plan], OPTIMIZERS[training.optimizer]
-    counted = resident_elements if training.course else stage_elements
-    own = counted(sizes, choice.data if choice.fsdp else 1, choice.pipe, choice.tensor)
-    part = own if choice.fsdp else own // choice.data
-    work = _course_work if training.course else _work
+    dense, routed = own_elements(sizes, choice, choice.fsdp)
+    own, part = dense + routed, dense + routed if choice.fsdp else parts_of_copies(choice, dense, routed)
+    work = _course_work if choice.course else _work
     return {
         "parameters": plan.parameter * own,
-        "gradients": plan.gradient * (part if training.zero2 else own),
-        "optimizer": (plan.master + moments * plan.moment + extra) * (part if training.splits_optimizer else own),
-        **work(sizes, batch // choice.data // choice.microbatches, choice, training),
+        "gradients": plan.gradient * (part if choice.zero >= 2 else own),
+        "optimizer": (plan.master + moments * plan.moment + extra) * (part if choice.zero >= 1 else own),
+        **work(sizes, batch // choice.data // choice.expert // choice.microbatches, choice, training),
     }
 
 
 def _work(sizes: Sizes, sequences: int, choice: Choice, training: Training) -> dict[str, int]:
     """Bytes other than state: of the first stage, with most microbatches in flight, or of the last, with the logits."""
-    kept, again, turned = layer_bytes(sizes, training, choice.tensor, sequences, choice.remat)
-    several = 1 if one_by_one(choice, training) else choice.microbatches
+    tokens = sequences * sizes.seq // choice.context
+    kept, again, turned = layer_bytes(sizes, training, choice.tensor, sequences, choice.remat, choice.context)
+    turned += _around(sizes, choice, training, tokens)
+    several = 1 if one_by_one(choice) else choice.microbatches
     # Logits in float32, the softmax of them, and their gradient.
-    logits = 3 * 4 * sequences * sizes.seq * -(-sizes.vocab // choice.tensor)
+    logits = 3 * 4 * tokens * -(-sizes.vocab // choice.tensor)
     logits *= several if not training.share_loss else -(-several // choice.pipe)
     stages = []
     for stage, loss in ((0, logits * training.share_loss), (choice.pipe - 1, logits)):
-        layers = in_flight(choice, training, stage) * -(-sizes.layers // choice.pipe)
+        layers = in_flight(choice, stage) * -(-sizes.layers // choice.pipe)
         stages.append((round(layers * kept), max(again + turned, loss)))
     activations, at_work = max(stages, key=sum)
     split = choice.tensor if training.sequence_parallel else 1
     return {
         "weights at work": _weights_at_work(sizes, choice, training),
         "activations": activations,
-        "microbatches": 2 * several * training.element * sequences * sizes.seq * sizes.width // split,
+        "microbatches": 2 * several * training.element * tokens * sizes.width // split,
         "at work": at_work,
     }
 
 
-def one_by_one(choice: Choice, training: Training) -> bool:
+def _around(sizes: Sizes, choice: Choice, training: Training, tokens: int) -> int:
+    """Keys and values of other devices of ``context``, and their gradients: a ring's block in use and the next one, or
+    all that are gathered."""
+    if choice.context == 1:
+        return 0
+    blocks = 2 if training.context_attention == "ring" else choice.context
+    return round(2 * blocks * 2 * training.element * tokens * key_columns(sizes, choice.tensor))
+
+
+def one_by_one(choice: Choice) -> bool:
     """True if a microbatch's backward pass begins before all forward passes have finished."""
-    return training.schedule == "1f1b" or (training.schedule == "gpipe" and choice.pipe == 1)
+    return choice.alone or choice.schedule in ("1f1b", "interleaved", "zero_bubble")
 
 
-def in_flight(choice: Choice, training: Training, stage: int) -> float:
+def in_flight(choice: Choice, stage: int) -> float:
     """Number of microbatches whose saved activations a stage keeps in full."""
-    name, repeats = training.schedule, choice.repeats
-    if one_by_one(choice, training):
-        name = "interleaved" if repeats > 1 else "1f1b"
-    return activations_form(name, stage, choice.pipe, choice.microbatches, repeats)
+    name = choice.schedule
+    if choice.alone:
+        name = "interleaved" if choice.repeats > 1 else "1f1b"
+    return activations_form(name, stage, choice.pipe, choice.microbatches, choice.repeats)
 
 
-def layer_bytes(sizes: Sizes, training: Training, tensor: int, sequences: int, remat: str) -> tuple[int, int, int]:
+@cache
+def layer_bytes(
+    sizes: Sizes, training: Training, tensor: int, sequences: int, remat: str, context: int = 1
+) -> tuple[int, int, int]:
     """Bytes per layer and microbatch: kept for the backward pass, recomputed in it, and of its gradients.
 
     The backward pass of the MLP has gradients of its arrays, that of attention those of its scores; in a plain program
     the MLP's arrays (half of them if no loop saves them) are freed before the scores' gradients exist.
     """
-    e, tokens = training.element, sequences * sizes.seq
+    e, sizes = training.element, replace(sizes, seq=sizes.seq // context) if context > 1 else sizes
+    tokens = sequences * sizes.seq
     split = tensor if training.sequence_parallel else 1
     if training.kernels == "plain":
         every, scores = plain_bytes(sizes, tensor, sequences, e)
@@ -92,7 +117,7 @@ def layer_bytes(sizes: Sizes, training: Training, tensor: int, sequences: int, r
     else:
         plain, scores = saved_per_layer(sizes, e, tensor, training.dropout, training.sequence_parallel)
         scores = 0 if training.kernels == "fused" else round(sequences * scores)
-        every, mlp = round(sequences * plain) + scores, e * (2 + sizes.gated) * tokens * sizes.inner // tensor
+        every, mlp = round(sequences * plain) + scores, e * (2 + sizes.gated) * tokens * sizes.active_inner // tensor
         dropped, turned = 0, max(mlp, 2 * e * sequences * sizes.heads * sizes.seq**2 // tensor if scores else 0)
     into = e * tokens * sizes.width // split
     if remat == "block":
@@ -125,10 +150,13 @@ def _weights_at_work(sizes: Sizes, choice: Choice, training: Training) -> int:
     With FSDP and without a pipeline, these are a group of layers and the next one, gathered in advance. A pipeline has
     its whole stage, because every microbatch needs it. With ZeRO-2, a group's gradient is whole until it is scattered.
     """
-    plan, group = PLANS[training.plan], group_elements(sizes, choice)
+    plan, group = PLANS[training.plan], sum(group_elements(sizes, choice))
     if not choice.fsdp:
-        cast = round(layer_elements(sizes, choice.tensor) / sizes.layers * training.element) * (plan.master == 0)
-        return cast + round(group * plan.gradient) * training.zero2
+        layer = layer_elements(sizes, choice.tensor) / sizes.layers + routed_elements(
+            sizes, choice.tensor, choice.expert
+        )
+        cast = round(layer * training.element) * (plan.master == 0)
+        return cast + round(group * plan.gradient) * (choice.zero == 2)
     if choice.pipe > 1:
         return round(group * choice.repeats * (training.element + plan.gradient))
     return round(group * (min(2, choice.repeats) * training.element + plan.gradient))
@@ -149,39 +177,8 @@ def _course_work(sizes: Sizes, sequences: int, choice: Choice, training: Trainin
     loss += round(choice.fsdp * (e + plan.gradient) * end_elements(sizes, choice.tensor))
     pairs = choice.repeats if choice.remat == "none" else min(2, choice.repeats)
     return {
-        "weights at work": round(2 * group_elements(sizes, choice) * (pairs * e + plan.gradient)),
+        "weights at work": round(2 * group_elements(sizes, choice)[0] * (pairs * e + plan.gradient)),
         "activations": num_ticks(choice.pipe, choice.microbatches, choice.repeats) * kept * (1 if block else layers),
         "microbatches": (2 * choice.microbatches + choice.microbatches + choice.pipe - 1) * between,
         "at work": max(again * (layers if block else 1) + turned, loss),
     }
-
-
-@cache
-def resident_elements(sizes: Sizes, data: int, pipe: int, tensor: int) -> int:
-    """Number of parameters resident on one device; ``data`` is 1 if that axis does not split them."""
-    return resident_parameters(sizes, {"data": data, "pipe": pipe, "tensor": tensor}, data > 1, 0)
-
-
-@cache
-def stage_elements(sizes: Sizes, data: int, pipe: int, tensor: int) -> int:
-    """The same on the largest stage, with the embedding or the head; with both if there is only one stage."""
-    layers = layer_elements(sizes, tensor) / sizes.layers * -(-sizes.layers // pipe)
-    ends = end_elements(sizes, tensor) / min(2, pipe)
-    return round((layers + ends) / data)
-
-
-@cache
-def layer_elements(sizes: Sizes, tensor: int) -> float:
-    """Number of parameters of all layers that a device of ``tensor`` computes with."""
-    return sum(leaf.elements / (tensor if leaf.split else 1) for leaf in leaves(sizes).values() if leaf.layered)
-
-
-@cache
-def end_elements(sizes: Sizes, tensor: int) -> float:
-    """Number of parameters of embedding and head that a device of ``tensor`` computes with."""
-    return sum(leaf.elements / (tensor if leaf.split else 1) for leaf in leaves(sizes).values() if not leaf.layered)
-
-
-def group_elements(sizes: Sizes, choice: Choice) -> float:
-    """Number of parameters of one repeat's layers that a device computes with: whole over ``data``."""
-    return layer_elements(sizes, choice.tensor) / sizes.layers * group_layers(sizes, choice)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from typing import Any
 
-from course.budget import Sizes
 from course.machine import Machine
-from course.planning.choices import Choice, Indivisible, Mesh, indivisible
-from course.planning.estimate import Estimate, estimator
+from course.planning.choices import Choice, Indivisible, Mesh, indivisible, uncounted, unscheduled
+from course.planning.estimate import Estimate, unchecked
 from course.planning.memory import STATE
-from course.planning.training import DEFAULT, Training
+from course.planning.training import DEFAULT, LEAST_CHUNK, Training
+from course.sizes import Sizes
 
 
 class Kind(StrEnum):
@@ -26,27 +26,52 @@ class Kind(StrEnum):
     SLOWER = "slower"
 
 
-def meshes(num_devices: int) -> Iterator[Mesh]:
-    """All ``(data, pipe, tensor)`` that use every device, large ``data`` first."""
-    for data in reversed(divisors(num_devices)):
-        for pipe in divisors(num_devices // data):
-            yield data, pipe, num_devices // data // pipe
+def meshes(num_devices: int, contexts: Iterable[int] = (1,), experts: Iterable[int] = (1,)) -> Iterator[Mesh]:
+    """All meshes that use every device with one of these sizes of ``context`` and ``expert``, large ``data`` first."""
+    for expert in experts:
+        for context in contexts:
+            rest, odd = divmod(num_devices, expert * context)
+            for data in reversed(() if odd else divisors(rest)):
+                for pipe in divisors(rest // data):
+                    yield Mesh(data, pipe, rest // data // pipe, context, expert)
+
+
+def axes_tried(sizes: Sizes, num_devices: int, training: Training) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The sizes of ``context`` and of ``expert`` that a search tries."""
+    every = divisors(num_devices)
+    fused = training.kernels == "fused" and not training.only_course
+    contexts = [c for c in every if c == 1 or (fused and sizes.seq // (2 * c) >= LEAST_CHUNK)]
+    experts = [e for e in every if e == 1 or (sizes.experts and sizes.experts % e == 0)]
+    return training.contexts or tuple(contexts), training.experts or tuple(experts)
 
 
 def choices(sizes: Sizes, mesh: Mesh, batch: int, training: Training = DEFAULT) -> Iterator[Choice]:
-    """All configurations on a mesh that a model can be placed on; ``fsdp`` only where ``data`` is above 1.
+    """All configurations on a mesh that a model can be placed on; ZeRO only where devices share weights.
 
     Without a pipeline, every layer is a separate group unless the schedule is breadth-first: nothing else is faster.
     """
-    data, pipe, tensor = mesh
-    layers = -(-sizes.layers // pipe)
-    alone = pipe == 1 and training.schedule != "breadth_first"
-    several = (layers,) if alone else divisors(layers) if training.schedule != "gpipe" else (1,)
-    for microbatches in divisors(batch // data):
-        for repeats in several:
-            for remat in training.remats:
-                for fsdp in (False, True) if data > 1 else (False,):
-                    yield Choice(data, pipe, tensor, microbatches, repeats, remat, fsdp)
+    layers = -(-sizes.layers // mesh.pipe)
+    zeros = training.zeros if mesh.copies > 1 else (0,)
+    for schedule in _schedules(sizes, mesh, batch, training):
+        course = schedule == "breadth_first"
+        if mesh.pipe > 1 or course:
+            several = divisors(layers) if course or schedule == "interleaved" else (1,)
+        else:
+            several = (layers,)
+        for microbatches in divisors(batch // mesh.data // mesh.expert):
+            for repeats in several:
+                for remat in training.remats:
+                    one = Choice(*mesh[:3], microbatches, repeats, remat, 0, schedule, *mesh[3:])
+                    if not unscheduled(one, schedule) and not uncounted(sizes, one, training):
+                        yield from (one._replace(zero=zero) for zero in zeros)
+
+
+def _schedules(sizes: Sizes, mesh: Mesh, batch: int, training: Training) -> Iterator[str]:
+    """The schedules to try on a mesh: without a pipeline, of all but breadth-first the first."""
+    others = [name for name in training.schedules if name != "breadth_first"]
+    yield from others if mesh.pipe > 1 else others[:1]
+    if "breadth_first" in training.schedules and not indivisible(sizes, batch, mesh, training, True):
+        yield "breadth_first"
 
 
 @cache
@@ -99,7 +124,7 @@ class Rejected:
 
     def to_json(self) -> dict[str, Any]:
         """The rejection as plain data."""
-        mesh = dict(zip(("data", "pipe", "tensor"), self.mesh, strict=True))
+        mesh = self.mesh._asdict()
         found = self.found.to_json() if self.found else None
         return {"mesh": mesh, "kind": self.kind, "why": self.cause, "reason": self.reason, "estimate": found}
 
@@ -125,7 +150,7 @@ class Plans:
         """The best configuration of each mesh, or the reason why there is none: by time, then by memory."""
         found: dict[Mesh, Estimate | Rejected] = {}
         if self.best is not None:
-            found[self.best.choice[:3]] = self.best
+            found[self.best.choice.at] = self.best
         for one in self.rejected:
             found.setdefault(one.mesh, one)
         return found
@@ -139,7 +164,8 @@ class Plans:
 
 
 def search(sizes: Sizes, machine: Machine, batch: int, training: Training = DEFAULT) -> Plans:
-    """Consider every mesh of all of a machine's devices, with all microbatches, repeats, remats, FSDP on and off.
+    """Consider every mesh of all of a machine's devices, with all microbatches, repeats, remats, stages of ZeRO and
+    schedules.
 
     Of two that take equally long, the one that needs less memory is taken.
 
@@ -149,19 +175,19 @@ def search(sizes: Sizes, machine: Machine, batch: int, training: Training = DEFA
         batch: Sequences per step, over all devices.
         training: Settings that are the same for every choice.
     """
-    one = estimator(sizes, machine, batch, training)
+    one = unchecked(sizes, machine, batch, training)
     fit: list[Estimate] = []
     large: list[Estimate] = []
     refused: list[Rejected] = []
-    for mesh in meshes(machine.num_devices):
-        if why := indivisible(sizes, batch, mesh, training):
+    for mesh in meshes(machine.num_devices, *axes_tried(sizes, machine.num_devices, training)):
+        if why := indivisible(sizes, batch, mesh, training, training.only_course):
             refused.append(Rejected(mesh, Kind.CANNOT, why))
             continue
         for choice in choices(sizes, mesh, batch, training):
             found = one(choice)
             (fit if found.fits else large).append(found)
     fit.sort(key=lambda e: (e.seconds, e.bytes, e.choice))
-    large.sort(key=lambda e: (e.bytes, e.seconds, e.choice))
+    large.sort(key=lambda e: (e.bytes, e.choice))
     best = fit[0] if fit else None
     slower = [_slower(found, best) for found in fit[1:] if best is not None]
     return Plans(best, (*slower, *map(_too_large, large), *refused))
@@ -172,12 +198,13 @@ def _slower(found: Estimate, best: Estimate) -> Rejected:
     more = {cause: seconds - best.parts[cause] for cause, seconds in found.parts.items()}
     why = max(more, key=lambda cause: more[cause])
     why, amount = (why, more[why]) if more[why] > 0 else ("", 0.0)
-    return Rejected(found.choice[:3], Kind.SLOWER, why, amount, found, found.seconds / best.seconds - 1)
+    return Rejected(found.choice.at, Kind.SLOWER, why, amount, found, found.seconds / best.seconds - 1)
 
 
 def _too_large(found: Estimate) -> Rejected:
     """Name the largest part of the memory."""
-    resident = {"state": sum(found.resident[name] for name in STATE)}
-    resident |= {name: size for name, size in found.resident.items() if name not in STATE}
+    resident = {"state": sum(map(found.resident.__getitem__, STATE)), **found.resident}
+    for name in STATE:
+        del resident[name]
     why = max(resident, key=lambda name: resident[name])
-    return Rejected(found.choice[:3], Kind.TOO_LARGE, why, resident[why], found)
+    return Rejected(found.choice.at, Kind.TOO_LARGE, why, resident[why], found)

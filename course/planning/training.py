@@ -9,9 +9,16 @@ from course.budget import REMAT as BUDGETED
 
 # Margin for workspaces, fragmentation and buffers of collectives, without closed forms. As in ``meshcraft memory``.
 MARGIN = 0.2
+# A device has two chunks of a sequence split over ``context``. By its peaks, an H100 hides keys and values of 8 of 32
+# heads on NVLink behind blocks of 1,100 tokens: shorter chunks are not tried.
+LEAST_CHUNK = 1024
 REMAT = (*BUDGETED, "half")
 KERNELS = ("fused", "materialised", "plain")
-SCHEDULES = ("1f1b", "gpipe", "breadth_first")
+# All that are known, and those that a search tries by itself: GPipe keeps more than 1F1B and is no faster.
+SCHEDULES = ("1f1b", "interleaved", "zero_bubble", "breadth_first", "gpipe")
+TRIED = SCHEDULES[:4]
+STAGES = (0, 1, 2, 3)
+CONTEXT = ("ring", "gathered")
 
 
 @dataclass(frozen=True)
@@ -32,12 +39,18 @@ class Training:
         kernels: ``fused``: attention keeps no scores, and skips masked ones; ``materialised``: it keeps them,
             in the training's element size; ``plain``: what JAX's autodiff saves for a plain program in a scan, scores
             in float32 and intermediates of norms and GELU.
-        schedule: ``1f1b``: interleaved if a stage has several repeats; ``gpipe``: all microbatches are in flight,
-            and their logits; both take one microbatch at a time without a pipeline. ``breadth_first``: the
-            schedule of the course's own step, which has all in flight on every mesh, recomputes the layers of a repeat
+        schedules: Members of ``SCHEDULES`` to try on a pipeline. ``1f1b``: one repeat, and each stage alternates
+            forward and backward passes; ``interleaved``: the same with several repeats; ``zero_bubble``: ZB-H1, in
+            which gradients of weights fill the bubble, without remat; ``gpipe``: all microbatches are in flight, and
+            their logits. Without a pipeline, all of them take one microbatch at a time. ``breadth_first``: the schedule
+            of the course's own step, which has all in flight on every mesh, recomputes the layers of a repeat
             together, needs layers divisible by stages and repeats, and has embedding and head on every stage.
-        zero1: Whether ``data`` splits the optimizer's state if it does not split everything.
-        zero2: The same, and gradients as well: each microbatch then reduce-scatters its own.
+        zeros: Stages of ZeRO to try: ``data`` splits nothing but the batch (0), the optimizer's state (1), gradients as
+            well, which each microbatch then reduce-scatters (2), or parameters too (3, FSDP).
+        contexts, experts: Sizes of the axes ``context`` and ``expert`` to try; empty means every one that divides the
+            devices, and for ``context`` leaves at least ``LEAST_CHUNK`` tokens in a chunk.
+        context_attention: ``ring``: keys and values travel from device to device over ``context``, while the previous
+            ones are used; ``gathered``: all are gathered first.
         sequence_parallel: Whether ``tensor`` splits the sequence wherever it does not split the features.
         dropout: Whether its masks are kept, one byte per element.
 
@@ -54,41 +67,40 @@ class Training:
     remats: tuple[str, ...] = ("none", "block")
     margin: float = MARGIN
     kernels: str = "fused"
-    schedule: str = "1f1b"
-    zero1: bool = False
-    zero2: bool = False
+    schedules: tuple[str, ...] = TRIED
+    zeros: tuple[int, ...] = STAGES
+    contexts: tuple[int, ...] = ()
+    experts: tuple[int, ...] = ()
+    context_attention: str = "ring"
     sequence_parallel: bool = True
     dropout: bool = False
 
     def __post_init__(self) -> None:
-        names = [
-            ("plan", self.plan, PLANS),
-            ("optimizer", self.optimizer, OPTIMIZERS),
-            ("schedule", self.schedule, SCHEDULES),
-        ]
-        names += [("kernels", self.kernels, KERNELS), *(("remat", remat, self.remats_known) for remat in self.remats)]
-        for what, given, known in names:
-            if given not in known:
-                raise ValueError(f"no {what} is called {given!r}; there are: {', '.join(known)}")
-        if not self.remats:
-            raise ValueError(f"no remat is given; there are: {', '.join(self.remats_known)}")
+        lists = [("remat", self.remats, self.remats_known), ("schedule", self.schedules, SCHEDULES)]
+        lists.append(("ZeRO stage", self.zeros, STAGES))
+        single = [("plan", self.plan, PLANS), ("optimizer", self.optimizer, OPTIMIZERS)]
+        single += [("kernels", self.kernels, KERNELS), ("context attention", self.context_attention, CONTEXT)]
+        for what, given, known in [*lists, *((what, (name,), known) for what, name, known in single)]:
+            names = ", ".join(map(str, known))
+            if not given:
+                raise ValueError(f"no {what} is given; there are: {names}")
+            if unknown := [name for name in given if name not in known]:
+                raise ValueError(f"no {what} is called {unknown[0]!r}; there are: {names}")
+        for axis, numbers in (("context", self.contexts), ("expert", self.experts)):
+            if any(number < 1 for number in numbers):
+                raise ValueError(f"{axis} is {min(numbers)}, and it must be at least 1")
         if not 0 <= self.margin < float("inf"):
             raise ValueError(f"margin is {self.margin:g}: it is a share, 0 or more; 0.2 adds a fifth")
 
     @property
-    def course(self) -> bool:
-        """True for the schedule of the course's own step."""
-        return self.schedule == "breadth_first"
-
-    @property
-    def splits_optimizer(self) -> bool:
-        """True if ``data`` splits the optimizer's state, with FSDP and without."""
-        return self.zero1 or self.zero2
+    def only_course(self) -> bool:
+        """True if the schedule of the course's own step is the only one."""
+        return self.schedules == ("breadth_first",)
 
     @property
     def remats_known(self) -> tuple[str, ...]:
-        """The members of ``REMAT`` that its schedule supports."""
-        return BUDGETED if self.course else REMAT
+        """The members of ``REMAT`` that its schedules support."""
+        return BUDGETED if self.only_course else REMAT
 
     @property
     def element(self) -> int:
@@ -103,4 +115,4 @@ class Training:
 
 DEFAULT = Training()
 # The step of the chapters, whose programs the analyses see.
-COURSE = Training(rings=True, share_loss=True, pairs=True, kernels="plain", schedule="breadth_first")
+COURSE = Training(rings=True, share_loss=True, pairs=True, kernels="plain", schedules=("breadth_first",), zeros=(0, 3))

@@ -29,17 +29,18 @@ SLOW, KEPT = 3, 2  # multiple of the reference beyond which a timeline is cut, a
 MAX_DEVICES, MAX_ALIVE, MAX_LETTERS = 8, 12, 290_000
 
 
-def timeline_svg(timeline: Timeline, *, file: bool = False) -> str:
+def timeline_svg(timeline: Timeline, *, until: float = 0.0, file: bool = False) -> str:
     """A step: a row for each stream of each class of devices, with the transfers that it waited for.
 
     Args:
         timeline: With its bars.
+        until: Seconds that the time axis covers at least, so that several pictures have one scale.
         file: Whether the picture is standalone, with its own colours.
 
     Raises:
         TypeError: It is not a timeline.
     """
-    return side_by_side({"": timeline}, file=file)
+    return side_by_side({"": timeline}, until=until, file=file)
 
 
 def _require(given: object, kind: type, attribute: str) -> None:
@@ -60,13 +61,16 @@ def _shown_end(timelines: Mapping[str, Timeline], reference: str) -> float:
     return min(max(every), KEPT * max(others))
 
 
-def side_by_side(timelines: Mapping[str, Timeline], *, reference: str = "", file: bool = False) -> str:
+def side_by_side(
+    timelines: Mapping[str, Timeline], *, reference: str = "", until: float = 0.0, file: bool = False
+) -> str:
     """Several steps, one below the other on one time scale.
 
     Args:
         timelines: By the heading of each.
         reference: The name of one: another that takes more than three times as long is cut off at twice the longest
             of the rest, to leave these enough room. Without it nothing is cut.
+        until: As for ``timeline_svg``.
         file: As for ``timeline_svg``.
 
     Raises:
@@ -77,7 +81,7 @@ def side_by_side(timelines: Mapping[str, Timeline], *, reference: str = "", file
         _require(timeline, Timeline, "timeline")
     if not timelines:
         raise ValueError("side_by_side needs at least one timeline by name, as in {'mine': prediction.timeline}")
-    end = _shown_end(timelines, reference)
+    end = max(_shown_end(timelines, reference), until)
     colours = _colours({bar.stream for timeline in timelines.values() for bar in timeline.bars} - {"compute"})
     most = MAX_DEVICES if len(timelines) == 1 else MAX_DEVICES // 2
     blocks = {name: _rows(timeline, colours, most, end) for name, timeline in timelines.items()}

@@ -82,6 +82,7 @@ def test_several_timelines_share_one_scale():
     half = made(bar("compute", 0.0, 0.5))
     found = rectangles(side_by_side({"yours": half, "naive": made(bar("compute", 0.0, 1.0))}))
     assert found[0][1] == pytest.approx(WIDTH / 2, abs=1) and found[1][1] == pytest.approx(WIDTH, abs=1)
+    assert rectangles(timeline_svg(half, until=1.0))[0] == found[0]
 
 
 def test_what_takes_more_than_three_times_the_reference_is_cut_off_at_twice_the_longest_of_the_rest():
@@ -93,6 +94,7 @@ def test_what_takes_more_than_three_times_the_reference_is_cut_off_at_twice_the_
     assert found[0][1] == pytest.approx(WIDTH / 2, abs=1)
     assert [x + width <= LEFT + WIDTH for x, width, *_ in found] == [True] * 4
     assert "cut off" not in side_by_side(steps) and "cut off" not in side_by_side(steps, reference="slow")
+    assert "cut off" not in timeline_svg(steps["slow"], until=1e-9)
     threefold = {"reference": steps["reference"], "b": made(bar("compute", 0.0, 3.0))}
     assert "cut off" not in side_by_side(threefold, reference="reference")
 

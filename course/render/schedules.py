@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from course.program.simulator import Bar, Timeline
 from course.program.simulator.trace import plain_kind
@@ -45,6 +46,7 @@ def schedule_svg(
 
 def _of_schedule(timed: Timed) -> Picture:
     schedule, repeats = timed.schedule, timed.schedule.num_repeats
+    timed = timed if schedule.flushes else beginning(timed)
     rows = []
     for stage, spans in enumerate(timed.spans):
         cells = tuple(
@@ -63,11 +65,19 @@ def _of_schedule(timed: Timed) -> Picture:
     sizes += f", {repeats} repeats" if repeats > 1 else ""
     whole = schedule.flushes and not schedule.forward_only
     lost = f", bubble {share_text(measure(timed).bubble, 1)}" if whole else ""
-    ends = (
-        digits(timed.end) if schedule.flushes else f"the first {schedule.microbatches} of a stream that never flushes"
-    )
+    ends = digits(timed.end) if schedule.flushes else "the beginning of a stream that never flushes"
     heading = f"{schedule.name}: {ends}{lost}"
     return Picture(f"{schedule.name}, {sizes}", heading, tuple(rows), timed.end, False, repeats > 1)
+
+
+def beginning(timed: Timed) -> Timed:
+    """What happens before the first stage runs out of microbatches, which in an endless stream it never does."""
+    end = max(span.end for span in timed.spans[0] if span.action.kind == "F")
+    spans, messages = (
+        [tuple(replace(one, end=min(one.end, end)) for one in these if one.start < end) for these in given]
+        for given in (timed.spans, (timed.messages,))
+    )
+    return replace(timed, spans=tuple(spans), messages=messages[0])
 
 
 def _order(spans: Iterable, repeats: int) -> str:

@@ -11,6 +11,7 @@ from course.program import parse, timeline
 from course.render import schedule_svg
 from course.render.lanes import CELL, FILLS, LEFT, MASKED, WIRE
 from course.render.render_test import SVG, rectangles
+from course.render.schedules import beginning
 from course.schedules import (
     FAMILY,
     LOOPED,
@@ -43,6 +44,7 @@ def program(stages, microbatches, repeats=1, target=FREE_NETWORK, **more):
 @pytest.mark.parametrize("name", FAMILY)
 def test_every_action_is_drawn_once_where_it_runs(name):
     timed = run(family(name, 4, 8, 2 if name in LOOPED else 1), Costs(1, 1.5, 0.5, 0.25))
+    timed = timed if timed.schedule.flushes else beginning(timed)
     picture = schedule_svg(timed)
     found = [rect for rect in actions(picture) if not rect[3].startswith("bubble")]
     spans = [span for spans in timed.spans for span in spans]
@@ -94,6 +96,14 @@ def test_a_picture_says_in_words_what_it_shows():
     assert desc is not None and desc.text
     assert desc.text.startswith("Stage 0 computes 6 of 9: F0 F1 B1 B0. Stage 1 computes 6 of 9: F0 F1 B1 B0.")
     assert "stream that never flushes" in schedule_svg(pipedream(2, 2, stream=6))
+
+
+def test_the_picture_of_an_endless_stream_ends_before_a_stage_has_nothing_left_to_do():
+    for stream in (12, 20):
+        picture = schedule_svg(pipedream(4, 8, stream=stream))
+        busy = [list(map(float, found)) for found in re.findall(r"Stage \d computes ([\d.]+) of ([\d.]+)", picture)]
+        # Each stage waits for its first microbatch and its first gradient, and then never again.
+        assert [end - computed for computed, end in busy] == [6.0, 5.0, 4.0, 3.0]
 
 
 def test_a_program_is_drawn_with_the_same_actions_as_its_schedule():

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from course.training.optimizer import OptimizerSchedule, make_optimizer, state_specs, update
-from course.training.strategy import ModelSizes, Strategy
+from course.training.strategy import MixtureSizes, ModelSizes, Strategy
 from course.training.text import bigram_loss, evaluation_starts, place, read_text, require_row, split, starts
 
 # ``{"params": ..., "optimizer": ...}``: everything that a step changes.
@@ -63,7 +63,8 @@ class Run:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Run:
         """Rebuild the run from the result of ``to_json``."""
-        inner = {"sizes": ModelSizes(**data["sizes"]), "schedule": OptimizerSchedule(**data["schedule"])}
+        kind = MixtureSizes if "num_experts" in data["sizes"] else ModelSizes
+        inner = {"sizes": kind(**data["sizes"]), "schedule": OptimizerSchedule(**data["schedule"])}
         return cls(**{**data, **inner})
 
 

@@ -7,6 +7,7 @@ layout. So one optimizer serves all strategies, and a checkpoint of one can be r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from course import budget
 from course.model import Model, Params, full_loss, transformer
+from course.moe import MoEModel, moe, moe_transformer
 from course.training.text import VOCAB, Batch
 
 PyTree = Any
@@ -75,9 +77,59 @@ class ModelSizes:
 
         ``6 N + 12 L d s`` with ``N`` the weights of matrix products, as for all of the course's measurements.
         """
-        weights = self.num_layers * (4 * self.width**2 + 2 * self.width * self.hidden) + VOCAB * self.width
+        weights = self.num_layers * (4 * self.width**2 + self._mlp_weights) + VOCAB * self.width
         sizes = budget.Sizes(self.num_layers, self.width, self.num_heads, VOCAB, self.seq, parameters=weights)
         return budget.flops_per_token(sizes)
+
+    @property
+    def _mlp_weights(self) -> int:
+        """The weights that a token is multiplied by in place of attention, in one layer."""
+        return 2 * self.width * self.hidden
+
+
+@dataclass(frozen=True)
+class MixtureSizes(ModelSizes):
+    """Sizes of a byte-level Transformer whose MLPs are mixtures of experts, each with ``hidden`` features.
+
+    Attributes:
+        num_experts: Routed experts in a layer, besides the shared one.
+        k: Number of them that a token chooses.
+        capacity_factor: Places of an expert, relative to those it needs where all experts are chosen equally often.
+    """
+
+    num_experts: int = 8
+    k: int = 2
+    capacity_factor: float = 1.25
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.k > self.num_experts:
+            raise ValueError(f"a token chooses k={self.k} experts, but there are only {self.num_experts}")
+
+    def mixture(self) -> MoEModel:
+        """The model as pure functions, with the layer's two parts separate."""
+        sizes = {name: getattr(self, name) for name in ("width", "hidden", "num_layers", "num_heads")}
+        return moe_transformer(**sizes, num_experts=self.num_experts, k=self.k, vocab=VOCAB, max_seq=self.seq)
+
+    def model(self) -> Model:
+        """The model on one device, where experts have places for all tokens."""
+        mixture = self.mixture()
+
+        def layer(params: Params, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
+            del key  # there is no dropout
+            x, normed = mixture.attend(params, x)
+            tokens = normed.reshape(-1, self.width)
+            return x + moe(params["moe"], tokens, self.k, len(tokens))[0].reshape(x.shape)
+
+        return Model(self.num_layers, mixture.init, mixture.embed, layer, mixture.loss)
+
+    def capacity(self, tokens: int) -> int:
+        """Number of places that an expert has for a device's tokens."""
+        return min(tokens, math.ceil(self.capacity_factor * self.k * tokens / self.num_experts))
+
+    @property
+    def _mlp_weights(self) -> int:
+        return 2 * self.width * self.hidden * (self.k + 1) + self.width * self.num_experts
 
 
 @dataclass(frozen=True)
@@ -117,9 +169,10 @@ class Strategy:
         name: Name of the strategy.
         specs: The ``PartitionSpec`` of each parameter, and of its gradient.
         batch_spec: Spec of ``inputs`` and ``targets``, ``[batch, seq]``; only rows may be split.
-        loss: ``(params, batch) -> scalar``, the mean over all rows, the same on every device.
+        loss: ``(params, batch) -> scalar``, the mean over all rows, the same on every device; without the losses of a
+            mixture's router.
         loss_and_gradients: ``(params, batch) -> (loss, gradients)``: that loss, and its gradient, whole arrays as the
-            parameters are.
+            parameters are. The gradient includes the losses of a mixture's router.
     """
 
     name: str

@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
-from course.budget import Sizes
 from course.machine import Machine
 from course.machines import machine, scaled
 from course.planning import Choice, Estimate, Training, estimate
 from course.planning.efficiency import FILE, Fitted, at_efficiency, factors
+from course.sizes import Sizes
 
 PUBLISHED = Path(__file__).with_name("published.toml")
 GPUS = 8  # per node
@@ -65,11 +65,12 @@ def runs() -> list[Run]:
 
 def _run(table: dict[str, Any], row: dict[str, Any]) -> Run:
     def named(kind: type) -> dict[str, Any]:
-        return {field.name: row[field.name] for field in fields(kind) if field.name in row}
+        given = {field.name: row[field.name] for field in fields(kind) if field.name in row}
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 
     sizes, devices, batch = Sizes(**named(Sizes)), row["devices"], row["batch"]
     where = replace(machine(table["machine"]), **table.get("hardware", {}))
-    given = {"pipe": 1, "tensor": 1, "remat": "none", "fsdp": False} | {k: row[k] for k in Choice._fields if k in row}
+    given = {"pipe": 1, "tensor": 1, "remat": "none"} | {k: row[k] for k in Choice._fields if k in row}
     given["data"] = devices // given["pipe"] // given["tensor"]
     share = batch // given["data"]
     given["microbatches"] = share // row.get("microbatch", share)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from showing import Table, by_compiler, compare, compiled, draw, example, kept, look, over, say
+from showing import Table, by_compiler, compare, compiled, draw, draw_timelines, example, kept, look, over, say
 
 from autograder.chapters.async_tensor_parallel import mutants, tasks
 from autograder.chapters.async_tensor_parallel.alternatives import async_tp_mlp_unrolled, gathering_again, unrolled
@@ -17,7 +17,7 @@ from course.machines import machine
 from course.predict import predict
 from course.program import parse, timeline
 from course.program.compiled import DEFAULT_FLAGS, compile_all
-from course.render import memory_svg, timeline_svg
+from course.render import memory_svg
 from solutions.async_tensor_parallel import async_tp_mlp, bidirectional_gather_matmul, ring_gather_matmul
 
 MIB, US = 2**20, 1e-6
@@ -71,8 +71,8 @@ def program() -> dict[str, Table]:
         table.add(name, ", ".join(f"{n} x {kind}" for kind, n in times.items()), sent, up, down, one.costs.operations)
     columns = "step, us .1f", "computing .1f", "exposed .1f", "times .2f", "resident, MiB .2f"
     steps = compare("second witness: timeline", found, *columns)
-    for name, picture in ((NONE, "gathered"), (SCAN, "ring"), (BOTH, "both")):
-        draw(f"witnesses_{picture}", timeline_svg(found[name].timeline))
+    drawn = {"gathered": NONE, "ring": SCAN, "both": BOTH}
+    draw_timelines("witnesses", **{picture: found[name].timeline for picture, name in drawn.items()})
     draw("witnesses_memory", memory_svg(found[NONE].memory, IDEAL.memory_bytes))
     rows = 2 * TOKENS * WIDTH / MIB
     say(
@@ -88,8 +88,7 @@ def passes() -> Table:
     found = {name: look(TASK, function) for name, function in MLPS.items()}
     columns = "step, us .1f", "computing .1f", "exposed .1f", "times .2f", "sent, MiB .1f", "resident, MiB .1f"
     table = compare("forward and backward", found, *columns)
-    for name, picture in DRAWN.items():
-        draw(f"passes_{picture}", timeline_svg(found[name].timeline))
+    draw_timelines("passes", **{picture: found[name].timeline for name, picture in DRAWN.items()})
     none, forward, by_jax, unrolled, kept, again = table.rows.values()
     assert abs(forward.exposed / none.exposed - 0.5) < 0.01, "half of the exposed time is left"
     assert by_jax.exposed == 0 and by_jax.step - none.step > 0, "computing grew by more than exposed shrank"

@@ -75,7 +75,7 @@ def sent() -> Table:
         columns=((16, 8), P(None, "tensor"), None),
         tuple=((16, 8), P(("data", "tensor")), None),
     )
-    table = Table("collective", "sent by each of 8 devices, in whole arrays .3f")
+    table = Table("collective", "sent by each of 8 devices, in whole arrays .3f", markdown=True)
     for name, (function, rows) in PRIMITIVES.items():
         own = 4 * rows * 1024
         whole = own * 8 if name == "all_gather" else own

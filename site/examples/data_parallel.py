@@ -6,7 +6,20 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from showing import Table, beside, by_compiler, compare, compiled, draw, example, kept, look, over, realistic, say
+from showing import (
+    Table,
+    beside,
+    by_compiler,
+    compare,
+    compiled,
+    draw_timelines,
+    example,
+    kept,
+    look,
+    over,
+    realistic,
+    say,
+)
 
 from autograder.chapters.data_parallel.alternatives import by_summing_when_it_reduces
 from autograder.chapters.data_parallel.mutants import (
@@ -17,7 +30,6 @@ from autograder.contract.task import load
 from course.machines import machine
 from course.mesh import as_varying, make_mesh
 from course.program import costs, parse
-from course.render import timeline_svg
 from solutions.data_parallel import overlapped_gradients
 
 TASK = load("data_parallel").task("overlapped_gradients")
@@ -37,7 +49,7 @@ def overlap() -> dict[str, object]:
     found = {}
     for name, (label, function) in ways.items():
         found[label] = look(TASK, function, locate=located(name))
-        draw(f"overlap_{name}", timeline_svg(found[label].timeline))
+    draw_timelines("overlap", **{name: found[label].timeline for name, (label, _) in ways.items()})
     columns = "step, ms .1f", "busy, ms .1f", "exposed, ms .1f", "exposed of naive .2f", "sent, GB .2f"
     table = compare("reduced", found, *columns)
     end, same, later = table.rows.values()
@@ -124,7 +136,7 @@ def reductions() -> Table:
     """Each of 8 devices has four numbers of the batch; a microbatch's loss is its number times the sum of weights."""
     given, mesh = {"weights": jnp.ones(1024), "batch": jnp.arange(32.0)}, {"data": 8}
     specs, out = {"weights": P(), "batch": P("data")}, {"gradient": P("data")}
-    table = Table("", "dev. 2 .1f", "dev. 7 .1f", "sent by each device s", "bytes ,.0f")
+    table = Table("loss", "dev. 2 .1f", "dev. 7 .1f", "sent by each device s", "bytes ,.0f", markdown=True)
     for function in (replicated, replicated_then_pmean, replicated_half, varying, varying_then_pmean):
 
         def stacked(weights, numbers, function=function):
@@ -150,7 +162,7 @@ def masks() -> Table:
     numbers = jnp.array([[1.0, 0, 0], [2, 4, 6], [0, 0, 0]])
     mask = jnp.array([[1.0, 0, 0], [1, 1, 1], [0, 0, 0]])
     count = mask.sum(1)
-    table = Table("how it is averaged", "loss s")
+    table = Table("how it is averaged", "loss s", markdown=True)
     for name, loss in (
         ("over all that count", jnp.sum(numbers * mask) / mask.sum()),
         ("mean of the devices' means", jnp.mean(jnp.sum(numbers * mask, 1) / jnp.maximum(count, 1))),
@@ -166,7 +178,7 @@ def masks() -> Table:
 def hiding() -> Table:
     """Tokens at which a reduction takes as long as the backward pass: 4 T N / C = 2 (n-1)/n b N / beta."""
     heads = "TFLOP/s .1f", "GB/s .1f", "tokens, float32 ,.0f", "tokens in bfloat16 ,.0f"
-    table = Table("8 devices", *heads)
+    table = Table("8 devices", *heads, markdown=True)
     for label, name, network in (
         ("A5000, pairs and PCIe", "8xA5000", inf),
         ("A100, NVLink", "8xA100", inf),
@@ -183,7 +195,8 @@ def hiding() -> Table:
 def scaling() -> Table:
     """A fixed batch of 131,072 tokens on more and more H100: nothing hidden, and everything hidden that can be."""
     columns = "tokens each ,.0f", "compute, ms .1f", "reduce, ms .1f", "in turn .1f", "overlapped .1f"
-    table, alone, gains = Table("devices", *columns), 6 * 131072 * 1e9 / machine("8xH100").peak("bf16"), {}
+    table, gains = Table("devices", *columns, markdown=True), {}
+    alone = 6 * 131072 * 1e9 / machine("8xH100").peak("bf16")
     for n in (1, 2, 4, 8, 16, 32, 64, 128):
         backward, reduce = 2 / 3 * alone / n, 2 * (n - 1) / n * 4e9 / 50e9
         turns, both = backward / 2 + backward + reduce, backward / 2 + max(backward, reduce)

@@ -16,6 +16,7 @@ from showing import (
     compare,
     compiled,
     draw,
+    draw_timelines,
     example,
     kept,
     look,
@@ -34,7 +35,7 @@ from course.mesh import make_mesh
 from course.model import transformer
 from course.predict import predict
 from course.program import costs, parse
-from course.render import memory_svg, timeline_svg
+from course.render import memory_svg
 from course.render.quantities import bytes_text
 from solutions.fsdp import fsdp_train_step, hybrid_shard_step
 
@@ -80,8 +81,8 @@ def prefetch() -> Table:
         "resident, GiB .2f",
         base=AFTER,
     )
-    for name, picture in ((BEFORE, "before"), ("ahead forward only", "half"), (AFTER, "after")):
-        draw(f"prefetch_{picture}", timeline_svg(found[name].timeline))
+    drawn = {"before": BEFORE, "half": "ahead forward only", "after": AFTER}
+    draw_timelines("prefetch", **{picture: found[name].timeline for picture, name in drawn.items()})
     for name, picture in (("ahead, JAX with checkpoint", "kept"), (AFTER, "memory")):
         draw(f"prefetch_{picture}", memory_svg(found[name].memory, MACHINE.memory_bytes))
     before, after = table[BEFORE], table[AFTER]
@@ -168,6 +169,10 @@ def hybrid() -> dict[str, Table]:
     wide_all, wide, narrow_all, narrow_node = (row.step for row in steps.rows.values())
     assert 1 < wide / wide_all < 1.1, "no faster with an adapter for each device"
     assert 0.5 < narrow_node / narrow_all < 0.6, "little more than half as long with one for a node"
+    n, r = 8, 2
+    node = {"hybrid": 2 * (r - 1) / r, "ring": 3 * (n * r - 1) / (n * r)}
+    assert node["hybrid"] == 1 and 2.8 < node["ring"] < 2.82, "per node, W against 2.8 W"
+    say(hybrid_node="$W$", ring_node=f"${node['ring']:.1f}\\,W$", hybrid_device=f"$W/{n / node['hybrid']:.0f}$")
     return {"links": links, "nodes": steps}
 
 

@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from showing import Table, draw, example, look, over, program, realistic, say
+from showing import Table, draw, draw_timelines, example, look, over, program, realistic, say
 
 from autograder.chapters.looping_pipeline import mutants
 from autograder.chapters.looping_pipeline.alternatives import by_hand, with_a_mean_on_the_way_back
 from autograder.contract.task import load
 from course.machines import FREE_NETWORK, machine
 from course.program import bubble, memory, parse, timeline
-from course.render import schedule_svg, timeline_svg
+from course.render import schedule_svg
 from course.schedules import breadth_first, forwards, gpipe, num_ticks
 from course.validation.pipelines import uva_pipeline
 from solutions.looping_pipeline import execute_looping_pipeline, looping_train_step
@@ -145,9 +145,8 @@ def sync() -> dict[str, Table]:
         found = {"end": timeline(late, where), "repeat": timeline(soon, where)}
         one, other = (1e3 * step.seconds for step in found.values())
         slower.add(f"{times} times", one, other, one - other)
-        for which, step in found.items():
-            if times in (1, 4):
-                draw(f"sync_{'a5000' if times == 1 else 'slow'}_{which}", timeline_svg(step))
+        if times in (1, 4):
+            draw_timelines(f"sync_{'a5000' if times == 1 else 'slow'}", **found)
     first, last, saved = table[END], table[REPEAT], [row.saved for row in slower.rows.values()]
     spent = "exposed over data"
     hidden = round(first[spent], 1) - round(last[spent], 1)

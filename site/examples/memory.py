@@ -5,6 +5,9 @@ from dataclasses import replace
 from showing import Table, example, say
 
 from course.budget import PLANS, REMAT, Sizes, activation_bytes, budget
+from course.machines import machine
+from course.planning import Choice, estimate
+from course.planning.training import Training
 
 GPT = Sizes(layers=12, width=768, heads=12, vocab=40_512, seq=512, parameters=147_000_000)
 LARGE = Sizes(layers=32, width=4096, heads=32, vocab=32_768, seq=2048)
@@ -64,6 +67,7 @@ def meshes() -> Table:
         "data=8": {"mesh": {"data": 8}},
         "data=8 --fsdp": {"mesh": {"data": 8}, "fsdp": True},
         "tensor=8": {"mesh": {"tensor": 8}},
+        "tensor=8 --no-sequence-parallel": {"mesh": {"tensor": 8}, "sequence_parallel": False},
         "data=4,tensor=2 --fsdp": {"mesh": {"data": 4, "tensor": 2}, "fsdp": True},
         "pipe=8 --microbatches 8": {"mesh": {"pipe": 8}, "microbatches": 8},
     }.items():
@@ -72,4 +76,12 @@ def meshes() -> Table:
         state = sum(found.row(name).bytes for name in ("parameters", "gradients", "optimizer"))
         sizes = state, gathered, found.total - state - gathered, found.total
         table.add(f"`{label}`", *(size / 1e9 for size in sizes))
+        if "tensor=8" in label:
+            inputs = found.row("activations").bytes
+            say(**{"whole_inputs" if "no" in label else "inputs": f"{inputs / 1e9:.2f}"})
+            # The planner's count for the same configuration, without the weights and arrays of the layer at work.
+            if "no" not in label:
+                choice = Choice(1, 1, 8, 1, LARGE.layers, "block", False)
+                held = estimate(LARGE, machine("8xA100"), 8, choice, Training(plan="float32")).resident
+                assert held["activations"] == inputs, "the planner and the calculator agree"
     return table

@@ -92,7 +92,8 @@ def executed(function, stages, count):
 
 @example
 def bubbles() -> Table:
-    table = Table(("stages", "microbatches"), "ticks .0f", "bubble on the timeline .4f", "(S-1)/(M+S-1) .4f")
+    columns = "ticks .0f", "bubble on the timeline .4f", "(S-1)/(M+S-1) .4f"
+    table = Table(("stages", "microbatches"), *columns, markdown=True)
     for stages in (4, 8):
         for count in (1, 4, 8, 16, 32):
             case, time = executed(execute_pipeline, stages, count)

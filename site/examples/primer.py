@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import jupytext
 from jax import lax
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from showing import Table, draw, example
 
@@ -49,6 +50,39 @@ def cells() -> dict[str, str]:
         if name and out.getvalue():
             printed[name] = out.getvalue().rstrip("\n")
     return printed
+
+
+# --8<-- [start:explicit]
+def explicit():
+    kinds = (AxisType.Explicit, AxisType.Explicit)
+    with jax.set_mesh(jax.make_mesh((4, 2), ("data", "tensor"), axis_types=kinds)):
+        x = jax.device_put(jnp.ones((8, 6)), P("data"))
+        columns = jax.device_put(jnp.ones((6, 4)), P(None, "tensor"))
+        print(jax.typeof(x @ columns))
+
+        x = jax.device_put(x, P("data", "tensor"))
+        rows = jax.device_put(columns, P("tensor", None))
+        try:
+            x @ rows
+        except Exception as error:
+            print(f"{type(error).__name__}: {str(error).partition(' Please')[0]}")
+        print(jax.typeof(jnp.dot(x, rows, out_sharding=P("data", None))))
+
+
+# --8<-- [end:explicit]
+
+
+@example
+def modes() -> dict[str, str]:
+    """What the cell on explicit axes prints."""
+    with redirect_stdout(io.StringIO()) as out:
+        explicit()
+    printed = out.getvalue().rstrip("\n")
+    first, refused, last = printed.split("\n")
+    assert (first, last) == ("float32[8@data,4@tensor]", "float32[8@data,4]")
+    assert refused.startswith("ShardingTypeError: Contracting dimensions are sharded")
+    assert jax.make_mesh((8,), ("data",)).axis_types == (AxisType.Explicit,), "JAX's default"
+    return {"explicit": printed}
 
 
 @example

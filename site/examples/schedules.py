@@ -4,12 +4,11 @@
 """
 
 from argparse import ArgumentParser
-from urllib.parse import urlencode
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from showing import Table, draw, example, look, program, say
+from showing import Table, draw, draw_timelines, example, look, program, say
 
 from autograder.chapters.mutant import patch
 from autograder.chapters.schedules import mutants
@@ -19,7 +18,7 @@ from autograder.chapters.schedules.wrapping import Executed
 from autograder.contract.task import Case, load
 from course.machines import FREE_NETWORK, machine
 from course.program import bubble, memory, parse, timeline
-from course.render import schedule_svg, timeline_svg
+from course.render import schedule_svg
 from course.render.quantities import digits, share_text
 from course.schedules import (
     FAMILY,
@@ -77,7 +76,7 @@ def table(stages: int = 4, microbatches: int = 8, repeats: int = 2, send: float 
 @example
 def pictures() -> None:
     for name in FAMILY:
-        drawn = family(name, 4, 8, 2 if name in LOOPED else 1) if name != "pipedream" else pipedream(4, 8, stream=10)
+        drawn = family(name, 4, 8, 2 if name in LOOPED else 1) if name != "pipedream" else pipedream(4, 8, stream=12)
         draw(name, schedule_svg(drawn))
     few, by_hand = breadth_first(4, 2, 3), written(BY_HAND)
     draw("few", schedule_svg(few))
@@ -117,14 +116,20 @@ def filled() -> Table:
         "schedule", "time of a step s", "idle inside s", "activations s", "copies of weights s", markdown=True
     )
     links = []
-    for schedule in (one_f_one_b(4, 8), zero_bubble(4, 8), zero_bubble_2(4, 8), zero_bubble_v(4, 8), dualpipe(4, 8)):
+    made = {
+        "1f1b": one_f_one_b(4, 8),
+        "zero_bubble": zero_bubble(4, 8),
+        "zb_h2": zero_bubble_2(4, 8),
+        "zb_v": zero_bubble_v(4, 8),
+        "dualpipe": dualpipe(4, 8),
+    }
+    for key, schedule in made.items():
         timed = run(schedule)
         found = measure(timed)
         own = [spans[-1].end - spans[0].start - sum(s.end - s.start for s in spans) for spans in timed.spans]
         cells = digits(found.time), digits(max(own)), digits(max(found.activations)), str(max(found.weights))
         shown.add(schedule.name, *cells)
-        lines = urlencode({"schedule": "by_hand", "route": schedule.route, "lines": "\n".join(lines_of(schedule))})
-        links.append(f'- <a href="#{lines.replace("&", "&amp;")}">{schedule.name}</a>')
+        links.append(f'- <a href="#schedule={key}&amp;S=4&amp;M=8&amp;R=1">{schedule.name}</a>')
         if schedule.name not in ("1F1B", "ZB-H1"):
             draw(schedule.name.lower().replace("-", "_"), schedule_svg(schedule))
     say(explorer="\n".join(links))
@@ -163,7 +168,7 @@ def split(schedule):
 def executed() -> Table:
     """One program, five tables: what the timeline and liveness say of it."""
     columns = "ticks d", "bubble .4f", "closed form .4f", "slots d", "temporaries, MiB .1f", "sent, MiB .1f"
-    shown, unit = Table("table", *columns), 2 * 256 * 512**2 / FREE_NETWORK.peak("f32")
+    shown, unit = Table("table", *columns, markdown=True), 2 * 256 * 512**2 / FREE_NETWORK.peak("f32")
     for name, (family_name, repeats) in TABLES.items():
         exported = program(TASK, execute_schedule, case_of(name))
         module = parse(exported)
@@ -175,7 +180,7 @@ def executed() -> Table:
         sent = look(TASK, execute_schedule, case_of(name), A100).costs.collectives
         bytes_sent = sum(one.total_bytes for one in sent) / 2**20
         shown.add(name, table.num_ticks, found, form, table.num_slots["saved"], live, bytes_sent)
-        assert abs(found - form) < 1e-6 or (name == "1F1B" and 0 < form - found < 0.03)
+        assert abs(found - form) < 1e-6
     for name, order in (("gpipe", split(gpipe(4, 8))), ("zero_bubble", zero_bubble(4, 8))):
         title = {"gpipe": "GPipe", "zero_bubble": "ZB-H1"}[name]
         step = timeline(parse(program(TASK, execute_schedule, case_of(title))), FREE_NETWORK)
@@ -189,7 +194,7 @@ def executed() -> Table:
 def lead() -> Table:
     """Interleaved 1F1B with Megatron's number of forward passes first, and with fewer."""
     columns = ("messages free .4g", "a message takes 0.1 .4g", "0.5 .4g", "in flight, parts d")
-    shown = Table("forward passes first", *columns)
+    shown = Table("forward passes first", *columns, markdown=True)
     orders = {"2 (S - s - 1) + (R - 1) S": lines_of(family("interleaved", 4, 8, 2))}
     orders["S - s - 1 + (R - 1) S"] = with_a_shorter_lead(4, 8, 2)
     for name, lines in orders.items():
@@ -220,12 +225,13 @@ WAYS = {
 def executor() -> dict[str, Table]:
     """What is wrong with an executor that computes too much and keeps too much, on 4 of 8 A100."""
     shown = Table("executor", "step, ms .2f", "computing, ms .2f", "FLOPs, G .1f", "temporaries, MiB .0f")
+    steps = {}
     for name, function in WAYS.items():
         found = look(TASK, function, case_of("1F1B", microbatches=16, **LARGE), A100, located)
         step, live = found.timeline, found.memory.temporaries
         shown.add(name, 1e3 * step.seconds, 1e3 * step.busy, found.costs.flops / 1e9, live / 2**20)
-        if name in ("first version", "one pass, slots"):
-            draw(f"executor_{'first' if name == 'first version' else 'last'}", timeline_svg(step))
+        steps[name] = step
+    draw_timelines("executor", first=steps["first version"], last=steps["one pass, slots"])
     first, last = shown["first version"], shown["one pass, slots"]
     assert first.step > 2 * last.step and first.temporaries > 2 * last.temporaries
     tables = Table("table", "step, ms .2f", "exposed over pipe, ms .2f", "temporaries, MiB .0f")
@@ -321,7 +327,7 @@ def asynchrony() -> Table:
 
     batches = {"inputs": inputs, "targets": answer(inputs)}
     ways = {"in time": (0,) * STAGES, "one update late": (1,) * STAGES, "late by stage": tuple(range(STAGES))[::-1]}
-    shown = Table("learning rate", *(f"{name} .3g" for name in ways))
+    shown = Table("learning rate", *(f"{name} .3g" for name in ways), markdown=True)
     train = jax.jit(delayed, static_argnums=3)
     for rate in RATES:
         losses = [train(weights, batches, rate, delays)[1] for delays in ways.values()]

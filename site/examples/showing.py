@@ -20,7 +20,8 @@ from course.mesh import abstract_mesh
 from course.predict import Prediction, predict
 from course.program import Locate, Program, export
 from course.program.compiled import DEFAULT_FLAGS, GpuReport, compile_all
-from course.render import holdings_svg
+from course.program.simulator import Timeline
+from course.render import holdings_svg, timeline_svg
 
 EXAMPLES: dict[str, Callable[[], Any]] = {}
 KEPT: dict[str, bool] = {}
@@ -48,6 +49,13 @@ def kept(*, slow: bool = False) -> Callable[[Callable[[], Any]], Callable[[], An
 def draw(name: str, svg: str) -> None:
     """Save a picture."""
     PICTURES[name] = svg
+
+
+def draw_timelines(chapter: str, **timelines: Timeline) -> None:
+    """Save several timelines as pictures of their own, on one time scale."""
+    until = max(timeline.seconds for timeline in timelines.values())
+    for name, timeline in timelines.items():
+        draw(f"{chapter}_{name}", timeline_svg(timeline, until=until))
 
 
 def say(**figures: object) -> None:

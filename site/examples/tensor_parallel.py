@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
-from showing import Table, compare, draw, example, holdings, look, realistic, say, wrong
+from showing import Table, compare, draw_timelines, example, holdings, look, realistic, say, wrong
 
 from autograder.chapters.tensor_parallel.alternatives import tp_mlp_gathered_again
 from autograder.contract.task import load
@@ -15,7 +15,6 @@ from course.data import regression_batch
 from course.machines import machine
 from course.mesh import as_varying, make_mesh
 from course.model import full_loss, mlp
-from course.render import timeline_svg
 from solutions.tensor_parallel import tp_mlp, tp_train_step
 
 TASK = load("tensor_parallel").task("tp_mlp")
@@ -48,14 +47,17 @@ def located(file):
 
 @example
 def arrays() -> Table:
-    sizes, table = realistic(TASK).sizes, Table(("array", "elements"), "MiB .0f", markdown=True)
+    sizes, columns = realistic(TASK).sizes, ("MiB ,.0f", "times sent, forward and backward d", "MiB sent in all ,.0f")
+    table = Table(("array", "elements"), *columns, markdown=True)
     rows, width, hidden = sizes.rows, sizes.width, sizes.hidden
-    for name, form, count in (
-        ("rows of the width", "$T d$", rows * width),
-        ("hidden features", "$T h$", rows * hidden),
-        ("the two kernels", "$2 d h$", 2 * width * hidden),
+    for name, form, count, times in (
+        ("rows of the width", "$T d$", rows * width, 4),
+        ("hidden features", "$T h$", rows * hidden, 2),
+        ("the two kernels", "$2 d h$", 2 * width * hidden, 2),
     ):
-        table.add((name, form), 4 * count / 2**20)
+        table.add((name, form), 4 * count / 2**20, times, 4 * count * times / 2**20)
+    assert 4 * hidden * width == 2 * 2 * width * hidden, "rows and weights are the same bytes at T = h"
+    say(crossover=f"{hidden:,}")
     return table
 
 
@@ -64,12 +66,8 @@ def ways() -> Table:
     found = {name: look(TASK, function, locate=located) for name, function in WAYS.items()}
     columns = "step, ms .2f", "busy, ms .2f", "exposed, ms .2f", "sent, MiB ,.0f", "resident, MiB ,.0f"
     table, sizes = compare("", found, *columns), realistic(TASK).sizes
-    for picture, name in {
-        "weights": "weights come to the rows",
-        "hidden": "hidden features made whole",
-        "rows": OURS,
-    }.items():
-        draw(f"mlp_{picture}", timeline_svg(found[name].timeline))
+    drawn = {"weights": "weights come to the rows", "hidden": "hidden features made whole", "rows": OURS}
+    draw_timelines("mlp", **{picture: found[name].timeline for picture, name in drawn.items()})
     holdings(
         {"tensor": 4},
         mlp_between=((8, 4), ("tensor", None), ("rows", "width")),

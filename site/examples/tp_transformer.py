@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
-from showing import Table, by_compiler, draw, example, holdings, kept, look, program, realistic, say
+from showing import Table, by_compiler, draw_timelines, example, holdings, kept, look, program, realistic, say
 from steps import BILLION, KEY, over_tensor, varying
 
 from autograder.chapters.tp_transformer.mutants import gathers_and_scatters_whole, gathers_logits
@@ -22,7 +22,6 @@ from course.planning import Choice
 from course.predict import predict
 from course.program import costs, parse, timeline
 from course.program.compiled import compile_for
-from course.render import timeline_svg
 from solutions import tp_transformer as ours
 from solutions.async_tensor_parallel import matmul_ring_scatter, ring_gather_matmul
 
@@ -58,7 +57,7 @@ def numbers() -> dict[str, Table]:
 def blocks() -> Table:
     """One layer on eight H100, forward and backward, sent whole and by rings."""
     columns = "sent, MiB .0f", "idealised H100, ms .2f", "exposed .2f", "calibrated H100, ms .2f", "exposed there .2f"
-    table = Table(("width", "block", "sends"), *columns)
+    table, drawn = Table(("width", "block", "sends"), *columns), {}
     for width, sizes in (("2,048", USUAL), ("4,096", WIDE)):
         for parallel, (kind, name) in enumerate(BLOCKS.items()):
             block = getattr(ours, name)
@@ -72,11 +71,12 @@ def blocks() -> Table:
                 times = [1e3 * x for t in found for x in (t.seconds, t.exposed_seconds)]
                 table.add((width, kind, way), sum(c.total_bytes for c in costs(module).collectives) / 2**20, *times)
                 if sizes is WIDE and f"{kind}, {way}" in DRAWN:
-                    draw(f"blocks_{DRAWN[f'{kind}, {way}']}", timeline_svg(found[0]))
+                    drawn[DRAWN[f"{kind}, {way}"]] = found[0]
             whole, rings = (table[f"{width}, {kind}, {way}"] for way in ("whole", "rings"))
             assert rings.exposed < 0.56 * whole.exposed and rings["calibrated H100"] > whole["calibrated H100"]
         turn, beside = (table[f"{width}, {kind}, whole"] for kind in BLOCKS)
         assert beside.sent == turn.sent / 2, "half of the bytes"
+    draw_timelines("blocks", **drawn)
     step = {name: row["idealised H100"] for name, row in table.rows.items()}
     narrow, wide = (step[f"{w}, side by side, whole"] / step[f"{w}, in turn, whole"] for w in ("2,048", "4,096"))
     assert narrow < wide and round(table["4,096, side by side, rings"].exposed, 2) == 0
@@ -174,7 +174,7 @@ def mesh_row(table, way, kind, data, tensor, compiled):
 
     def exported(platform):
         return over_tensor(
-            BILLION, Choice(data, 1, tensor, 1, 1, "none", False), 32, step=step, parallel=parallel, platform=platform
+            BILLION, Choice(data, 1, tensor, 1, 1, "none"), 32, step=step, parallel=parallel, platform=platform
         )
 
     found = predict(exported("cpu"), H100, model_flops=flops)

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import jax
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from showing import Table, draw, example, holdings, kept, program, realistic, say
+from showing import Table, draw_timelines, example, holdings, kept, program, realistic, say
 from steps import BILLION, KEY, model_of, shapes_of, tokens, varying
 
 from autograder.chapters.transformer_3d.mutants import gathers_in_every_tick, keeps_everything
@@ -24,7 +24,6 @@ from course.model import full_loss
 from course.predict import predict
 from course.program import costs, export, memory, parse, timeline
 from course.program.compiled import compile_for
-from course.render import timeline_svg
 from course.training import strategy
 from solutions.transformer_3d import forward_3d, init_3d
 
@@ -92,6 +91,7 @@ def exposed_over_data(module, where):
 @example
 def gathers() -> dict[str, object]:
     case = realistic(TASK)
+    steps = {}
     table = Table("", "step, ms .2f", "over data, ms .2f", "sent over data, MiB ,.0f", "temporaries, MiB ,.0f")
     for name, function in WAYS.items():
         exported = program(TASK, function, case, located)
@@ -99,8 +99,8 @@ def gathers() -> dict[str, object]:
         step, *times = exposed_over_data(module, machine(TASK.machine))
         sent = sum(c.total_bytes for c in costs(module).collectives if c.axes == ("data",))
         table.add(name, *times, sent / MIB, memory(module, exported).temporaries / MIB)
-        if name in (TICKS, ONCE):
-            draw(f"gathers_{'ticks' if name == TICKS else 'repeats'}", timeline_svg(step))
+        steps[name] = step
+    draw_timelines("gathers", ticks=steps[TICKS], repeats=steps[ONCE])
     by_axis = ["exposed in the last one, by axis, on the device that waits longest, in ms"]
     for axes, seconds in sorted(step.exposed.items(), key=lambda item: -item[1]):
         by_axis += [f"  {axes:14}{1e3 * seconds:6.2f}"] if seconds > 1e-5 else []

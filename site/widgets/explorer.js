@@ -2,7 +2,7 @@
 "use strict";
 
 (function () {
-  const { NAMES, ROUTES, LETTERS, Undefined, range, build, run, measure, written } = window.meshcraftSchedules;
+  const { NAMES, ROUTES, LETTERS, LOOPED, TWO_PARTS, Undefined, range, build, run, measure, written, inFlight } = window.meshcraftSchedules;
 
   // ---- Words.
 
@@ -35,7 +35,7 @@
   INK["#007a58"] = "#fff";
   const PATTERN = { B: "b", I: "b", W: "d" };
   const WORDS = { F: "forward", B: "backward", I: "backward, input's gradient", W: "weights' gradient" };
-  const [LEFT, RIGHT, LEAST, MOST, CELL, GAP, LETTER] = [62, 20, 572, 2400, 24, 5, 6.1];
+  const [LEFT, RIGHT, LEAST, MOST, CELL, GAP, LETTER] = [76, 20, 572, 2400, 24, 5, 6.1];
   const MAX_CELLS = 5000;
   const DEFS = "<defs>" +
     '<pattern id="explorer-hatch-i" width="8" height="8" patternUnits="userSpaceOnUse">' +
@@ -129,21 +129,49 @@
     return parts.join("");
   }
 
-  function picture(timed, said) {
-    const { S, R } = timed.schedule;
-    const lengths = timed.spans.flat().map((span) => span.end - span.start).filter((length) => length > 0);
-    if (timed.spans.flat().length > MAX_CELLS) return "";
-    const room = LETTER * (String(timed.schedule.microbatches - 1).length + (R > 1 ? 1 : 0)) + 6;
-    const width = Math.min(MOST, Math.max(LEAST, (room * timed.end) / Math.min(...lengths)));
-    const scale = width / timed.end;
+  const readable = (timed) => timed.spans.flat().length <= MAX_CELLS;
+
+  // The width of pictures on one time scale: that at which the shortest action of any has room for its number.
+  function commonScale(pictures) {
+    const end = Math.max(...pictures.map((timed) => timed.end));
+    const least = Math.max(...pictures.map((timed) => {
+      const lengths = timed.spans.flat().map((span) => span.end - span.start).filter((length) => length > 0);
+      return (LETTER * (String(timed.schedule.microbatches - 1).length + (timed.schedule.R > 1 ? 1 : 0)) + 6) / Math.min(...lengths);
+    }));
+    const width = Math.min(MOST, Math.max(LEAST, least * end));
+    return { width, scale: width / end };
+  }
+
+  const svg = (width, height, label, content) =>
+    `<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="${label}" viewBox="0 0 ${px(width)} ${px(height)}" ` +
+    `style="display:block;width:100%;min-width:${px(width)}px;max-width:${px(1.25 * width)}px" font-size="11" ` +
+    `font-family="system-ui,sans-serif">${content}</svg>`;
+
+  function picture(timed, said, { width, scale }) {
+    const { S } = timed.schedule;
     const lines = timed.costs.c && S > 1 ? 8 : 0;
     const step = CELL + GAP + lines;
     const bottom = 4 + S * step - GAP;
     const rows = range(S).map((stage) => row(timed, stage, 4 + stage * step, scale)).join("");
-    const [w, h] = [LEFT + width + RIGHT, bottom + 66];
-    return `<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="${said}" viewBox="0 0 ${px(w)} ${px(h)}" ` +
-      `style="display:block;width:100%;min-width:${px(w)}px;max-width:${px(1.25 * w)}px" font-size="11" ` +
-      `font-family="system-ui,sans-serif">${DEFS}${axis(timed, scale, 4, bottom)}${rows}${legend(timed, bottom + 26)}</svg>`;
+    return svg(LEFT + width + RIGHT, bottom + 66, said, `${DEFS}${axis(timed, scale, 4, bottom)}${rows}${legend(timed, bottom + 26)}`);
+  }
+
+  // Microbatches in flight on each stage over time, on the time scale of the picture above.
+  function memoryCurve(timed, { width, scale }, most) {
+    const height = 22;
+    const peaks = [];
+    const rows = inFlight(timed).map((steps, stage) => {
+      const [top, bottom] = [18 + stage * (height + GAP), 18 + stage * (height + GAP) + height];
+      const y = (count) => px(bottom - (height * count) / most);
+      const peak = Math.max(...steps.map(([, count]) => count));
+      peaks.push(digits(peak));
+      const line = steps.map(([time, count]) => `H${px(LEFT + Math.min(time, timed.end) * scale)}V${y(count)}`).join("");
+      return `<path d="M${LEFT},${bottom}${line}H${px(LEFT + timed.end * scale)}V${bottom}Z" fill="#cc79a7" fill-opacity="0.55" stroke="#cc79a7">` +
+        `<title>stage ${stage}: at most ${digits(peak)} in flight</title></path>` +
+        words(`stage ${stage}: ${digits(peak)}`, LEFT - 6, bottom - 7, "end");
+    }).join("");
+    const said = `Microbatches in flight over time; at most, by stage: ${peaks.join(", ")}`;
+    return svg(LEFT + width + RIGHT, 22 + timed.schedule.S * (height + GAP), said, words("microbatches in flight, and the most of each stage", LEFT, 11, "start") + rows);
   }
 
   // ---- The form.
@@ -154,10 +182,11 @@
     ["w", "backward: weights' gradients", 0, 100, "any"], ["c", "sending one message", 0, 100, "any"],
   ];
   const BY_HAND = "F0 F1 F2 B0 B1 B2\nF0 F1 B0 F2 B1 B2\nF0 B0 F1 B1 F2 B2";
-  const START = { schedule: "1f1b", S: 4, M: 8, R: 1, f: 1, b: 1, w: 1, c: 0, route: "round", lines: BY_HAND };
+  const START = { schedule: "1f1b", S: 4, M: 8, R: 1, f: 1, b: 1, w: 1, c: 0, other: "", route: "round", lines: BY_HAND };
 
   function problem(state) {
     if (!(state.schedule in NAMES)) return `there is no schedule called ${JSON.stringify(state.schedule)}`;
+    if (state.other && (!(state.other in NAMES) || state.other === "by_hand")) return `there is no schedule called ${JSON.stringify(state.other)}`;
     if (!(state.route in ROUTES)) return `there is no route called ${JSON.stringify(state.route)}`;
     const fields = FIELDS.filter(([key]) => state.schedule !== "by_hand" || !["S", "M", "R"].includes(key));
     for (const [key, name, least, most, step] of fields) {
@@ -169,8 +198,15 @@
     return "";
   }
 
-  // What is drawn of a stream that never flushes: its beginning.
+  // What is drawn of a stream that never flushes: what happens before its first stage runs out of microbatches.
   const shown = (state) => (state.schedule === "pipedream" ? state.M + 2 * state.S : 0);
+
+  function beginning(timed) {
+    if (timed.schedule.flushes) return timed;
+    const end = Math.max(...timed.spans[0].filter(({ action }) => action[0] === "F").map((span) => span.end));
+    const cut = (given) => given.filter((one) => one.start < end).map((one) => ({ ...one, end: Math.min(one.end, end) }));
+    return { ...timed, spans: timed.spans.map(cut), messages: cut(timed.messages), end };
+  }
 
   function result(state) {
     const costs = { f: state.f, b: state.b, w: state.w, c: state.c };
@@ -179,20 +215,20 @@
       return { found: measure(drawn), drawn };
     }
     const found = measure(run(build(state.schedule, state.S, state.M, state.R), costs));
-    return { found, drawn: run(build(state.schedule, state.S, state.M, state.R, shown(state)), costs) };
+    return { found, drawn: beginning(run(build(state.schedule, state.S, state.M, state.R, shown(state)), costs)) };
   }
 
   function readHash(hash) {
     const given = new URLSearchParams(hash.replace(/^#/, ""));
     if (!given.has("schedule")) return null;
     const state = { ...START, schedule: given.get("schedule") };
-    for (const key of ["route", "lines"]) if (given.has(key)) state[key] = given.get(key);
+    for (const key of ["other", "route", "lines"]) if (given.has(key)) state[key] = given.get(key);
     for (const [key] of FIELDS) if (given.has(key)) state[key] = given.get(key) === "" ? NaN : Number(given.get(key));
     return state;
   }
 
   const writeHash = (state) => {
-    const shared = Object.entries(state).filter(([k]) => state.schedule === "by_hand" || !["route", "lines"].includes(k));
+    const shared = Object.entries(state).filter(([k, v]) => (k === "other" ? v : state.schedule === "by_hand" || !["route", "lines"].includes(k)));
     return `#${new URLSearchParams(shared.map(([k, v]) => [k, String(v)]))}`;
   };
 
@@ -204,7 +240,8 @@
       `min="${least}" max="${most}" step="${step}"></label>`;
     return `<form novalidate aria-label="Schedule explorer"><fieldset><legend>Pipeline</legend>` +
       `<label for="explorer-schedule"><span>schedule</span><select id="explorer-schedule" name="schedule">${options}` +
-      `</select></label>${FIELDS.slice(0, 3).map(field).join("")}</fieldset><fieldset><legend>Time of a microbatch on ` +
+      `</select></label><label for="explorer-other"><span>next to</span><select id="explorer-other" name="other"><option value="">nothing</option>` +
+      `${options.replace(/<option value="by_hand">.*?<\/option>/, "")}</select></label>${FIELDS.slice(0, 3).map(field).join("")}</fieldset><fieldset><legend>Time of a microbatch on ` +
       `one device</legend>${FIELDS.slice(3).map(field).join("")}</fieldset>` +
       '<fieldset id="explorer-by-hand"><legend>Your lines, one for each stage</legend>' +
       '<label for="explorer-lines" class="explorer-wide"><span>orders</span><textarea id="explorer-lines" name="lines" ' +
@@ -219,17 +256,22 @@
   }
 
   function sentence(state, found) {
-    const sizes = `${state.S} stages, ${state.M} microbatches${state.R > 1 ? `, ${state.R} repeats` : ""}`;
+    const repeats = TWO_PARTS.includes(state.schedule) ? ", 2 parts on each device" : state.R > 1 ? `, ${state.R} repeats` : "";
+    const sizes = `${state.S} stages, ${state.M} microbatches${repeats}`;
     return `${NAMES[state.schedule]}, ${sizes}: bubble ${percent(found.bubble)}; a step takes ${digits(found.time)}; a ` +
       `device holds activations of ${spread(found.activations)} microbatches and ${spread(found.weights)} ` +
       `${Math.max(...found.weights) > 1 ? "copies" : "copy"} of its weights, and sends ${spread(found.messages)} messages.`;
   }
 
+  // The same sizes for another schedule, which may have one repeat, two, or as many as are chosen.
+  const sizedFor = (state, schedule) => ({
+    ...state, schedule, R: LOOPED.includes(schedule) || schedule === "by_hand" ? state.R : TWO_PARTS.includes(schedule) ? 2 : 1,
+  });
+
   function family(state) {
-    const looped = ["interleaved", "breadth_first"];
     const names = Object.keys(NAMES).filter((name) => name !== "by_hand" || state.schedule === "by_hand");
     const rows = names.map((schedule) => {
-      const own = { ...state, schedule, R: looped.includes(schedule) || schedule === "by_hand" ? state.R : 1 };
+      const own = sizedFor(state, schedule);
       const current = schedule === state.schedule ? ' aria-current="true"' : "";
       let cells;
       try {
@@ -256,12 +298,12 @@
     const [drawing, table] = ["picture", "table"].map((name) => root.querySelector(`.explorer-${name}`));
 
     const read = () => {
-      const state = { schedule: inputs.schedule.value, lines: inputs.lines.value, route: inputs.route.value };
+      const state = { schedule: inputs.schedule.value, other: inputs.other.value, lines: inputs.lines.value, route: inputs.route.value };
       for (const [key] of FIELDS) state[key] = inputs[key].value === "" ? NaN : Number(inputs[key].value);
       return state;
     };
     const fill = (state) => {
-      for (const key of ["schedule", "lines", "route"]) inputs[key].value = state[key];
+      for (const key of ["schedule", "other", "lines", "route"]) inputs[key].value = state[key];
       for (const [key] of FIELDS) inputs[key].value = Number.isNaN(state[key]) ? "" : state[key];
     };
     const complain = (message, fix) => {
@@ -285,7 +327,7 @@
     const sized = (state) => {
       const byHand = state.schedule === "by_hand";
       root.querySelector("#explorer-by-hand").hidden = !byHand;
-      for (const key of ["S", "M", "R"]) inputs[key].disabled = byHand;
+      for (const key of ["S", "M", "R"]) inputs[key].disabled = byHand || (key === "R" && TWO_PARTS.includes(state.schedule));
       if (!byHand || problem({ ...state, S: 1, M: 1, R: 1 })) return state;
       const { S, M, R } = written(state.lines, state.route);
       const sizes = { S, M: state.route === "both" ? 2 * M : M, R };
@@ -308,18 +350,25 @@
         else inputs[key].removeAttribute("aria-describedby");
       }
       if (wrong) return complain(wrong);
-      let made;
+      const drawn = [];
       try {
-        made = result(state);
+        // Next to each other, a schedule with one repeat has one, whatever the other needs.
+        const owns = state.other ? [state.schedule, state.other].map((name) => sizedFor(state, name)) : [state];
+        for (const own of owns) drawn.push({ own, ...result(own) });
       } catch (error) {
         if (!(error instanceof Undefined)) throw error;
         return complain(error.message, error.fix);
       }
       alert.hidden = true;
       drawing.hidden = table.hidden = false;
-      said.textContent = sentence(state, made.found);
-      drawing.innerHTML = picture(made.drawn, said.textContent) ||
-        "<p>Too many actions to be read in a picture: choose fewer stages, microbatches or repeats.</p>";
+      const sentences = drawn.map(({ own, found }) => sentence(own, found));
+      said.textContent = sentences.join(" ");
+      const scale = commonScale(drawn.map((one) => one.drawn));
+      const most = Math.max(...drawn.flatMap((one) => inFlight(one.drawn).flat().map((step) => step[1])));
+      drawing.innerHTML = drawn.every((one) => readable(one.drawn))
+        ? drawn.map((one, i) => `${drawn.length > 1 ? `<p><strong>${NAMES[one.own.schedule]}</strong></p>` : ""}` +
+          picture(one.drawn, sentences[i], scale) + memoryCurve(one.drawn, scale, most)).join("")
+        : "<p>Too many actions to be read in a picture: choose fewer stages, microbatches or repeats.</p>";
       table.innerHTML = family(state);
     };
     const update = (keep) => {

@@ -1,15 +1,41 @@
-"""MkDocs hook: add scripts and styles of the widgets to the site, under ``widgets/``."""
+"""MkDocs hook: add scripts and styles of the widgets to the site, under ``widgets/``, and the machines' figures."""
 
+import json
 from pathlib import Path
 
 from mkdocs.structure.files import File
 
+from course.machines import MACHINES
+
 FOLDER = Path(__file__).parent
 
 
+def figures() -> dict[str, dict]:
+    """Rates and latencies of each idealised machine within one node, as its model gives them, for a script.
+
+    ``gather`` has the latency and the rate of a large all-gather by the number of devices, ``permute`` those of a
+    transfer to a neighbour. Rates are per second, in FLOPs or bytes.
+    """
+    found = {}
+    for one in MACHINES:
+        if one.calibrated or one.name in ("2x8xA100", "8xH100-sharp"):
+            continue
+        sizes = [n for n in (2, 4, 8, 16, 32, 64) if n <= one.num_devices]
+        found[one.name] = {
+            "device": one.device,
+            "flops": one.efficiency.matmul * one.peak("bf16"),
+            "memory": one.efficiency.memory * one.memory_bandwidth,
+            "gather": {n: one.transfer("all_gather", tuple(range(n)), 1e9, 1e9) for n in sizes},
+            "permute": {n: one.transfer("collective_permute", tuple(range(n)), 1e9, 1e9) for n in sizes},
+        }
+    return found
+
+
 def on_files(files, config, **_):
-    """Add every script and style sheet in this folder."""
+    """Add every script and style sheet in this folder, and the machines' figures as a script."""
     for path in sorted(FOLDER.iterdir()):
         if path.suffix in (".js", ".css"):
             files.append(File.generated(config, f"widgets/{path.name}", abs_src_path=str(path)))
+    script = f"window.meshcraftMachines = {json.dumps(figures())};\n"
+    files.append(File.generated(config, "widgets/machines.js", content=script))
     return files

@@ -6,8 +6,11 @@
   const LETTERS = "abcdefghijklmnopqrstuvwxyz";
   const NAMES = {
     gpipe: "GPipe", pipedream: "PipeDream", "1f1b": "1F1B", interleaved: "interleaved 1F1B",
-    breadth_first: "breadth-first", zero_bubble: "ZB-H1", by_hand: "by hand",
+    breadth_first: "breadth-first", zero_bubble: "ZB-H1",
+    zb_h2: "ZB-H2", zb_v: "ZB-V", dualpipe: "DualPipe", by_hand: "by hand",
   };
+  const LOOPED = ["interleaved", "breadth_first"]; // the repeats can be chosen
+  const TWO_PARTS = ["zb_v", "dualpipe"]; // there are always two
   // How a microbatch goes through the stages: see course/schedules/orders.py.
   const ROUTES = { round: "round and round", v: "there and back", both: "in both directions" };
 
@@ -76,6 +79,82 @@
     return order;
   }
 
+  // The orders that result if each stage does in each tick the first action that it prefers and can do.
+  function played(shape, M, prefers) {
+    const { S, R } = shape;
+    const done = new Map();
+    const at = (stage, action) => done.get([stage, ...action].join());
+    const counts = range(S).map(() => Object.fromEntries(["F", "I", "W"].map((kind) => [kind, range(R).map(() => 0)])));
+    const orders = range(S).map(() => []);
+    const total = 3 * M * R;
+    const can = (stage, [kind, m, r], tick) => {
+      const needed = kind === "F" ? [] : [[stage, [kind === "I" ? "F" : "I", m, r]]];
+      const source = kind === "W" ? null : neighbour(shape, stage, r, kind === "F" ? -1 : 1);
+      if (source) needed.push([source[0], [kind, m, source[1]]]);
+      return needed.every(([where, action]) => at(where, action) < tick);
+    };
+    for (let tick = 0; orders.some((order) => order.length < total); tick += 1) {
+      orders.forEach((order, stage) => {
+        const count = counts[stage];
+        const action = prefers(stage, count).map(([kind, r]) => [kind, count[kind][r], r])
+          .find((one) => one[1] < M && can(stage, one, tick));
+        if (!action) return;
+        order.push(action);
+        count[action[0]][action[2]] += 1;
+        done.set([stage, ...action].join(), tick);
+      });
+    }
+    return orders;
+  }
+
+  function zeroBubble2(S, M) {
+    return played({ S, R: 1 }, M, (stage, { F: [f], I: [i], W: [w] }) => [
+      ["I", 0], ...(f - i < 2 * (S - stage) - 1 && f - w < 2 * S - 1 ? [["F", 0]] : []), ["W", 0],
+    ]);
+  }
+
+  function zeroBubbleV(S, M) {
+    return played({ S, R: 2, route: "v" }, M, (stage, { F, W }) => {
+      const inFlight = F[0] + F[1] - W[0] - W[1];
+      // A place is left for every microbatch that is still to come back through the second part.
+      return [
+        ["I", 0], ["I", 1], ...(inFlight < 2 * S ? [["F", 1]] : []), ...(inFlight + F[0] - F[1] < 2 * S ? [["F", 0]] : []),
+        ["W", 0], ["W", 1],
+      ];
+    });
+  }
+
+  // DualPipe's order of a stage: `near` is the direction that enters at its own end, and `count` microbatches enter there.
+  function bothWays(stage, S, count) {
+    const fromEnd = Math.min(stage, S - 1 - stage);
+    const [near, far] = stage < S / 2 ? [0, 1] : [1, 0];
+    const inner = S / 2 - fromEnd - 1;
+    const made = { F: [0, 0], B: [0, 0] };
+    const [order, waiting] = [[], []];
+    const act = (kind, direction) => {
+      const numbers = made[kind === "F" ? "F" : "B"];
+      order.push([kind, numbers[direction], direction]);
+      if (kind === "I") waiting.push(["W", numbers[direction], direction]);
+      numbers[direction] += 1;
+    };
+    const times = (repeats, ...steps) => range(repeats).forEach(() => steps.forEach(([kind, direction]) =>
+      (kind === "W" ? order.push(waiting.shift()) : act(kind, direction))));
+    times(2 * inner, ["F", near]);
+    times(fromEnd + 1, ["F", near], ["F", far]);
+    times(inner, ["I", far], ["W"], ["F", far]);
+    times(count - S + fromEnd + 1, ["F", near], ["B", far], ["F", far], ["B", near]);
+    times(inner, ["B", far], ["F", far], ["B", near]);
+    let split = false;
+    for (const number of range(fromEnd + 1)) {
+      for (const [parity, direction] of [[1, far], [0, near]]) {
+        split ||= number === Math.floor((fromEnd + 1) / 2) && fromEnd % 2 === parity;
+        act(split ? "I" : "B", direction);
+      }
+    }
+    times(inner, ["W"], ["I", near]);
+    return [...order, ...waiting];
+  }
+
   function build(name, S, M, R, stream) {
     const each = (make) => range(S).map(make);
     const made = { name, S, M, R, flushes: true, microbatches: M };
@@ -96,7 +175,18 @@
       const order = [...forward, ...forward.map(([, m, r]) => ["B", m, r]).reverse()];
       return { ...made, orders: each(() => order) };
     }
+    if (TWO_PARTS.includes(name)) {
+      requireSizes(S, M, 2);
+      if (name === "zb_v") return { ...made, R: 2, route: "v", orders: zeroBubbleV(S, M) };
+      if (S % 2 || M % 2 || M < 2 * S) {
+        throw new Undefined("DualPipe takes an even number of stages, and of microbatches an even number that is at least " +
+          `twice as many, not ${S} and ${M}`, S % 2 ? { S: S + 1 } : { M: Math.max(2 * S, M + (M % 2)) });
+      }
+      const half = { M: M / 2, microbatches: M / 2, R: 2, route: "both" };
+      return { ...made, ...half, orders: each((stage) => bothWays(stage, S, M / 2)) };
+    }
     requireOneRepeat(NAMES[name], S, M, R);
+    if (name === "zb_h2") return { ...made, orders: zeroBubble2(S, M) };
     if (name === "gpipe") {
       const order = [...range(M).map((m) => ["F", m, 0]), ...range(M).map((m) => ["B", m, 0]).reverse()];
       return { ...made, orders: each(() => order) };
@@ -232,6 +322,23 @@
     return most;
   }
 
+  // By stage, [time, microbatches in flight from then on]: each from the start of a forward pass to the end of the last
+  // backward part.
+  function inFlight({ schedule, spans }) {
+    return spans.map((own) => {
+      let held = 0;
+      const steps = [[0, 0]];
+      for (const { action: [kind], start, end } of own) {
+        if (kind === "I") continue;
+        held += (kind === "F" ? 1 : -1) / parts(schedule);
+        const time = kind === "F" ? start : end;
+        if (steps[steps.length - 1][0] === time) steps.pop();
+        steps.push([time, held]);
+      }
+      return steps;
+    });
+  }
+
   function heldWeights(order) {
     const met = new Map();
     let newest = 0;
@@ -269,5 +376,5 @@
     };
   }
 
-  window.meshcraftSchedules = { NAMES, ROUTES, LETTERS, written, Undefined, range, build, run, measure };
+  window.meshcraftSchedules = { NAMES, ROUTES, LETTERS, LOOPED, TWO_PARTS, written, Undefined, range, build, run, measure, inFlight };
 })();

@@ -30,11 +30,11 @@ _EVERY_RING = {
     "predicted time on 8 H100": (_TIME,),
 }
 _ONE_WAY = {**_EVERY_RING, "| temporaries, forward |": ("live temporaries",)}
-_BOTH_WAYS = {**_EVERY_RING, "towards higher and towards lower places": ("bytes each way",)}
+_BOTH_WAYS = {**_EVERY_RING, "towards higher and towards lower indices": ("bytes each way",)}
 _GATHERED, _SCATTERED = {"[..., rows, d_out/axis]``.": _NUMBERS}, {"[..., rows/axis, d_out]``.": _NUMBERS}
 PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "ring_gather_matmul": {
-        "There may be a batch in front": _NUMBERS,
+        "There may be a leading batch dim": _NUMBERS,
         "Any size of the axis works, 1 included; the axis need not be called `tensor`": _NUMBERS,
         "The only collective is `lax.ppermute`.": ("other collectives",),
         "No other is allowed": ("other collectives",),
@@ -51,15 +51,15 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         **_GATHERED,
     },
     "bidirectional_matmul_scatter": {
-        "half of each travels to the next device, half to the one before": ("bytes each way",),
+        "half of each travels to the next device, half to the previous one": ("bytes each way",),
         **_BOTH_WAYS,
         **_SCATTERED,
     },
     "async_tp_mlp": {
         "The bias of `down` is whole on every device, and is added once": ("values",),
-        "The gradient of a kernel is better computed at once": (_TIME,),
+        "It is better to compute the gradient of a kernel at once": (_TIME,),
         "Write the derivative of each ring with `jax.custom_vjp`": (),
-        "must give each gradient the type": (),
+        "must return each gradient with the type": (),
         "Each device's gradients are its own": ("gradients", "gradient norm"),
         "exposed communication": ("exposed communication",),
         "predicted time": (_TIME,),

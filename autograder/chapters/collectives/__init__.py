@@ -7,7 +7,7 @@ from autograder.chapters.collectives.rings import RINGS
 from autograder.contract.task import Contract
 
 READ = {
-    "values": ("collectives", "Who holds what"),
+    "values": ("collectives", "What each device holds"),
     "gradients": ("collectives", "Which is whose transpose"),
     "permute bytes": ("collectives", "What it costs"),
     "other collectives": ("collectives", "Made of permutes"),
@@ -31,7 +31,7 @@ _EVERY_RING = {
 PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "ring_all_gather": {
         "Every device runs the same line": (),
-        "Other dims, however many, stay whole.": ("values",),
+        "All other dims stay whole.": ("values",),
         "Results have the dtype of `x`": ("values",),
         "Any size of the axis works, 1 included; the axis need not be called `data`": ("values", "gradients"),
         "The only collective is `lax.ppermute`.": ("other collectives",),
@@ -40,8 +40,10 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "the chunks of all devices in order of their index.": ("values",),
     },
     "ring_reduce_scatter": {
-        "A partial sum that has visited all devices is finished": ("values",),
-        "Send each chunk straight to its owner and add up there, and all of them live at once": ("live temporaries",),
+        "A partial sum that has visited all devices is complete": ("values",),
+        "send each chunk straight to its owner and add them up there, all of them are live at once": (
+            "live temporaries",
+        ),
         **_EVERY_RING,
         "on the device with index ``i``, chunk ``i`` of the sum.": ("values",),
     },
@@ -49,12 +51,15 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "ring_all_to_all": {
         "Send each chunk directly": ("permute bytes",),
         **_EVERY_RING,
-        "chunk ``j`` is what the device with index ``j`` sent.": ("values",),
+        "chunk ``j`` comes from the device with index ``j``.": ("values",),
     },
     **{f"puzzle_{name}": {_PICTURE: ("values",)} for name in ("rows", "crossed", "slices")},
-    "puzzle_block": {"Now for any array and any mesh.": ("values",), "As many dims as ``shape`` has.": ("values",)},
-    "puzzle_copies": {"How many devices hold the same block": ("values",)},
-    "puzzle_join": {"it is the one that sends least": ("values",), _COLLECTIVE: ("values",)},
+    "puzzle_block": {
+        "Now for any array and any mesh.": ("values",),
+        "The block's shape, with as many dims as ``shape``.": ("values",),
+    },
+    "puzzle_copies": {"Count the devices that hold the same block": ("values",)},
+    "puzzle_join": {"give the one that sends the fewest bytes": ("values",), _COLLECTIVE: ("values",)},
     **{f"puzzle_{name}": {_COLLECTIVE: ("values",)} for name in ("add", "turn")},
 }
 

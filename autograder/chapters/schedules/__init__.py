@@ -5,12 +5,16 @@ from autograder.chapters.schedules.passes import SPLIT_BACKWARD
 from autograder.chapters.schedules.programs import EXECUTE_SCHEDULE, TWO_WEIGHT_VERSIONS_STEP
 from autograder.contract.task import Contract
 
+COSTS = ("bubble", "in flight")
 READ = {
     "values": ("schedules", "Mistakes that cost people days"),
     "gradients": ("schedules", "Mistakes that cost people days"),
     "gradient norm": ("schedules", "Old weights instead of a bubble"),
     "bubble": ("schedules", "Side by side"),
     "in flight": ("schedules", "Side by side"),
+    **{f"one_f_one_b.{fact}": ("schedules", "1F1B: one forward, one backward, then flush") for fact in COSTS},
+    **{f"interleaved.{fact}": ("schedules", "Interleaved 1F1B: smaller stages, depth first") for fact in COSTS},
+    **{f"zero_bubble.{fact}": ("schedules", "Zero bubble: split the backward pass") for fact in COSTS},
     "FLOPs": ("schedules", "Zero bubble: split the backward pass"),
     "live temporaries": ("schedules", "One program for every table"),
     "permute bytes": ("schedules", "One program for every table"),
@@ -57,7 +61,7 @@ PROMISES = {
         "Every device sends in every tick": (),
         "| `ppermute` | two a tick": ("permute bytes",),
         "| any other collective | none |": ("other collectives",),
-        "| bubble, on a free network | at most 1.03": ("bubble",),
+        "| bubble, on a network that takes no time | at most 1.03": ("bubble",),
         "| temporaries that live at once, there |": ("live temporaries",),
         "The loss of the batch is the **mean": ("values", "gradients"),
         "``(loss, gradients)``: on the last stage": ("values", "gradients"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,8 @@ def problem(name: str, question: Question, answer: Any) -> str:
     stages, count, repeats = (*question, 1)[:3]
     if refused(name, question):
         if not isinstance(answer, Refusal):
-            return f"{counted(count, 'microbatch', 'microbatches')} cannot go round in groups of {stages}."
+            groups = f"{counted(count, 'microbatch', 'microbatches')} cannot go round in groups of {stages}"
+            return f"{groups}: raise a ValueError instead of returning lines."
         names_both = {str(stages), str(count)} <= set(re.findall(r"\d+", answer.message))
         return "" if names_both else "Refusing is right; a message that helps names both numbers."
     if isinstance(answer, Refusal):
@@ -116,10 +118,12 @@ def problem(name: str, question: Question, answer: Any) -> str:
     if not isinstance(answer, tuple) or not all(isinstance(line, str) for line in answer):
         return "Expected a tuple with a line of text for each stage."
     try:
-        schedule = written(answer, name="your order")
+        schedule = written(answer, name="this order")
         run(schedule, PASSES)
     except ValueError as error:
-        return f"{str(error)[:300]}."
+        text = f"{error}."
+        text = text if len(text) <= 300 else f"{text[:300].rpartition('; ')[0] or text[:300]}; …"
+        return text[:1].upper() + text[1:]
     found = (schedule.num_stages, schedule.num_microbatches, schedule.num_repeats)
     if found != (stages, count, repeats):
         names = ("stage", "stages"), ("microbatch", "microbatches"), ("repeat", "repeats")
@@ -129,6 +133,11 @@ def problem(name: str, question: Question, answer: Any) -> str:
         )
         return f"These lines are of {said}, and asked was for {wanted}."
     return ""
+
+
+def no_order(name: str, question: Question, answer: Any) -> str:
+    """The same, but empty where no order is the right answer."""
+    return "" if refused(name, question) else problem(name, question, answer)
 
 
 def cost(answer: tuple[str, ...]) -> Measured:
@@ -143,7 +152,13 @@ def too_slow(name: str, question: Question, answer: Any) -> str:
     took, least = cost(answer).time, ORDERS[name].seconds(*question)
     if took <= least + 1e-6:
         return ""
-    return f"A step takes {took:g}, and {least:g} is enough. {FOLLOW}{ORDERS[name].slow}"
+    said = f"A step takes {took:g}, and {least:g} is enough."
+    for stage, line in enumerate(answer):
+        begun = len(list(takewhile(lambda word: word.startswith("F"), line.split())))
+        if begun > ORDERS[name].in_flight(stage, *question):
+            early = f"Stage {stage} begins with {begun} forward passes"
+            return f"{said} {early}: which of them could come after its first backward pass?"
+    return f"{said} {FOLLOW}{ORDERS[name].slow}"
 
 
 def too_full(name: str, question: Question, answer: Any) -> str:
@@ -155,9 +170,15 @@ def too_full(name: str, question: Question, answer: Any) -> str:
         limit = ORDERS[name].in_flight(stage, *question)
         if round(most * repeats) > limit:
             parts = "parts of microbatches" if repeats > 1 else "microbatches"
-            said = f"Stage {stage} has {round(most * repeats)} {parts} in flight at once, and {limit} are enough."
+            enough = f"{limit} {'is' if limit == 1 else 'are'} enough"
+            said = f"Stage {stage} has {round(most * repeats)} {parts} in flight at once, and {enough}."
             return f"{said} {FOLLOW}{ORDERS[name].full}"
     return ""
+
+
+def _shown(answer: Any) -> str:
+    text = f"{show(answer)}."
+    return text if len(text) <= 160 else f"{text[:160].rpartition(' ')[0]} …"
 
 
 def _facts(name: str) -> Callable[[Judged], list[Fact]]:
@@ -169,7 +190,7 @@ def _facts(name: str) -> Callable[[Judged], list[Fact]]:
             stages, count, repeats = (*question, 1)[:3]
             asked = f"for {counted(stages, 'stage')} and {counted(count, 'microbatch', 'microbatches')}"
             asked += f" in {counted(repeats, 'repeat')}" if repeats > 1 else ""
-            return f"{asked} your answer is {show(answer)[:160]}. {why(name, question, answer)}"
+            return f"{asked} your answer is {_shown(answer)} {why(name, question, answer)}"
 
         found = value_facts.every_answer_matches(judged.cases, questions, right, explain)
         return replace(found, name=title, kind=kind, weight=weight)
@@ -177,7 +198,7 @@ def _facts(name: str) -> Callable[[Judged], list[Fact]]:
     def facts_of(judged: Judged) -> list[Fact]:
         values = fact(judged, "values", Kind.VALUES, problem, 1)
         costs = (("bubble", Kind.TIME, too_slow, 2), ("in flight", Kind.MEMORY, too_full, 2))
-        if values.passed:
+        if fact(judged, "values", Kind.VALUES, no_order, 1).passed:
             return [values, *(fact(judged, *cost) for cost in costs)]
         why = "an order that is not valid has no cost"
         return [values, *(unmeasured(title, kind, why, weight) for title, kind, _, weight in costs)]

@@ -47,7 +47,7 @@ def products(judged: Judged) -> Fact:
         message = (
             f"{passes} compute {e.costs.flops:,.0f} FLOPs together, and {form:,} are enough. {hint}" if more else ""
         )
-        return facts.at(e, name, Kind.COMPUTE, message, e.costs.flops, form, unit=Unit.FLOPS, line=e.line, weight=2)
+        return facts.at(e, name, Kind.COMPUTE, message, e.costs.flops, form, unit=Unit.FLOPS, weight=2)
 
     return facts.worst([look(e) for e in judged.cases], name, Kind.COMPUTE)
 

@@ -103,7 +103,10 @@ def permuted(judged: Judged) -> Fact:
 
 
 def execute_facts(judged: Judged) -> list[Fact]:
-    values = "Is the loss the mean over microbatches, and does the last part of the model alone have one?"
+    values = (
+        "Is the loss the mean over microbatches, does the last part of the model alone have one, and does every other "
+        "part send its output to the next?"
+    )
     gradients = (
         "Which action reads a slot that another one has overwritten, or that nobody has written yet? Follow the first "
         "microbatch through the table."
@@ -203,9 +206,9 @@ def versions_facts(judged: Judged) -> list[Fact]:
     values = (
         "At which version is the gradient taken, which one does it change, and which is the older one in the next step?"
     )
-    gradients = "Is it the mean over all pipelines, at the older weights?"
+    gradients = f"{values} Is it the mean over all pipelines?"
     return [
-        *facts.values_and_gradients(judged.cases, values, gradients),
+        *facts.values_and_gradients(judged.cases, values, gradients, step=True),
         byte_facts.bytes_sent(
             "all-reduce bytes",
             judged.all,

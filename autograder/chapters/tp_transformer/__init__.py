@@ -43,9 +43,9 @@ NUMBERS, GATHERED, SCATTERED, SUMMED, OTHER = (
 )
 PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "tp_transformer_block": {
-        "each must drop at places of its own": ("values",),
+        "each must draw its own mask": ("values",),
         "the same on every device of `axis_name`": (),
-        "the first half for what attention adds, the second for what the MLP adds": ("values",),
+        "the first half for the output of attention, the second for the output of the MLP": ("values",),
         "| `x` and the result |": ("values",),
         "| split leaves |": ("gradients",),
         "| | `up` and `down` as for `tp_mlp` |": ("gradients",),
@@ -54,13 +54,13 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "| scatters, each of": SCATTERED,
         "| any other collective |": (*SUMMED, *OTHER),
         "come from one product": GATHERED,
-        "whatever is sent must be sent by them": SUMMED,
+        "all communication must go through them": SUMMED,
         "Gradients of split leaves must be those of one device": NUMBERS,
         "This device's part of each sequence, like ``x``.": ("values",),
     },
     "parallel_transformer_block": {
         "So gather once and scatter once": (*GATHERED, *SCATTERED),
-        "Of dropout there is one mask": ("values",),
+        "There is one dropout mask": ("values",),
         "| gathers |": GATHERED,
         "| scatters |": SCATTERED,
         "| any other collective |": (*SUMMED, *OTHER),
@@ -68,8 +68,8 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "This device's part of each sequence, like ``x``.": NUMBERS,
     },
     "vocab_parallel_embed": {
-        "exactly one device has something to give": (),
-        "must not become an index outside of that part": ("values",),
+        "exactly one device has the embedding": (),
+        "must not become an index outside that part": ("values",),
         "`max_seq` may be larger than `seq`": ("values",),
         "| reduce-scatter |": SCATTERED,
         "| all-gather |": GATHERED,
@@ -77,10 +77,10 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "``[batch, seq/axis, width]``.": NUMBERS,
     },
     "vocab_parallel_loss": {
-        "Here the largest of *all* devices' is needed": ("values",),
+        "Here you need the largest over *all* devices": ("values",),
         "one part of the vocabulary has logits 300 above another's": ("values", "gradients"),
         "no device ever needs more": (),
-        "Use the `gather_matmul` that you are handed": ("bytes sent",),
+        "Use the `gather_matmul` passed to you": ("bytes sent",),
         "`targets` are whole": (),
         "the same on every device of the axis, and typed so": NUMBERS,
         "| largest temporary |": ("largest temporary",),
@@ -90,12 +90,12 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "tp_transformer_step": {
         "every gradient must come out at the scale of a single device": ("gradients", "gradient norm"),
         "Take the smallest model that has both kinds of leaf": (),
-        "hand `ring_gather_matmul` and `matmul_ring_scatter` to the blocks and the loss": (
+        "pass `ring_gather_matmul` and `matmul_ring_scatter` to the blocks and the loss": (
             "bytes in one piece",
             "exposed communication",
         ),
         "`key` is the same on every device": (),
-        "Place `i` on `data_axis` uses": ("values",),
+        "Index `i` along `data_axis` uses": ("values",),
         "Update by plain SGD": ("values",),
         "| exposed communication, 8 H100 |": ("exposed communication",),
         "| predicted time |": ("predicted time",),

@@ -419,12 +419,12 @@ def choose_by_product(sizes, num_devices, batch, estimate):
     parts = [n for n in range(1, batch + 1) if batch % n == 0]
     groups = [n for n in range(1, sizes.layers + 1) if sizes.layers % n == 0]
     every = (
-        predicted((*mesh, microbatches, repeats, remat, fsdp))
+        predicted((*mesh, microbatches, repeats, remat, zero))
         for mesh in sides
         for microbatches in parts
         for repeats in groups
         for remat in ("none", "block")
-        for fsdp in (False, True)
+        for zero in (0, 3)
     )
     fitting = [one for one in every if one is not None and one.fits]
     if not fitting:
@@ -453,14 +453,14 @@ def choose_by_climbing(sizes, num_devices, batch, estimate):
             yield choice._replace(microbatches=choice.microbatches * factor)
             yield choice._replace(microbatches=max(choice.microbatches // factor, 1))
         yield choice._replace(remat="none" if choice.remat == "block" else "block")
-        yield choice._replace(fsdp=not choice.fsdp)
+        yield choice._replace(zero=3 - choice.zero)
 
     ends, sides = [], [n for n in range(1, num_devices + 1) if num_devices % n == 0]
     for data, pipe, remat, looped in itertools.product(sides, sides, ("none", "block"), (False, True)):
         if num_devices % (data * pipe) or batch % data or sizes.layers % pipe:
             continue
         repeats = sizes.layers // pipe if looped else 1
-        best = Choice(data, pipe, num_devices // data // pipe, 1, repeats, remat, data > 1)
+        best = Choice(data, pipe, num_devices // data // pipe, 1, repeats, remat, 3 * (data > 1))
         while True:
             following = min(neighbours(best), key=cost)
             if cost(following) >= cost(best):

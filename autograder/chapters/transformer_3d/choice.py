@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from autograder.chapters.transformer_3d.wrapping.choice import MOST, Models, Question, machine_of, questions
+from autograder.chapters.transformer_3d.wrapping.choice import ANSWERED, MOST, Models, Question, machine_of, questions
 from autograder.contract import value_facts, value_tasks
 from autograder.contract.case import UNSEEN
 from autograder.contract.facts import at, worst
@@ -18,6 +18,7 @@ from autograder.contract.wrapping import wrappings
 from course.budget import Sizes
 from course.machines import machine
 from course.planning import COURSE, Choice, estimator, refusal
+from course.planning.choices import settled
 from course.planning.search import search
 
 NOTHING = "Nothing fits here: raise ValueError"
@@ -35,9 +36,9 @@ def best(sizes: Sizes, batch: int, where: str) -> tuple[float, Choice] | None:
 
 def _choice(answer: Any) -> Choice | None:
     """Convert an answer to a choice, if it has the form of one."""
-    if not isinstance(answer, tuple) or len(answer) != len(Choice._fields) or not isinstance(answer[5], str):
+    if not isinstance(answer, tuple) or len(answer) != ANSWERED or not isinstance(answer[5], str):
         return None
-    return Choice._make((*answer[:6], bool(answer[6])))
+    return settled(Choice._make((*answer, "", 1, 1)), COURSE)
 
 
 def _described(e: Evidence, question: Question, answer: Any) -> str:
@@ -46,7 +47,7 @@ def _described(e: Evidence, question: Question, answer: Any) -> str:
         return "one of the choices"
     sizes, batch = question
     choice = _choice(answer)
-    shown = f"Choice{tuple(choice)}" if choice else value_tasks.show(answer)[:160]
+    shown = f"Choice{choice[:ANSWERED]}" if choice else value_tasks.show(answer)[:160]
     return f"for width {sizes.width}, {batch} sequences and {machine_of(e.case).name} your answer is {shown}, and it"
 
 
@@ -84,7 +85,7 @@ def _fits(e: Evidence) -> Fact:
             needed, there = (1 + found.margin) * found.bytes / 1e9, found.memory / 1e9
             size = "" if e.secret else f": {needed:,.1f} GB with the margin, of {there:,.1f} GB"
             size = size if e.secret or best(*question, e.case.sizes.machine) else f"{size}. {NOTHING}"
-            messages.append(f"{_described(e, question, found.choice)} does not fit{size}.")
+            messages.append(f"{_described(e, question, found.choice[:ANSWERED])} does not fit{size}.")
     return _fact(MEMORY, e, messages, Kind.MEMORY)
 
 
@@ -116,7 +117,8 @@ def _near_the_best(e: Evidence) -> Fact:
                 f" {found.mfu:.1%} MFU, {share:.1%} of what can be had. Besides computing, most of its time goes into: "
             )
             detail = "" if e.secret else f"{detail}{most}."
-            least, message = share, f"{_described(e, question, found.choice)} is slower than another that fits.{detail}"
+            described = _described(e, question, found.choice[:ANSWERED])
+            least, message = share, f"{described} is slower than another that fits.{detail}"
     how: dict[str, Any] = {"limit": NEAR, "direction": Limit.AT_LEAST, "unit": Unit.BEST_CHOICE}
     if not estimates:
         return at(e, MFU, Kind.TIME, "no choice can be placed", "no choice", **how)
@@ -129,7 +131,7 @@ def choice_facts(judged: Judged) -> list[Fact]:
 
 def _oracle(_: Any, case: Case[Models]) -> dict[str, Any]:
     known = (best(sizes, batch, case.sizes.machine) for sizes, batch in questions(case))
-    plain = tuple(Refusal("nothing fits") if one is None else (*one[1][:6], int(one[1].fsdp)) for one in known)
+    plain = tuple(Refusal("nothing fits") if one is None else one[1][:ANSWERED] for one in known)
     return {"values": value_tasks.encode(plain, MOST)}
 
 

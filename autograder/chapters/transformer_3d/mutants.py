@@ -339,7 +339,7 @@ MUTANTS = (
         "holds_as_little_as_possible", {"found.seconds < best.seconds": "found.bytes < best.bytes"}, "predicted MFU"
     ),
     choose("always_recomputes", {'("none", "block")': '("block",)'}, "predicted MFU"),
-    choose("never_shards_state", {"(False, True)": "(False,)"}, "predicted MFU"),
+    choose("never_shards_state", {"(0, 3)": "(0,)"}, "predicted MFU"),
     choose(
         "gives_nothing_where_nothing_fits",
         {"return best.choice": "return best and best.choice", "if best is None:": "if False:"},

@@ -272,16 +272,27 @@ def sent_facts(evidence: list[Evidence], scatters: Callable[[Evidence], int], nu
     return found
 
 
-UPDATE = "Where the gradients are right, look at the update: the clipping, the two corrections, the decay. "
+UPDATE = "The gradients are right, so look at the update: the clipping, the two corrections, the decay. "
 NORM = "Is it the mean over the rows of all devices, of each leaf? "
 
 
 def sharded_adamw_facts(judged: Judged) -> list[Fact]:
-    update = "Which factor clips, how many updates have been made by now, and which leaves decay? "
     return [
-        facts.arrays_match("values", judged.cases, "values", update, weight=2),
+        facts.parts_match("values", judged.cases, _PARTS, weight=2),
         *sent_facts(judged.cases, lambda _: 0, 1, whole=False),
     ]
+
+
+# In the order in which the update computes them, so that the first that is wrong says most.
+_PARTS = {
+    "values/norm": "Of which devices' parts is it the norm, and before or after clipping? ",
+    "values/state/count": "The norm is right. How many updates have been made after this one? ",
+    "values/state": "Norm and count are right. Which factor scales the gradient, and for which leaves? ",
+    "values/params": (
+        "Norm and state are right. Where all leaves are wrong, how many updates have been made by now? Where some are, "
+        "which of them decay? "
+    ),
+}
 
 
 # The next best version of the second stage holds another stack of parts.
@@ -291,16 +302,27 @@ TEMPORARIES_1, TEMPORARIES_2 = 2, 1.2
 def zero1_step_facts(judged: Judged) -> list[Fact]:
     too_much = "Which of the arrays that are whole at that moment could be parts?"
     return [
-        *facts.values_and_gradients(judged.cases, UPDATE, NORM),
+        *facts.values_and_gradients(judged.cases, UPDATE, NORM, step=True),
         limits.temporaries_within(judged, TEMPORARIES_1, too_much, weight=2),
         *sent_facts(judged.all, lambda _: 1, 2, whole=True),
     ]
 
 
+def _whole_stacks(e: Evidence) -> bool:
+    """Whether a temporary at the peak is larger than any part of the state."""
+    parts = [leaf.local_bytes(e.case.mesh) for leaf in e.inputs if leaf.name.startswith("state/")]
+    return any(alive.bytes > max(parts) for alive in e.memory.alive)
+
+
 def zero2_step_facts(judged: Judged) -> list[Fact]:
     too_much = "Whose gradient is whole at that moment, and how soon could it be a part?"
+    if judged.at_scale and not _whole_stacks(judged.at_scale):
+        too_much = (
+            "No stack of whole gradients lives then: is there a second stack of parts? A loop writes in place to what "
+            "it carries, and stacks what it returns anew."
+        )
     return [
-        *facts.values_and_gradients(judged.cases, UPDATE, NORM),
+        *facts.values_and_gradients(judged.cases, UPDATE, NORM, step=True),
         limits.temporaries_within(judged, TEMPORARIES_2, too_much, weight=4),
         *sent_facts(judged.all, lambda e: e.case.sizes.num_microbatches, 2, whole=True),
     ]

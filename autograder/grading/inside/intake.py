@@ -17,6 +17,10 @@ class IntakeError(Exception):
     """The notebook cannot be read; the message gives the cause and the remedy."""
 
 
+class DamagedError(IntakeError):
+    """The file is not a notebook at all: empty, cut off, or in another encoding or format."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """A cell. ``id`` is its ``grade_id`` if it has one, else the notebook's own id; anything but code is prose."""
@@ -76,19 +80,23 @@ def parse_notebook(name: str, data: bytes) -> Notebook:
         raise IntakeError(
             f"{name} is too large: at most {MAX_BYTES:,} bytes are allowed; clear its outputs and try again"
         )
+    if not data.strip():
+        raise DamagedError(f"{name} is empty: it has no cells. Open and save it in JupyterLab")
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise IntakeError(
-            f"{name} is not a notebook: it is not JSON ({error}). Open and save it in JupyterLab"
-        ) from None
+        # What is nested or written beyond any parser's limits is no accident of an upload.
+        kind = DamagedError if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else IntakeError
+        raise kind(f"{name} is not a notebook: it is not JSON ({error}). Open and save it in JupyterLab") from None
     return Notebook(_cells(name, content), hashlib.sha256(data).hexdigest())
 
 
 def _cells(path: str, content: Any) -> tuple[Cell, ...]:
     cells = content.get("cells") if isinstance(content, dict) else None
     if not isinstance(cells, list):
-        raise IntakeError(f"{path} is not a notebook of format 4: it has no list of cells. Save it again in JupyterLab")
+        raise DamagedError(
+            f"{path} is not a notebook of format 4: it has no list of cells. Save it again in JupyterLab"
+        )
     every = tuple(_cell(path, number, cell) for number, cell in enumerate(cells[: MAX_CELLS + 1], 1))
     code = [cell for cell in every if cell.kind == CODE]
     for kind, count, most in (("cells", len(cells), MAX_CELLS), ("code cells", len(code), MAX_CODE_CELLS)):

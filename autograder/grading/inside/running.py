@@ -104,6 +104,11 @@ class Ran:
         return replace(problem, message=f"{problem.message} ({why})")
 
 
+def _undefined(name: str) -> str:
+    """The beginning of the message about a name that nothing has bound."""
+    return f"NameError: name '{name}' is not defined"
+
+
 class Silent:
     """A stand-in for what a notebook has and a judge lacks: the shell, ``display``, ``check``. It does nothing."""
 
@@ -159,6 +164,7 @@ def run_cells(
     shell: Any = Silent()
     module.__dict__.update(get_ipython=shell, display=shell, In=[""], Out={}, _="", __="", ___="")
     theirs = bound_outside(statements, labs)
+    of_lab = frozenset().union(*(names_of(statements[number]).binds for number in labs)) - theirs
     failures, spent = [], 0.0
     with _without_check():
         for number, statement in enumerate(statements):
@@ -181,7 +187,9 @@ def run_cells(
                     module.__dict__["Out"] = {**module.__dict__["Out"], statement.shown: value}
                 spent += 0.0 if is_needed else time.process_time() - begin
             if problem:
-                needed_by = frozenset(name for name in wanted if number in needs_of[name] and number not in labs)
+                # What fails for want of a name that the lab binds belongs to the lab, in another edition of it.
+                labs_own = number in labs or problem.message.startswith(tuple(_undefined(name) for name in of_lab))
+                needed_by = frozenset(name for name in wanted if number in needs_of[name] and not labs_own)
                 failures.append(Failure(names_of(statement).binds, statement.text, problem, needed_by, late))
     return Ran(module.__dict__, tuple(failures))
 

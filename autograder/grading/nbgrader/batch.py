@@ -1,5 +1,6 @@
 """Grade a whole class: resumable, in parallel, with each verdict on disk before the next begins."""
 
+import statistics
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, wait
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from autograder.contract.task import load
 from autograder.contract.verdict import NEEDS_HUMAN, Report
 from autograder.grading.inside.launch import Limits
 from autograder.grading.nbgrader.course import (
@@ -18,13 +20,18 @@ from autograder.grading.nbgrader.course import (
     require_folder,
     secret,
 )
+from autograder.grading.nbgrader.group import share
 from autograder.grading.nbgrader.ledger import TRIES, Entry, Ledger, digest, needs_human
 from autograder.grading.nbgrader.names import name_problem, same_name, student_name
+from autograder.grading.nbgrader.points import require_released, scaled, worth
 from autograder.grading.nbgrader.pools import Job, NewPool, Outcome, dask_pool, grade_one, local_pool, verdict_for_all
+from autograder.grading.nbgrader.settings import read_settings
 from autograder.grading.nbgrader.submissions import Submission, find_submissions, fingerprint, read_submitted
 from autograder.grading.nbgrader.varied import requested_by
 from autograder.render import one_line
 
+# Of one function on a quiet core, and of booking one student, where nothing has been measured yet.
+FUNCTION_SECONDS, BOOKING_SECONDS = 1.5, 0.3
 Progress = Callable[[str, int, int], None]
 
 
@@ -86,6 +93,7 @@ def grade_course(
             ledger.forget(assignment, _renamed(everyone, ledger.status(assignment)))
             clean_half_made(course, ledger.status(assignment))
             chosen = _chosen(everyone, only)
+            require_released(course, assignment)
             requested = tuple(sorted(requested_by(course, assignment).items()))
             model = Job(assignment, "", b"", "", secret(course), level, fingerprint(assignment), limits, requested)
             _Batch(ledger, model, again, on_progress, on_again).judge(chosen, pool)
@@ -95,8 +103,39 @@ def grade_course(
             booked = iter(range(1, len(waiting) + 1))
             on_book: Callable[[str], None] = lambda _: on_progress("gradebook", next(booked), len(waiting))  # noqa: E731
             problems = book(course, assignment, ledger, paths, on_book)
-    reports = [entry.report for entry in entries if entry.report]
+        share(course)
+    points = worth(read_settings(course), assignment)
+    reports = [scaled(entry.report, points) for entry in entries if entry.report]
     return [_with_problem(report, problems.get(report.student, "")) for report in reports]
+
+
+def count_waiting(course: Path, assignment: str) -> int:
+    """The number of submissions that have no verdict yet."""
+    course = course.resolve()
+    with open_ledger(course) as ledger:
+        known = [ledger.get(each.key) for each in find_submissions(course, assignment) if each.notebook]
+    return sum(report is None or needs_human(report) for report in known)
+
+
+def estimate(course: Path, assignments: Collection[str], workers: int) -> tuple[int, float, int]:
+    """What is still to grade: gradings, seconds with so many workers, and how many measured gradings that rests on.
+
+    A chapter without measurements takes as long for each function as the others do, or as ``FUNCTION_SECONDS`` says.
+    """
+    if not (course / "submitted").is_dir():
+        return 0, 0.0, 0
+    with open_ledger(course.resolve()) as ledger:
+        spent = ledger.seconds()
+    sizes = {name: len(load(name).tasks) for name in {*assignments, *spent}}
+    every = [seconds / sizes[name] for name, found in spent.items() for seconds in found]
+    one = statistics.median(every) if every else FUNCTION_SECONDS
+    total, gradings = 0.0, 0
+    for name in assignments:
+        count = count_waiting(course, name)
+        each = statistics.mean(spent[name]) if spent.get(name) else one * sizes[name]
+        gradings += count
+        total += count * each / workers + count * BOOKING_SECONDS
+    return gradings, total, len(every)
 
 
 def _pool(workers: int, scheduler: str, new_pool: NewPool | None) -> AbstractContextManager[NewPool]:
@@ -208,6 +247,8 @@ class _Batch:
             self.on_again(Regrade(submission.student, before, report))
         if before is None or not needs_human(report):  # a fault of the grader does not replace a verdict
             self.ledger.record(filed, report)
+            if outcome.seconds:
+                self.ledger.took(filed, outcome.seconds)
         del self.open[filed]
         self.on_progress("grading", self.total - len(self.open), self.total)
 

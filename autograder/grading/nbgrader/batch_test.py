@@ -78,11 +78,11 @@ def test_every_submission_gets_a_verdict_and_the_batch_goes_on(course):
     reports = grade(course)
     assert {student: verdicts(report) for student, report in reports.items()} == {
         **{student: {PASS} for student in ("ada", "renamed", "zoe")},
-        **{student: {REFUSED} for student in ("bad", "link", "eve", "mia")},
-        **{student: {NEEDS_HUMAN} for student in ("broken", "empty", "two")},
+        **{student: {REFUSED} for student in ("link", "eve", "mia")},
+        **{student: {NEEDS_HUMAN} for student in ("bad", "broken", "empty", "two")},
     }
     assert FakeGrader.calls == 3 + 3 and "is a link" in reports["eve"].functions[0].message
-    assert reports["bad"].functions[0].message.startswith("fsdp.ipynb is not a notebook: it is not JSON")
+    assert reports["bad"].functions[0].message.startswith("the upload is damaged: fsdp.ipynb is not a notebook")
     assert "failed 3 times" in reports["broken"].functions[0].message
     assert reports["renamed"].notes == ("handed in as fsdp (1).ipynb",)
     assert "found: a.ipynb, b.ipynb" in reports["two"].functions[0].message

@@ -14,6 +14,7 @@ from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
+from nbformat.v4 import new_markdown_cell
 from nbgrader import utils
 from nbgrader.api import Gradebook
 from nbgrader.converters import Autograde
@@ -21,16 +22,20 @@ from nbgrader.coursedir import CourseDirectory
 from nbgrader.preprocessors import CheckCellMetadata, OverwriteCells, OverwriteKernelspec
 
 from autograder.grading.inside.intake import IntakeError, parse_notebook
+from autograder.grading.nbgrader import register
 from autograder.grading.nbgrader.bridge import BridgeError, configuration, release_path, save_grades, write_verdicts
 from autograder.grading.nbgrader.course import HIDDEN, open_gradebook
 from autograder.grading.nbgrader.late import late_plugin, set_penalties
 from autograder.grading.nbgrader.ledger import Entry, Ledger, digest, remedy
 from autograder.grading.nbgrader.names import name_problem
+from autograder.grading.nbgrader.points import read, scaled, worth
 from autograder.grading.nbgrader.restore import exchange_files, restore, unreadable
+from autograder.grading.nbgrader.settings import read_settings
 from autograder.grading.nbgrader.submissions import read_submitted
 from autograder.release.converters import notebook_text
+from autograder.release.notebook import BEGIN, END
 
-STAGING = f"{HIDDEN}/staging"
+STAGING, RUBRICS = f"{HIDDEN}/staging", "rubrics"
 
 
 def book(
@@ -84,12 +89,27 @@ def clean_half_made(course: Path, entries: Iterable[Entry]) -> list[Path]:
     return removed
 
 
+def model_answers(course: Path, assignment: str) -> dict[str, str]:
+    """What graders see above a written answer, by grade id: the source's answer, and ``rubrics/<chapter>.md``."""
+    path, rubric = course / "source" / assignment / f"{assignment}.ipynb", course / RUBRICS / f"{assignment}.md"
+    more = f"\n\n**Rubric**\n\n{rubric.read_text(encoding='utf-8', errors='replace')}" if rubric.is_file() else ""
+    found = {}
+    for cell in read(path).cells if path.is_file() else ():
+        if cell.cell_type == "markdown" and utils.is_solution(cell) and utils.is_grade(cell):
+            answer = cell.source.partition(BEGIN)[2].partition(END)[0] if BEGIN in cell.source else cell.source
+            found[cell.metadata.nbgrader.grade_id] = f"**For graders: a model answer**\n\n{answer.strip()}{more}"
+    return found
+
+
 class _Booker:
     """Books submissions one after the other; their common data is read once."""
 
     def __init__(self, course: Path, assignment: str, gradebook: Gradebook):
         self.course, self.assignment, self.gradebook = course, assignment, gradebook
         config = configuration(course, assignment)
+        self.models = model_answers(course, assignment)
+        self.extensions = register.values(course, register.EXTENSION)
+        self.worth = worth(read_settings(course), assignment)
         self.plugin = late_plugin(config)
         coursedir = CourseDirectory(config=config)
         self.coursedir: Any = coursedir
@@ -102,7 +122,7 @@ class _Booker:
         """Book one submission."""
         assert entry.report
         notebook = self._reviewed(entry, submission)
-        write_verdicts(notebook, entry.report)
+        write_verdicts(notebook, scaled(entry.report, self.worth))
         brought = exchange_files(submission.parent) if submission else {}
         when = {"timestamp": utils.parse_utc(brought["timestamp.txt"])} if "timestamp.txt" in brought else {}
         before = _autograded(self.course, entry) or {}
@@ -110,21 +130,38 @@ class _Booker:
             self.gradebook.update_or_create_student(entry.student)
             self.gradebook.update_or_create_submission(self.assignment, entry.student, **when)  # type: ignore[arg-type]
             save_grades(self.gradebook, notebook, (self.assignment, self.assignment, entry.student), before)
+            self._extend(entry.student)
             set_penalties(self.plugin, self.gradebook.find_submission(self.assignment, entry.student))
             self.gradebook.db.commit()
         self._write(entry, {f"{self.assignment}.ipynb": notebook_text(notebook), **brought})
 
+    def _extend(self, student: str) -> None:
+        """Grant the student's extension, which may be older than the submission."""
+        hours = self.extensions.get(f"{self.assignment}/{student}", 0.0)
+        if hours:
+            self.gradebook.grant_extension(self.assignment, student, hours=hours)  # type: ignore[arg-type]
+
     def _reviewed(self, entry: Entry, submission: Path | None) -> NotebookNode:
         """The notebook for manual review: made from the graded cells, or from none."""
         if submission is None:
-            return restore(self.release, unreadable())
+            return self._with_model(restore(self.release, unreadable()))
         problem, data = read_submitted(submission)
         if problem or digest(data) != entry.submission:
             raise BridgeError(f"{submission.name} has changed since it was graded; run `meshcraft grade` again")
         try:
-            return restore(self.release, parse_notebook(submission.name, data))
+            return self._with_model(restore(self.release, parse_notebook(submission.name, data)))
         except IntakeError:
-            return restore(self.release, unreadable())
+            return self._with_model(restore(self.release, unreadable()))
+
+    def _with_model(self, notebook: NotebookNode) -> NotebookNode:
+        """The notebook with the model answer and the rubric above each written answer, which feedback leaves out."""
+        cells = []
+        for cell in notebook.cells:
+            model = self.models.get(cell.metadata.get("nbgrader", {}).get("grade_id", ""))
+            cells += [new_markdown_cell(model, id=f"model-{len(cells)}")] if model else []
+            cells.append(cell)
+        notebook.cells = cells
+        return notebook
 
     def _write(self, entry: Entry, texts: dict[str, str]) -> None:
         """Put the complete autograded folder in place."""

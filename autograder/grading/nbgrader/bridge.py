@@ -14,6 +14,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_output
 from nbgrader import utils
 from nbgrader.api import Gradebook
+from nbgrader.converters import GenerateAssignment
 from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets.config import Config, PyFileConfigLoader
 
@@ -21,11 +22,13 @@ from autograder.contract.verdict import NEEDS_HUMAN, Report, Result
 from autograder.grading.inside.intake import read_notebook
 from autograder.grading.nbgrader.course import CONFIG_FILE, CourseError, open_ledger
 from autograder.grading.nbgrader.ledger import digest
-from autograder.grading.nbgrader.restore import restore
+from autograder.grading.nbgrader.points import require_agreement, scaled, worth
+from autograder.grading.nbgrader.restore import is_missing, restore
 from autograder.grading.nbgrader.settings import read_settings
 from autograder.release.converters import CHECK, course_config, gradebook_url
 from autograder.render import facts_html
 
+MISSING = "The cell for this answer is not in the notebook that was handed in; a person looks for the answer."
 FORMGRADER = Path(nbgrader.__file__).parent / "server_extensions" / "formgrader" / "templates"
 
 
@@ -42,9 +45,11 @@ def configure(config: Config, course: Path) -> None:
     config.CourseDirectory.course_id = settings.name
     if settings.exchange:
         config.Exchange.root = settings.exchange
+    config.CourseDirectory.groupshared = bool(settings.group)
     config.AssignLatePenalties.plugin_class = "autograder.grading.nbgrader.late.LatePenalty"
     config.LatePenalty.per_day = settings.late_per_day
     config.LatePenalty.at_most = settings.late_at_most
+    config.LatePenalty.grace = settings.late_grace
     config.Autograde.sanitize_preprocessors = [
         f"{here}.Restore",
         "nbgrader.preprocessors.OverwriteKernelspec",
@@ -57,6 +62,7 @@ def configure(config: Config, course: Path) -> None:
         "nbgrader.preprocessors.AssignLatePenalties",
         "nbgrader.preprocessors.CheckCellMetadata",
     ]
+    config.GenerateAssignment.preprocessors = [f"{here}.Agrees", *(GenerateAssignment.preprocessors.default() or [])]
     config.GenerateFeedback.exporter_class = "autograder.grading.nbgrader.feedback.FeedbackExporter"
     config.GenerateFeedback.preprocessors = [
         "nbgrader.preprocessors.GetGrades",
@@ -86,6 +92,15 @@ def configuration(course: Path, assignment: str, student: str = "") -> Config:
     config.Autograde.merge(ours.Autograde)
     config.CourseDirectory.root, config.CourseDirectory.db_url = str(course), gradebook_url(course)
     return config
+
+
+class Agrees(NbGraderPreprocessor):
+    """Require, before a notebook is released, that its graded cells are those of the course."""
+
+    def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
+        chapter = resources["nbgrader"]["assignment"]
+        require_agreement(nb, chapter, read_settings(Path.cwd()), f"source/{chapter}/{chapter}.ipynb")
+        return nb, resources
 
 
 class Restore(NbGraderPreprocessor):
@@ -125,7 +140,7 @@ class Verdicts(NbGraderPreprocessor):
         submission = _submitted(names)
         if digest(submission.read_bytes()) != entry.submission:
             raise BridgeError(f"{submission} has changed since it was graded; run `meshcraft grade` again")
-        write_verdicts(nb, entry.report)
+        write_verdicts(nb, scaled(entry.report, worth(read_settings(Path.cwd()), names["assignment"])))
         return nb, resources
 
 
@@ -140,13 +155,18 @@ def write_verdicts(notebook: NotebookNode, report: Report) -> None:
         if cell.cell_type != "code":
             continue
         cell.outputs, cell.execution_count = [], None
-        if utils.is_grade(cell):
+        if utils.is_grade(cell) and not is_own(cell):
             cell.outputs = [_output(cell, results)]
     notebook.metadata["meshcraft"] = {
         "isolation": report.isolation,
         "notes": list(report.notes),
         "functions": [_summary(result) for result in report.functions],
     }
+
+
+def is_own(cell: NotebookNode) -> bool:
+    """Return True for a graded cell that the instructor added: a person gives its points."""
+    return utils.is_solution(cell) or not cell.metadata.nbgrader.grade_id.startswith(CHECK)
 
 
 def _summary(result: Result) -> dict[str, Any]:
@@ -197,7 +217,9 @@ def save_grades(gradebook: Gradebook, nb: NotebookNode, where: tuple[str, str, s
         name = cell.metadata.get("nbgrader", {}).get("grade_id", "")
         if utils.is_grade(cell):
             grade = grades.get(name) or gradebook.find_grade(name, *where)
-            _save_grade(grade, cell, name.removeprefix(CHECK) in waiting, before.get(name) == cell.source)
+            waits = name.removeprefix(CHECK) in waiting or is_missing(cell)
+            waits = waits or (is_own(cell) and not utils.is_solution(cell))
+            _save_grade(grade, cell, waits, before.get(name) == cell.source)
         if utils.is_solution(cell):
             _save_comment(comments.get(name) or gradebook.find_comment(name, *where), cell)
 
@@ -215,4 +237,4 @@ def _save_grade(grade: Any, cell: NotebookNode, waits: bool, same: bool) -> None
 
 def _save_comment(comment: Any, cell: NotebookNode) -> None:
     untouched = cell.metadata.nbgrader.get("checksum") == utils.compute_checksum(cell)
-    comment.auto_comment = "No response." if untouched else None
+    comment.auto_comment = MISSING if is_missing(cell) else "No response." if untouched else None

@@ -88,6 +88,7 @@ def test_a_cluster_gives_the_verdicts_of_this_machine_though_a_worker_is_killed(
         os.kill(workers[0], signal.SIGKILL)
         output, err = on_cluster.communicate()
     assert on_cluster.returncode == 0, err
+    assert "with 2 workers of the cluster" in err.replace("\n", " ")
     assert 0 < before < len(CLASS), "the kill came too late or too early to show anything"
     local = grade(course)
     expected, err = local.communicate()
@@ -109,4 +110,5 @@ def test_a_scheduler_that_goes_away_is_a_sentence(course, tmp_path):
         process.kill()
         _, err = waiting.communicate()
     assert waiting.returncode == 2 and "Traceback" not in err, err
+    assert "with one worker; the cluster has none yet" in err.replace("\n", " ")
     assert f"the Dask scheduler at {address} has gone; every verdict so far is kept" in err.replace("\n", " ")

@@ -67,6 +67,10 @@ def release(folder: Path, chapter: str) -> None:
     """Let nbgrader make the release version and the gradebook entry from the existing source notebook."""
     from nbgrader.converters import GenerateAssignment
 
+    from autograder.grading.nbgrader.points import read, require_agreement
+
+    source = folder / "source" / chapter / f"{chapter}.ipynb"
+    require_agreement(read(source), chapter, read_settings(folder), f"source/{chapter}/{chapter}.ipynb")
     config = course_config(folder, chapter)
     config.CourseDirectory.course_id = read_settings(folder).name
     config.GenerateAssignment.force = True
@@ -90,7 +94,22 @@ def require_folder(folder: Path, assignment: str) -> None:
 
 
 def require_assignment(folder: Path, assignment: str) -> None:
-    """Make sure that the course has this assignment, adding it to a folder that has only submissions."""
+    """Make sure that the course has this assignment, adding it to a folder that has only submissions.
+
+    Raises:
+        CourseError: The course has other chapters and not this one, or has dropped it.
+    """
+    there = sorted(path.parent.name for path in (folder / "source").glob("*/*.ipynb"))
+    if assignment in read_settings(folder).dropped:
+        raise CourseError(
+            f"{assignment} was dropped from this course; `meshcraft init {shlex.quote(str(folder))} --chapter "
+            f"{assignment}` takes it back"
+        )
+    if there and assignment not in there:
+        raise CourseError(
+            f"{assignment} is not in this course, which has {', '.join(there)}; `meshcraft init "
+            f"{shlex.quote(str(folder))} --chapter {assignment}` adds it"
+        )
     release = folder / "release" / assignment / f"{assignment}.ipynb"
     if not (release.exists() and (folder / "gradebook.db").exists() and (folder / CONFIG_FILE).exists()):
         make_course(folder, [assignment])
@@ -145,7 +164,10 @@ def secret(folder: Path) -> bytes:
         finally:
             draft.unlink()
     _require_private(path)
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+    except PermissionError:
+        raise CourseError(f"{path} is for {path.owner()} alone, who grades; assistants review and export") from None
     if len(content) != SECRET_BYTES:
         raise CourseError(
             f"{path} is damaged: {len(content)} bytes instead of {SECRET_BYTES}; put it back from a backup"
@@ -154,9 +176,10 @@ def secret(folder: Path) -> bytes:
 
 
 def _require_private(path: Path) -> None:
+    shared = read_settings(path.parent.parent).group
     for which in (path.parent, path):
         mode = stat.S_IMODE(which.stat().st_mode)
-        if mode & 0o077:
+        if mode & (0o007 if shared and which == path.parent else 0o077):
             close = f"chmod 700 {shlex.quote(str(path.parent))} && chmod 600 {shlex.quote(str(path))}"
             raise CourseError(
                 f"{which} is open to other users of this machine (mode {mode:o}), and with the secret in it they can "
@@ -175,6 +198,12 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except PermissionError as error:
+        who = path.owner() if path.parent.is_dir() and path.exists() else "its owner"
+        raise CourseError(
+            f"no lock at {path}: {error.strerror}; only {who} grades and changes this course, "
+            "assistants review and export"
+        ) from error
     except OSError as error:
         raise CourseError(f"no lock at {path}: {error.strerror}; make the course folder writable for you") from error
     with os.fdopen(handle, "r+") as file:

@@ -6,14 +6,19 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from autograder.contract.verdict import NEEDS_HUMAN
+from autograder.grading.nbgrader import register
 from autograder.grading.nbgrader.course import CourseError, open_gradebook, open_ledger, students
 from autograder.grading.nbgrader.ledger import Entry, needs_human
 from autograder.grading.nbgrader.names import same_name
+from autograder.grading.nbgrader.points import scaled, worth
+from autograder.grading.nbgrader.settings import read_settings
 from autograder.grading.nbgrader.submissions import Submission, find_submissions
+from autograder.release.converters import CHECK
 from autograder.render import plain
 from course.curriculum import CHAPTERS
 
@@ -22,6 +27,7 @@ BY_HAND = "waits for manual grading"
 UNBOOKED, GRADED = "not in the gradebook yet", "graded"
 STATES = (HUMAN, BY_HAND, WAITING, CHANGED, UNBOOKED, NOTHING, GRADED)
 DAY = 24 * 60 * 60
+SHOWN = 3
 DANGEROUS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
@@ -34,6 +40,8 @@ def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
         entries = {entry.student: entry for entry in ledger.status(assignment)}
     booked = _booked(course, assignment)
     rows = []
+    points = worth(read_settings(course), assignment)
+    enrolled = register.values(course, register.ENROLLED)
     names = sorted({*students(course, assignment), *entries, *handed_in})
     alike = Counter(map(same_name, names))
     for student in names:
@@ -43,18 +51,23 @@ def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
         state = NOTHING if submission is None and entry is None else CHANGED if changed else _state(entry)
         if state == GRADED and known.get("waits"):
             state = BY_HAND
+        if state == HUMAN and entry and entry.booked and known and not known["waits"]:
+            state = GRADED  # a person has given the points that the grader could not
         report = entry.report if entry else None
+        first = _why(entry) if state == HUMAN else _remedy(state, assignment)
+        notes = [*_roster_note(student, enrolled), *_notes(submission, entry, known, alike[same_name(student)] > 1)]
+        judged = scaled(report, points) if report else None
+        so_far = judged.points if judged and state in (GRADED, BY_HAND, UNBOOKED) else None
         rows.append(
             {
                 "chapter": assignment,
                 "student": student,
                 "state": state,
-                "points": report.points if report and state in (GRADED, BY_HAND, UNBOOKED) else None,
-                "max_points": report.max_points if report else None,
+                "points": known.get("points", so_far) if so_far is not None else None,
+                "max_points": judged.max_points if judged else None,
                 "days_late": known.get("days_late", 0),
-                "why": _why(entry)
-                if state == HUMAN
-                else _remedy(state, assignment) or _note(submission, known, alike[same_name(student)] > 1),
+                "why": "; ".join(filter(None, [first, *notes])),
+                "denied": _denied(entry),
             }
         )
     return rows
@@ -86,21 +99,74 @@ def canvas_csv(course: Path, assignments: list[str], columns: Mapping[str, str])
     """
     titles = {entry.name: entry.title for entry in CHAPTERS}
     heads = {name: columns.get(name) or titles.get(name, name) for name in assignments}
-    grades = {name: {row["student"]: row for row in _grades(course, name)} for name in assignments}
-    with open_gradebook(course) as gradebook:
-        known: dict[str, Any] = {str(student.id): student for student in gradebook.students}
-        worth: dict[str, Any] = {str(each.name): each.max_score for each in gradebook.assignments}
-        people = {
-            student: {"Student": _name(known.get(student)) or student, "ID": _lms_id(known.get(student))}
-            for student in sorted({*known, *(student for rows in grades.values() for student in rows)})
-        }
-    possible = {heads[name]: worth.get(name, "") for name in assignments}
-    rows: list[dict[str, Any]] = [{"Student": "    Points Possible", **possible}]
+    people, grades, worth = _final(course, assignments)
+    rows: list[dict[str, Any]] = [
+        {"Student": "    Points Possible", **{heads[name]: worth.get(name, "") for name in assignments}}
+    ]
     for student, person in people.items():
-        final = {name: row for name, rows in grades.items() if (row := rows.get(student)) and row["state"] == GRADED}
-        scores = {heads[name]: row["score"] for name, row in final.items()}
-        rows.append({**person, "SIS Login ID": student, **scores})
+        scores = {heads[name]: row["score"] for name, row in grades.get(student, {}).items()}
+        who = {"Student": _name(person) or student, "ID": _lms_id(person), "SIS Login ID": student}
+        rows.append({**who, **scores})
     return _csv(["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *heads.values()], rows)
+
+
+def scores(course: Path, assignment: str) -> dict[str, float]:
+    """Every student's score in the gradebook, lateness taken off."""
+    return {student: known["scores"]["score"] for student, known in _booked(course.resolve(), assignment).items()}
+
+
+def moodle_csv(course: Path, assignments: list[str]) -> str:
+    """The grades for Moodle's "Import from CSV", where each column is mapped to a field or a grade item."""
+    people, grades, _ = _final(course, assignments)
+    titles = {entry.name: entry.title for entry in CHAPTERS}
+    heads = {name: titles.get(name, name) for name in assignments}
+    rows = [
+        {
+            "Username": student,
+            "First name": getattr(person, "first_name", None) or "",
+            "Last name": getattr(person, "last_name", None) or "",
+            "Email address": getattr(person, "email", None) or "",
+            **{heads[name]: row["score"] for name, row in grades.get(student, {}).items()},
+        }
+        for student, person in people.items()
+    ]
+    return _csv(["Username", "First name", "Last name", "Email address", *heads.values()], rows)
+
+
+def gradescope_csv(course: Path, assignments: list[str]) -> str:
+    """The grades with the columns of Gradescope's own export, which has a score and the most points per assignment."""
+    people, grades, worth = _final(course, assignments)
+    rows = [
+        {
+            "First Name": getattr(person, "first_name", None) or "",
+            "Last Name": getattr(person, "last_name", None) or "",
+            "SID": student,
+            "Email": getattr(person, "email", None) or "",
+            **{name: row["score"] for name, row in grades.get(student, {}).items()},
+            **{f"{name} - Max Points": worth.get(name, "") for name in assignments},
+        }
+        for student, person in people.items()
+    ]
+    heads = [head for name in assignments for head in (name, f"{name} - Max Points")]
+    return _csv(["First Name", "Last Name", "SID", "Email", *heads], rows)
+
+
+def _final(course: Path, assignments: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]], dict[str, Any]]:
+    """Students who have not left, the rows of their final grades by student and assignment, and what each is worth."""
+    grades: dict[str, dict[str, Any]] = {}
+    for name in assignments:
+        for row in _grades(course, name):
+            found = grades.setdefault(row["student"], {})
+            if row["state"] == GRADED and "score" in row:
+                found[name] = row
+    enrolled = register.values(course, register.ENROLLED)
+    with open_gradebook(course) as gradebook:
+        known = {str(student.id): student for student in gradebook.students}
+        worth: dict[str, Any] = {str(each.name): each.max_score for each in gradebook.assignments}
+        stay = [name for name in sorted({*known, *grades}) if not enrolled.get(name, {}).get("left")]
+        for student in known.values():
+            gradebook.db.expunge(student)
+    return {name: known.get(name) for name in stay}, grades, worth
 
 
 def _csv(head: list[str], rows: list[dict[str, Any]]) -> str:
@@ -144,10 +210,30 @@ def _remedy(state: str, assignment: str) -> str:
     return "formgrader" if state == BY_HAND else ""
 
 
-def _note(submission: Submission | None, known: dict[str, Any], has_twin: bool) -> str:
+def _roster_note(student: str, enrolled: Mapping[str, Any]) -> list[str]:
+    """A note on someone who is not on the list of students, with the name on it that is most like theirs."""
+    if student in enrolled:
+        return ["has left the course"] if enrolled[student]["left"] else []
+    if not enrolled:
+        return []
+    near = {same_name(name): name for name in enrolled}
+    found = get_close_matches(same_name(student), near, 1)
+    like = f", which has {near[found[0]]}; rename the folder if that is who it is" if found else ""
+    return [f"not on the list of students{like}"]
+
+
+def _notes(submission: Submission | None, entry: Entry | None, known: dict[str, Any], has_twin: bool) -> list[str]:
     twin = "another name differs only in case, or in how letters are composed" if has_twin else ""
     undated = "submission time unknown; counted as on time" if known.get("undated") else ""
-    return "; ".join(filter(None, [submission.note if submission else "", undated, twin]))
+    denied = _denied(entry)
+    refused = f"the sandbox refused {', '.join(denied[:SHOWN])}{', …' if len(denied) > SHOWN else ''}" if denied else ""
+    return [*filter(None, [submission.note if submission else "", undated, twin, refused])]
+
+
+def _denied(entry: Entry | None) -> list[str]:
+    """What the sandbox refused, in the order of the functions, each once."""
+    results = entry.report.functions if entry and entry.report else ()
+    return list(dict.fromkeys(call for result in results for call in result.denied))
 
 
 def _grades(course: Path, assignment: str) -> list[dict[str, Any]]:
@@ -182,14 +268,15 @@ def _booked(course: Path, assignment: str) -> dict[str, dict[str, Any]]:
 
 def _submission_scores(submission: Any) -> dict[str, Any]:
     grades = [grade for notebook in submission.notebooks for grade in notebook.grades]
-    penalty = submission.late_submission_penalty or 0.0
+    penalty = round(submission.late_submission_penalty or 0.0, 4)
     scores = {"score": round(submission.score - penalty, 4), "max_score": submission.max_score, "late_penalty": penalty}
     for grade in grades:
         waits = grade.needs_manual_grade and grade.manual_score is None
-        scores[f"points {grade.name.removeprefix('check-')}"] = "" if waits else grade.score
+        scores[f"points {grade.name.removeprefix(CHECK)}"] = "" if waits else grade.score
     late = math.ceil(submission.total_seconds_late / DAY)
     return {
         "scores": scores,
+        "points": round(sum(grade.score for grade in grades if grade.name.startswith(CHECK)), 2),
         "waits": any(grade.needs_manual_grade for grade in grades),
         "days_late": late,
         "undated": submission.duedate is not None and submission.timestamp is None,

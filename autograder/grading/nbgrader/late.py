@@ -18,10 +18,13 @@ class LatePenalty(BasePlugin):
     """A share of the points earned for each day begun after the due date, up to a limit."""
 
     per_day = Float(0.0, help="Percent of the points earned that each day begun takes off.").tag(config=True)
+    grace = Float(0.0, help="Minutes after the due date that count as on time.").tag(config=True)
     at_most = Float(100.0, help="Percent of the points earned that lateness takes off at most.").tag(config=True)
 
     def late_submission_penalty(self, student_id: str, score: float, total_seconds_late: float) -> float | None:
         """The points to deduct from ``score``; None if none. nbgrader calls this."""
+        if total_seconds_late <= 60 * self.grace:
+            return None
         percent = min(math.ceil(total_seconds_late / DAY) * self.per_day, self.at_most)
         return score * percent / 100 or None
 

@@ -11,11 +11,12 @@ import json
 import platform
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from autograder.contract.verdict import NEEDS_HUMAN, Report
 
@@ -28,6 +29,11 @@ CREATE TABLE IF NOT EXISTS current (
     assignment TEXT NOT NULL, student TEXT NOT NULL, key TEXT NOT NULL, submission TEXT NOT NULL, booked TEXT,
     PRIMARY KEY (assignment, student)
 );
+CREATE TABLE IF NOT EXISTS attempt (
+    assignment TEXT NOT NULL, student TEXT NOT NULL, submission TEXT NOT NULL, key TEXT NOT NULL, seen REAL NOT NULL,
+    PRIMARY KEY (assignment, student, submission)
+);
+CREATE TABLE IF NOT EXISTS spent (key TEXT PRIMARY KEY, seconds REAL NOT NULL);
 """
 REMEDIES = (
     ("locked", "another program uses it; wait, or end that program, and run the same command again"),
@@ -153,6 +159,42 @@ class Ledger:
                 (assignment, student, key, submission),
             )
 
+            self._db.execute(
+                "INSERT INTO attempt VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET key = excluded.key",
+                (assignment, student, submission, key, time.time()),
+            )
+
+    def took(self, key: str, seconds: float) -> None:
+        """Record how long the grading took."""
+        with self._transaction():
+            self._db.execute("INSERT OR REPLACE INTO spent VALUES (?, ?)", (key, seconds))
+
+    def seconds(self, assignment: str | None = None) -> dict[str, list[float]]:
+        """How long gradings of each assignment took, of current submissions."""
+        with self._explained():
+            rows = self._db.execute(
+                "SELECT assignment, seconds FROM current JOIN spent ON spent.key = current.key "
+                "WHERE ?1 IS NULL OR assignment = ?1 ORDER BY assignment, student",
+                (assignment,),
+            ).fetchall()
+        found: dict[str, list[float]] = {}
+        for name, seconds in rows:
+            found.setdefault(name, []).append(seconds)
+        return found
+
+    def attempts(self, assignment: str) -> dict[str, list[tuple[float, Report | None]]]:
+        """When each student's different submissions were first seen, and their verdicts, the first of them first."""
+        with self._explained():
+            rows = self._db.execute(
+                "SELECT student, seen, report FROM attempt LEFT JOIN verdict ON verdict.key = attempt.key "
+                "WHERE assignment = ? ORDER BY student, seen",
+                (assignment,),
+            ).fetchall()
+        found: dict[str, list[tuple[float, Report | None]]] = {}
+        for student, seen, text in rows:
+            found.setdefault(student, []).append((seen, Report.from_json(json.loads(text)) if text else None))
+        return found
+
     def forget(self, assignment: str, students: Iterable[str]) -> None:
         """Drop these students' current submissions; the verdicts stay under their keys."""
         with self._transaction():
@@ -181,6 +223,20 @@ class Ledger:
                 (assignment,),
             ).fetchall()
         return [_entry(*row) for row in rows]
+
+    def ask(self, tables: str, query: str, values: tuple[object, ...]) -> list[tuple[Any, ...]]:
+        """Rows of other tables in this file, which are created if they are missing."""
+        with self._explained():
+            self._db.executescript(tables)
+            return self._db.execute(query, values).fetchall()
+
+    @contextmanager
+    def writing(self, tables: str) -> Iterator[Callable[..., sqlite3.Cursor]]:
+        """One transaction over other tables in this file; yields the function that executes a statement."""
+        with self._explained():
+            self._db.executescript(tables)
+        with self._transaction():
+            yield self._db.execute
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

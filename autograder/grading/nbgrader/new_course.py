@@ -1,25 +1,41 @@
 """An instructor's own course: created by `meshcraft init`, which can also change an existing one."""
 
-import csv
+import json
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
-from autograder.grading.nbgrader import course, varied
-from autograder.grading.nbgrader.names import name_problem
+from autograder.contract.task import contract_files
+from autograder.contract.verdict import counted
+from autograder.grading.nbgrader import course, register, varied
+from autograder.grading.nbgrader.group import share
+from autograder.grading.nbgrader.points import points_in, read, require_agreement, set_points, worth
+from autograder.grading.nbgrader.rosters import COLUMNS
 from autograder.grading.nbgrader.settings import FILE, CourseError, Settings, checked, read_settings, write_settings
 from autograder.release.converters import write_notebook
 from autograder.release.notebook import source_notebook
+from course.curriculum import contract_folder, is_own
 
-KNOWN = ("submitted", "source", "release", "autograded", "feedback", "gradebook.db", course.CONFIG_FILE, FILE)
-COLUMNS = ("id", "first_name", "last_name", "email", "lms_user_id")
+KNOWN = (
+    "submitted",
+    "source",
+    "release",
+    "autograded",
+    "feedback",
+    "gradebook.db",
+    "rubrics",
+    "chapters",
+    "solutions",
+    "exercises",
+    course.CONFIG_FILE,
+    FILE,
+)
 DUE = "due"
 NONE = "none"
 
@@ -31,6 +47,10 @@ def init_course(
     due: Mapping[str, datetime | None],
     settings: Mapping[str, Any],
     students: list[dict[str, str]],
+    points: Mapping[str, float] | None = None,
+    drop: Collection[str] = (),
+    withdraw: Collection[str] = (),
+    undoes: int = 0,
 ) -> dict[str, str]:
     """Create a course folder, or add to one and change its dates and settings. Nothing existing is lost.
 
@@ -40,6 +60,10 @@ def init_course(
         due: New due dates by chapter; None removes a date.
         settings: The fields of ``Settings`` to change.
         students: Rows of ``read_students``, for the gradebook.
+        points: New points by ``chapter.function``; the contract's own if not given.
+        drop: Chapters that no longer count. What was submitted and graded stays.
+        withdraw: Students who have left the course. Their work and grades stay.
+        undoes: The number of the logged change that this undoes.
 
     Returns:
         The resulting state, by subject.
@@ -50,26 +74,38 @@ def init_course(
     folder = folder.resolve()
     _require_ours(folder)
     settled = _settled(folder, settings)
-    unknown = sorted({*due} - {*_chapters(folder), *chapters})
+    unknown = sorted({*due, *drop} - {*_chapters(folder), *chapters})
     if unknown:
         raise CourseError(f"{', '.join(unknown)} is not in this course; add it with --chapter {unknown[0]}")
+    before, old = state(folder), read_settings(folder) if folder.is_dir() else Settings()
+    settled = _with_points(settled, points or {}, {*settled.dropped, *drop} - {*chapters})
+    former = {name: worth(old, name) for name in _chapters(folder)}
+    for name, points_before in former.items():
+        notebook = read(folder / "source" / name / f"{name}.ipynb")
+        set_points(notebook, worth(settled, name), points_before)
+        require_agreement(notebook, name, settled, f"source/{name}/{name}.ipynb")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with course.locked(folder):
             (folder / "submitted").mkdir(exist_ok=True)
             settled = replace(settled, variants=_variants(folder, chapters, settled, settings))
+            course.secret(folder)
             if not (folder / FILE).exists() or settled != read_settings(folder):
                 write_settings(folder, settled)
             config = folder / course.CONFIG_FILE
             if not config.exists():
                 config.write_text(course.CONFIG, encoding="utf-8")
-            dates = _assignments(folder, chapters, due, settled)
-            count = _enrol(folder, students)
+            dates = _assignments(folder, chapters, due, settled, former)
+            count = _enrol(folder, students, withdraw)
+            _log(folder, before, students, withdraw, undoes)
+            share(folder)
     except OSError as error:
         raise CourseError(f"the course folder {folder} cannot be written: {error}; choose another folder") from error
     return {
         "course": f"{settled.name}, in {folder}",
         **{f"chapter {name}": f"due {shown(date)}" if date else "no due date" for name, date in dates.items()},
+        **({"dropped": f"{', '.join(settled.dropped)}; nothing of it is lost"} if settled.dropped else {}),
+        **({"points": ", ".join(f"{n}: {p:g}" for n, p in settled.points.items())} if settled.points else {}),
         "late": policy(settled) or "nothing is taken off",
         "variants": ", ".join(f"{name}: {which}" for name, which in settled.variants.items()) or "none are asked for",
         "exchange": settled.exchange or "nbgrader's own, as its configuration on this machine says",
@@ -108,35 +144,8 @@ def policy(settings: Settings) -> str:
     if not settings.late_per_day:
         return ""
     most = f", {settings.late_at_most:g} % at most" if settings.late_at_most < 100 else ""
+    most += f"; up to {settings.late_grace:g} minutes late count as on time" if settings.late_grace else ""
     return f"each day begun after the due date takes off {settings.late_per_day:g} % of the points earned{most}"
-
-
-def read_students(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file with nbgrader's columns for a student; only ``id`` is required.
-
-    Raises:
-        CourseError: It cannot be read, or a row is invalid.
-    """
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, skipinitialspace=True)
-            head = [name.strip() for name in reader.fieldnames or []]
-            reader.fieldnames = head
-            rows = [(reader.line_num, {name: (row.get(name) or "").strip() for name in COLUMNS}) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise CourseError(f"{path} cannot be read as CSV: {error}; save it as CSV in UTF-8") from None
-    if "id" not in head:
-        raise CourseError(
-            f"{path} has the columns {', '.join(head) or 'none'}; it needs id, and may have {COLUMNS[1:]}"
-        )
-    seen: dict[str, int] = {}
-    for line, row in rows:
-        if odd := name_problem(row["id"]):
-            raise CourseError(f"{path}, line {line}: the id {row['id']!r} cannot name a folder, it {odd}")
-        if row["id"] in seen:
-            raise CourseError(f"{path}, line {line}: {row['id']} is in line {seen[row['id']]} already; remove one")
-        seen[row["id"]] = line
-    return [row for _, row in rows]
 
 
 def due_dates(folder: Path) -> dict[str, datetime | None]:
@@ -202,23 +211,59 @@ def _variants(folder: Path, chapters: list[str], settled: Settings, changes: Map
 
 
 def _assignments(
-    folder: Path, chapters: list[str], due: Mapping[str, datetime | None], settings: Settings
+    folder: Path,
+    chapters: list[str],
+    due: Mapping[str, datetime | None],
+    settings: Settings,
+    former: Mapping[str, Mapping[str, float]],
 ) -> dict[str, datetime | None]:
     """Release new or changed chapters, and set the dates; return the due date of every chapter in the course."""
     dates = due_dates(folder)
     for name in dict.fromkeys([*_chapters(folder), *chapters]):
         dates[name] = due.get(name, dates.get(name))
         path = folder / "source" / name / f"{name}.ipynb"
-        notebook = nbformat.read(path, as_version=4) if path.exists() else source_notebook(name)
+        notebook = read(path) if path.exists() else source_notebook(name)
         changed = _write_due(notebook, dates[name], settings)
+        changed |= set_points(notebook, worth(settings, name), former.get(name, worth(Settings(), name)))
+        if points_in(notebook) != points_in(_released(folder, name, notebook)):
+            changed = True
+            _book_again(folder, name)
         changed |= varied.state(notebook, name, varied.requested_in(settings.variants, name))
         if changed or not path.exists():
             write_notebook(notebook, path)
+        changed |= hand_out(folder, name)
         if changed or not (folder / "release" / name / f"{name}.ipynb").exists():
             course.release(folder, name)
         with course.open_gradebook(folder) as gradebook:
             gradebook.update_or_create_assignment(name, duedate=dates[name])  # type: ignore[arg-type]
     return dates
+
+
+def hand_out(folder: Path, chapter: str) -> bool:
+    """Put a course's own chapter beside its notebook, as ``check`` needs it there; return True if that changes it.
+
+    Students get what decides the verdicts and the hints; solution, mutants and alternatives stay here.
+    """
+    if not is_own(chapter):
+        return False
+    inside = contract_folder(chapter)
+    answers = ("mutants.py", "alternatives.py")
+    wanted = {path: path.read_bytes() for path in contract_files(chapter) if path.name not in answers}
+    wanted |= {path: path.read_bytes() for path in (inside / "chapter.toml", inside / "hints.md") if path.exists()}
+    target, changed = folder / "source" / chapter / "chapters" / chapter, False
+    for path, data in wanted.items():
+        copy = target / path.relative_to(inside)
+        if not copy.exists() or copy.read_bytes() != data:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(data)
+            changed = True
+    return changed
+
+
+def _released(folder: Path, chapter: str, source: NotebookNode) -> NotebookNode:
+    """The released notebook; the source if there is none."""
+    path = folder / "release" / chapter / f"{chapter}.ipynb"
+    return read(path) if path.exists() else source
 
 
 def _write_due(notebook: NotebookNode, due: datetime | None, settings: Settings) -> bool:
@@ -234,10 +279,77 @@ def _write_due(notebook: NotebookNode, due: datetime | None, settings: Settings)
     return True
 
 
-def _enrol(folder: Path, students: list[dict[str, str]]) -> int:
+def _enrol(folder: Path, students: list[dict[str, str]], withdraw: Collection[str]) -> int:
     """Add the students to the gradebook, or complete their data; return the number of students."""
     with course.open_gradebook(folder) as gradebook:
+        known = {str(student.id) for student in gradebook.students} | {row["id"] for row in students}
+        if unknown := sorted({*withdraw} - known):
+            raise CourseError(f"the course has no student {', '.join(unknown)}; the ids are those of the gradebook")
         for row in students:
-            known: Any = {name: value for name, value in row.items() if value and name != "id"}
-            gradebook.update_or_create_student(row["id"], **known)
+            data: Any = {name: value for name, value in row.items() if value and name in COLUMNS[1:]}
+            gradebook.update_or_create_student(row["id"], **data)
         return len(gradebook.students)
+
+
+def state(folder: Path) -> dict[tuple[str, str], Any]:
+    """The settings and due dates at present, as the log of changes has them."""
+    settings = json.loads(json.dumps(asdict(read_settings(folder) if folder.is_dir() else Settings())))
+    dates = due_dates(folder)
+    return {(register.SETTING, name): value for name, value in settings.items()} | {
+        (register.DUE, name): date and date.isoformat() for name, date in dates.items()
+    }
+
+
+def _log(
+    folder: Path,
+    before: Mapping[tuple[str, str], Any],
+    students: list[dict[str, str]],
+    withdraw: Collection[str],
+    undoes: int,
+) -> None:
+    """Log what has changed, and keep who is enrolled."""
+    known = register.values(folder, register.ENROLLED)
+    now = state(folder)
+    kept = {which: before.get(which) for which in now}
+    parts = [
+        f"{name if subject == register.SETTING else f'{name} due'}: {_said(kept[subject, name])} → {_said(value)}"
+        for (subject, name), value in now.items()
+        if kept[subject, name] != value
+    ]
+    people: dict[tuple[str, str], Any] = {}
+    for row in students:
+        section = row.get("section") or known.get(row["id"], {}).get("section", "")
+        people[register.ENROLLED, row["id"]] = {"section": section, "left": False}
+    for student in withdraw:
+        people[register.ENROLLED, student] = {"section": "", **known.get(student, {}), "left": True}
+    joined = [row["id"] for row in students if known.get(row["id"], {"left": True})["left"]]
+    parts += [f"{counted(len(joined), 'student')} enrolled: {_few(joined)}"] if joined else []
+    parts += [f"left the course: {_few([*withdraw])}"] if withdraw else []
+    register.record(folder, "; ".join(parts) or "the roster was completed", {**now, **people}, kept, undoes)
+
+
+def _said(value: Any) -> str:
+    return "none" if value in (None, "", [], {}) else str(value)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _with_points(settings: Settings, points: Mapping[str, float], dropped: Collection[str]) -> Settings:
+    """The settings with new points; those of the contract are not kept."""
+    merged = {**settings.points, **points}
+    for chapter in {name.partition(".")[0] for name in merged}:
+        own = worth(Settings(), chapter)
+        merged = {n: p for n, p in merged.items() if not n.startswith(f"{chapter}.") or own[n.partition(".")[2]] != p}
+    try:
+        return checked(replace(settings, points=merged, dropped=tuple(sorted(dropped))))
+    except ValueError as error:
+        raise CourseError(f"{error}; points are given as --points fsdp_loss=10") from None
+
+
+def _book_again(folder: Path, chapter: str) -> None:
+    """Let the next grading enter every verdict in the gradebook again, with the points as they are now."""
+    with course.open_ledger(folder) as ledger:
+        for entry in ledger.status(chapter):
+            ledger.booked(chapter, entry.student, None)

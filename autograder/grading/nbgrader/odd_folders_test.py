@@ -6,12 +6,13 @@ import os
 import shutil
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from autograder.contract.verdict import NEEDS_HUMAN, PASS, REFUSED
-from autograder.grading.nbgrader import batch, submissions
+from autograder.grading.nbgrader import pools, submissions
 from autograder.grading.nbgrader.batch_test import FakeGrader, fake, grade, verdicts
 from autograder.grading.nbgrader.conftest import hand_in
 from autograder.grading.nbgrader.course import open_gradebook, open_ledger
@@ -132,7 +133,7 @@ EVERY = ["".join(CHARACTERS)]
 @pytest.mark.parametrize("name", CHARACTERS if os.environ.get("MESHCRAFT_FULL") else EVERY)
 def test_a_course_may_lie_in_any_folder_and_everything_stays_inside(tmp_path, monkeypatch, meshcraft, name):
     """init, grade, status, feedback and export, typed next to a folder with such a name."""
-    monkeypatch.setattr(batch, "local_pool", lambda workers: lambda alone: (ThreadPoolExecutor(1), 1))
+    monkeypatch.setattr(pools, "shared_pool", lambda workers: nullcontext(lambda alone: (ThreadPoolExecutor(1), 1)))
     monkeypatch.setattr(sandbox, "best_level", lambda **_: "bubblewrap")
     work = tmp_path / "work"
     folder = work / name / "my course"

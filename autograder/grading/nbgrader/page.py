@@ -4,6 +4,7 @@ Everything that came from a submission is escaped here, exception messages and l
 """
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from functools import lru_cache
 from html import escape
@@ -20,6 +21,7 @@ from autograder.contract.verdict import (
     Fact,
     Kind,
     Result,
+    counted,
 )
 from autograder.render import COLOURS, RED, WORDS, plain, table_html, whose
 from course.program import ProgramError, Timeline
@@ -43,17 +45,20 @@ TRYING = (
     "The sandbox refused what your code tried here. Trying costs nothing: a function earns what its Programs do, "
     "whatever else was tried."
 )
+EARLIER = "{} uses {}, which is not right yet. Begin there: this function may be right, or nearly so, once that one is."
 YOURS, REFERENCE = "yours", "the course's own"
 _FILE = re.compile(r"(?:/[\w.+@\-]+){2,}/([\w.+\-]+)")
 
 
-def function_html(chapter: str, result: Result, sources: Mapping[str, str]) -> str:
-    """A function's verdict as HTML without scripts or URLs.
+def function_html(chapter: str, result: Result, sources: Mapping[str, str], *, first: str = "", site: str = "") -> str:
+    """A function's verdict as HTML without scripts; its only URLs are links to the course's own site.
 
     Args:
         chapter: The chapter's name.
         result: The result of official grading.
         sources: The student's lines by ``cell:line``, to quote those that a fact points at.
+        first: An earlier function that this one uses, and that is not right yet.
+        site: The address of the course's pages, if the instructor has given one.
     """
     colour = COLOURS.get(result.verdict, RED)
     word = WORDS.get(result.verdict, result.verdict)
@@ -61,11 +66,13 @@ def function_html(chapter: str, result: Result, sources: Mapping[str, str]) -> s
         f'<p><span class="badge" style="background:{colour}">{_safe(word)}</span> '
         f"{_safe(MEANING.get(result.verdict, ''))} {_safe(result.reason)}</p>"
     ]
+    if first and result.verdict not in (PASS, NEEDS_HUMAN):
+        parts.append(f"<p>{EARLIER.format(_code(result.name), _code(first))}</p>")
     failed = [fact for fact in result.facts if fact.passed is False]
     if result.verdict != NEEDS_HUMAN and (result.message or result.line) and not _message_in_facts(failed, result):
         parts.append(_finding("", result.message, result.line, sources))
     parts += [_finding(_title(fact), fact.message, fact.line, sources) for fact in failed]
-    parts.append(_next(chapter, result, failed))
+    parts.append(_next(chapter, result, failed, site))
     parts.append(table_html(tuple(sorted(result.facts, key=_urgency)), notes=False))
     parts += [
         f"<p>{_safe(fact.name)}: {_safe(tidy(fact.message))}.</p>"
@@ -124,14 +131,14 @@ def _line(line: str, sources: Mapping[str, str]) -> str:
     return f"<p>{whose(line)} {where}{' ' + _code(quoted) if quoted else ''}</p>"
 
 
-def _next(chapter: str, result: Result, failed: list[Fact]) -> str:
+def _next(chapter: str, result: Result, failed: list[Fact], site: str) -> str:
     """Next steps: sections of the course to read, and commands."""
     if result.verdict in (PASS, NEEDS_HUMAN):
         return ""
     check, hint, profile = (_code(f"meshcraft {word} {chapter} {result.name}") for word in ("check", "hint", "profile"))
     judged = [fact for fact in failed if fact.kind != Kind.FORM]
     sentences = [
-        f"Read {_safe(f'“{heading}”')} on the course's page {_code(page)}: {_code(site_command(page, heading))}."
+        f"Read {_place(site, page, heading)} on the course's page {_code(page)}: {_code(site_command(page, heading))}."
         for page, heading in load(chapter).places(result)
     ]
     sentences.append(f"{hint} gives one more hint each time.")
@@ -144,6 +151,44 @@ def _next(chapter: str, result: Result, failed: list[Fact]) -> str:
     if result.timeline and any(fact.kind in (Kind.MEMORY, Kind.COMMUNICATION, Kind.TIME) for fact in judged):
         sentences.append(LINES.format(profile))
     return f"<p>What helps now:</p><ul>{''.join(f'<li>{sentence}</li>' for sentence in sentences)}</ul>"
+
+
+def _place(site: str, page: str, heading: str) -> str:
+    """A heading of the course's pages, as a link if there is an address."""
+    text = _safe(f"“{heading}”")
+    if not site:
+        return text
+    return f'<a href="{_safe(f"{site}/{page}.html#{_slug(heading)}")}" rel="noreferrer">{text}</a>'
+
+
+def _slug(heading: str) -> str:
+    """A heading's anchor on the site, as Python-Markdown makes it."""
+    ascii_only = unicodedata.normalize("NFKD", heading).encode("ascii", "ignore").decode()
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", ascii_only).strip().lower())
+
+
+def next_step(chapter: str, results: list[Result]) -> dict[str, str]:
+    """Where a student goes on: the first function that is not right yet, with the reason in a sentence."""
+    judged = [result for result in results if result.verdict != NEEDS_HUMAN]
+    first = next((result for result in judged if result.verdict != PASS), None)
+    if first is None:
+        done = "Every function passes." if judged and len(judged) == len(results) else ""
+        return {"sentence": done or "A person looks at this submission; there is nothing for you to do yet."}
+    if not any(result.points for result in judged):
+        return {
+            "function": first.name,
+            "sentence": "Nothing has earned points yet. Begin at the top, one function at a time, with",
+            "more": "",
+            "command": f"meshcraft start {chapter}",
+        }
+    cause = f"“{first.missed[0].name}” is not met yet." if first.missed else MEANING.get(first.verdict, "")
+    rest = sum(result.verdict != PASS for result in judged) - 1
+    return {
+        "function": first.name,
+        "sentence": "Go on with",
+        "more": f"{tidy(cause)} After that, {counted(rest, 'more function')}." if rest else tidy(cause),
+        "command": f"meshcraft check {chapter} {first.name}",
+    }
 
 
 def _step(chapter: str, result: Result) -> str:

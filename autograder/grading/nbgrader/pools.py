@@ -11,16 +11,18 @@ import platform
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
+from typing import Any
 
 from autograder.contract.task import load
-from autograder.contract.verdict import REFUSED, Report, Result
-from autograder.grading.inside.intake import IntakeError, parse_notebook
+from autograder.contract.verdict import NEEDS_HUMAN, REFUSED, Report, Result
+from autograder.grading.inside.intake import DamagedError, IntakeError, parse_notebook
 from autograder.grading.inside.launch import PR_SET_PDEATHSIG, Limits, prctl
 from autograder.grading.nbgrader.course import CourseError
 from autograder.grading.nbgrader.submissions import fingerprint
@@ -66,6 +68,7 @@ class Outcome:
 
     report: Report | None
     fault: str = ""
+    seconds: float = 0.0
 
 
 def local_pool(workers: int) -> NewPool:
@@ -79,12 +82,76 @@ def local_pool(workers: int) -> NewPool:
     return make
 
 
+class _Kept(Executor):
+    """Worker processes that stay for the next chapter; if one dies, the next grading starts them anew."""
+
+    def __init__(self, make: Callable[[], Executor]):
+        self._make = make
+        self._inner: Executor | None = None
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if self._inner is not None:
+            try:
+                return self._inner.submit(fn, *args, **kwargs)
+            except BrokenExecutor:
+                self.close()
+        self._inner = self._make()
+        return self._inner.submit(fn, *args, **kwargs)
+
+    def __exit__(self, *_: object) -> None:
+        return None  # another chapter follows
+
+    def close(self) -> None:
+        if self._inner is not None:
+            self._inner.shutdown(wait=True, cancel_futures=True)
+            self._inner = None
+
+
+@contextmanager
+def shared_pool(workers: int) -> Iterator[NewPool]:
+    """Processes of this machine that several chapters share, so that each starts and imports once."""
+    make = local_pool(workers)
+    kept = _Kept(lambda: make(False)[0])
+    try:
+        yield lambda alone: make(True) if alone else (kept, workers)
+    finally:
+        kept.close()
+
+
+def cluster_gradings(address: str) -> int:
+    """How many gradings the workers of a Dask cluster run at once; 0 if it has no worker yet.
+
+    Raises:
+        CourseError: No scheduler answers at the address, or Dask is not installed.
+    """
+    with _client(address) as client:
+        return sum(client.nthreads().values())
+
+
 @contextmanager
 def dask_pool(address: str) -> Iterator[NewPool]:
     """The workers of a Dask cluster. If a worker dies, others redo its gradings.
 
     Raises:
         CourseError: No scheduler answers at the address, it went away meanwhile, or Dask is not installed.
+    """
+    with _client(address) as client:
+        try:
+            yield lambda alone: (client.get_executor(pure=False), 1 if alone else CLUSTER_WIDTH)
+        except Exception as error:
+            if client.status == "running":
+                raise
+            raise CourseError(
+                f"the Dask scheduler at {address} has gone; every verdict so far is kept: start it again, and run "
+                "the same command again"
+            ) from error
+
+
+def _client(address: str) -> Any:
+    """A client of the scheduler at the address.
+
+    Raises:
+        CourseError: No scheduler answers there, or Dask is not installed.
     """
     try:
         from distributed import Client
@@ -95,22 +162,12 @@ def dask_pool(address: str) -> Iterator[NewPool]:
     for name in ("distributed", "distributed.client", "tornado.application"):  # they raise anything that matters
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+        return Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:
         raise CourseError(
             f"no Dask scheduler answers at {address} ({error}); give the address that it prints when it starts, "
             "such as tcp://HOST:8786"
         ) from error
-    with client:
-        try:
-            yield lambda alone: (client.get_executor(pure=False), 1 if alone else CLUSTER_WIDTH)
-        except Exception as error:
-            if client.status == "running":
-                raise
-            raise CourseError(
-                f"the Dask scheduler at {address} has gone; every verdict so far is kept: start it again, and run "
-                "the same command again"
-            ) from error
 
 
 _own = threading.local()
@@ -142,7 +199,12 @@ def grade_one(job: Job) -> Outcome:
         )
     try:
         notebook = parse_notebook(job.name, job.notebook)
-        return Outcome(_warm_grader(job).grade_notebook(notebook, job.student))
+        grader, begin = _warm_grader(job), time.monotonic()
+        report = grader.grade_notebook(notebook, job.student)
+        return Outcome(report, seconds=time.monotonic() - begin)
+    except DamagedError as error:
+        message = f"the upload is damaged: {error}. Ask for the file again, or give points by hand"
+        return Outcome(verdict_for_all(job.chapter, NEEDS_HUMAN, message, job.level))
     except IntakeError as error:
         return Outcome(verdict_for_all(job.chapter, REFUSED, str(error), job.level))
     except Exception as error:

@@ -25,16 +25,25 @@ def restore(release: NotebookNode, submitted: Notebook) -> NotebookNode:
     """The released notebook with the student's sources, as seen by nbgrader and by reviewers.
 
     Every graded cell is in it. Cells are identified by grade id and kind; the last of several with the same id
-    counts. A released check cell is always the released version, preceded by the student's version of it, and a missing
-    one is restored. Other cells of the student's stay, without metadata.
+    counts. An answer whose cell has lost its grade id is found by the cell's own id, or by its place after the
+    question; one that is not found is marked for a person (``is_missing``). A released check cell is always the
+    released version, preceded by the student's version of it, and a missing one is restored. Other cells of the
+    student's stay, without metadata.
     """
     graded = [cell for cell in release.cells if "nbgrader" in cell.metadata]
     known = {(cell.metadata.nbgrader.grade_id, cell.cell_type): cell for cell in graded}
     plain = {cell.source for cell in release.cells if "nbgrader" not in cell.metadata}
     last = {(cell.grade_id, cell.kind): number for number, cell in enumerate(submitted.everything)}
+    found = {
+        number: which
+        for which in known
+        if which not in last
+        if (number := _lost(release, submitted, which)) is not None
+    }
+    last |= {which: number for number, which in found.items()}
     cells: list[NotebookNode] = []
     for number, cell in enumerate(submitted.everything):
-        which = cell.grade_id, cell.kind
+        which = found.get(number, (cell.grade_id, cell.kind))
         released = deepcopy(known[which]) if which in known and last[which] == number else None
         if released is not None and utils.is_solution(released):
             released.source = cell.source
@@ -43,11 +52,64 @@ def restore(release: NotebookNode, submitted: Notebook) -> NotebookNode:
         if released is not None:
             same = released.source == cell.source
             released.metadata["meshcraft"] = {"name": cell.id if same else "", "released": False}
+            released.metadata["meshcraft"] |= _question(release, released)
             cells.append(released)
-    cells += [deepcopy(cell) for which, cell in known.items() if which not in last and utils.is_grade(cell)]
+    cells += [_absent(release, cell) for which, cell in known.items() if which not in last and utils.is_grade(cell)]
     for number, cell in enumerate(cells, 1):
         cell.id = f"cell-{number}"
     return new_notebook(cells=cells, metadata=deepcopy(release.metadata))
+
+
+def is_missing(cell: NotebookNode) -> bool:
+    """Return True if a student's answer has no cell in what was handed in."""
+    return bool(cell.metadata.get("meshcraft", {}).get("missing"))
+
+
+def _absent(release: NotebookNode, cell: NotebookNode) -> NotebookNode:
+    """A copy of a released cell that is not in the submission."""
+    copy = deepcopy(cell)
+    if utils.is_solution(copy):
+        copy.metadata["meshcraft"] = {"name": "", "released": False, "missing": True, **_question(release, copy)}
+    return copy
+
+
+def _question(release: NotebookNode, answer: NotebookNode) -> dict[str, str]:
+    """The text of the question above a written answer, for the feedback page."""
+    if answer.cell_type != PROSE or not utils.is_grade(answer):
+        return {}
+    at = next(
+        n for n, cell in enumerate(release.cells) if cell.get("metadata") and _grade_id(cell) == _grade_id(answer)
+    )
+    above = release.cells[at - 1] if at else answer
+    return {"question": above.source} if above.cell_type == PROSE and not _grade_id(above) else {}
+
+
+def _grade_id(cell: NotebookNode) -> str:
+    return cell.metadata.get("nbgrader", {}).get("grade_id", "")
+
+
+def _lost(release: NotebookNode, submitted: Notebook, which: tuple[str, str]) -> int | None:
+    """The place of an answer whose cell has no grade id any more; None if it cannot be told."""
+    at = next(n for n, cell in enumerate(release.cells) if _grade_id(cell) == which[0])
+    if not (utils.is_solution(release.cells[at]) and utils.is_grade(release.cells[at])):
+        return None
+    others = [cell.kind == which[1] and not cell.grade_id for cell in submitted.everything]
+    own = [n for n, cell in enumerate(submitted.everything) if others[n] and cell.id == which[0]]
+    if own:
+        return own[-1]
+    question = _words(release.cells[at - 1].source) if at else ""
+    given = {_words(cell.source) for cell in release.cells} - {_words(release.cells[at].source)}
+    for n, cell in enumerate(submitted.everything):
+        text = _words(cell.source)
+        if question and others[n] and text.startswith(question) and text != question:
+            return n  # the answer was written into the question's own cell
+        if question and text == question and n + 1 < len(others) and others[n + 1]:
+            return n + 1 if _words(submitted.everything[n + 1].source) not in given else None
+    return None
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _cell(kind: str, source: str, name: str, *, released: bool = False) -> NotebookNode:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 FILE = "course.toml"
+MOST_POINTS = 1000
 HEAD = """\
 # Written by `meshcraft init`. Run it again to change something, or change it here; due dates are in the gradebook.
 """
@@ -24,14 +25,22 @@ class Settings:
 
     ``late_per_day`` and ``late_at_most`` are percent of the points earned; ``exchange`` is a folder, or empty. ``vary``
     says whether new chapters ask for variants, and ``variants`` gives the one of each ``chapter.function``.
+    ``late_grace`` is in minutes. ``points`` has the worth of a ``chapter.function`` that differs from the course's own,
+    ``dropped`` the chapters that no longer count, ``group`` the Unix group of the assistants, and ``site`` the address
+    of the course's pages for links in feedback.
     """
 
     name: str = "course"
     exchange: str = ""
     late_per_day: float = 0.0
     late_at_most: float = 100.0
+    late_grace: float = 0.0
     vary: bool = False
     variants: dict[str, str] = field(default_factory=dict)
+    points: dict[str, float] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+    group: str = ""
+    site: str = ""
 
 
 def read_settings(folder: Path) -> Settings:
@@ -65,6 +74,13 @@ def checked(settings: Settings) -> Settings:
     for name in ("late_per_day", "late_at_most"):
         if not 0 <= getattr(settings, name) <= 100:
             raise ValueError(f"{name} is {getattr(settings, name):g}; it is a percentage, from 0 to 100")
+    if not 0 <= settings.late_grace <= 24 * 60:
+        raise ValueError(f"late_grace is {settings.late_grace:g}; it is in minutes, from 0 to {24 * 60}")
+    for name, points in settings.points.items():
+        if not 0 < points <= MOST_POINTS:
+            raise ValueError(f"{name} is worth {points:g} points; use more than 0 and at most {MOST_POINTS}")
+    if settings.site and not re.fullmatch(r"https?://[^\s\"'<>]+", settings.site):
+        raise ValueError(f"the site is {settings.site!r}; write its address, such as https://example.org/meshcraft")
     return settings
 
 
@@ -77,4 +93,6 @@ def write_settings(folder: Path, settings: Settings) -> None:
 def _toml(value: object) -> str:
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{_toml(name)} = {_toml(each)}' for name, each in value.items())} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
     return json.dumps(value, ensure_ascii=False)

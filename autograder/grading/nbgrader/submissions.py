@@ -4,6 +4,7 @@ import hashlib
 import os
 import stat
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
@@ -11,12 +12,14 @@ from autograder.contract.task import contract_files
 from autograder.contract.verdict import NEEDS_HUMAN, REFUSED
 from autograder.grading.inside.intake import MAX_BYTES
 from autograder.grading.nbgrader.ledger import digest, key
-from autograder.grading.nbgrader.names import name_problem, student_name
+from autograder.grading.nbgrader.names import name_problem, same_name, student_name
 from autograder.grading.nbgrader.settings import read_settings
 from autograder.grading.nbgrader.varied import requested_in
 from autograder.render import one_line
+from course.curriculum import CHAPTERS, home
 
 NAMED = 10
+IGNORED = (".ipynb_checkpoints", "__pycache__", "__MACOSX", ".git")
 SOURCES = ("course/**/*.py", "autograder/contract/*.py", "autograder/grading/**/*.py")
 
 
@@ -48,6 +51,29 @@ def find_submissions(course: Path, assignment: str) -> list[Submission]:
     return result
 
 
+def misplaced(course: Path) -> dict[str, str]:
+    """Whatever lies in ``submitted/STUDENT/`` and is no chapter's folder, by path, with a suggestion."""
+    chapters = {same_name(entry.name): entry.name for entry in CHAPTERS}
+    found = {}
+    root = course / "submitted"
+    for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        try:
+            entries = sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
+        except OSError:
+            continue  # the student's row says so
+        for entry in entries:
+            if entry.name in chapters.values() or entry.name in IGNORED:
+                continue
+            stem = same_name(entry.stem if entry.suffix == ".ipynb" else entry.name).replace(" ", "_")
+            near = get_close_matches(stem, chapters, 1)
+            shown = f"submitted/{one_line(folder.name)}/{one_line(entry.name)}"
+            if not entry.is_dir() and entry.suffix != ".ipynb":
+                continue
+            where = f"submitted/{one_line(folder.name)}/{chapters[near[0]] if near else 'CHAPTER'}/"
+            found[shown] = f"no chapter's folder, so it is not graded; move what is in it to {where}"
+    return found
+
+
 def _requested(course: Path, assignment: str) -> str:
     """The course's variants as text for the key of a verdict; empty if there are none."""
     requested = requested_in(read_settings(course).variants, assignment)
@@ -67,7 +93,8 @@ def contract_hash(chapter: str) -> str:
     files = sources | set(contract_files(chapter))
     whole = hashlib.sha256()
     for path in sorted(files):
-        whole.update(f"{path.relative_to(root)}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+        base = root if path.is_relative_to(root) else home(chapter)
+        whole.update(f"{path.relative_to(base)}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return whole.hexdigest()
 
 

@@ -50,7 +50,7 @@ def adapted(name, variant):
     text = INDEX.sub(lambda found: f"({place(f'({found[1] or found[2]})')}) % size", source(name))
     own = "lax.dynamic_slice_in_dim(x, index * length, length, 0)"
     start = f"lax.dynamic_update_slice_in_dim(x, {own}, ({place('index')}) % size * length, 0)"
-    return text.replace("result = x  # the chunk for oneself is in its place already", f"result = {start}")
+    return text.replace("result = x  # the chunk that a device keeps is already in its place", f"result = {start}")
 
 
 def defined(*texts):

@@ -4,12 +4,11 @@ import ast
 import re
 from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 
 from autograder.grading.inside.intake import Cell
+from course.curriculum import home
 
 _STATED = re.compile(r"""^check\(\s*(\w+)\s*,.*?\bvariant\s*=\s*["']([\w-]+)["']""", re.MULTILINE)
-SOLUTIONS = Path(__file__).resolve().parents[3] / "solutions"
 
 
 @cache
@@ -18,7 +17,7 @@ def lab_code(chapter: str) -> tuple[str, ...]:
 
     If the source is not installed there are none, and a notebook's lab runs like the rest of it.
     """
-    path = SOLUTIONS / f"{chapter}.py"
+    path = home(chapter) / "solutions" / f"{chapter}.py"
     body = ast.parse(path.read_text(encoding="utf-8")).body if path.exists() else []
     guards = [node for node in body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)]
     return tuple(ast.unparse(node) for guard in guards for node in guard.body)

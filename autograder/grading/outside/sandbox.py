@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
+from pathlib import Path
 from typing import IO, cast
 
 from autograder.grading.inside.jailed_child import wipe
@@ -28,6 +29,12 @@ from autograder.grading.outside.backends import Mount, Plan, bubblewrap, landloc
 
 STDERR_KEPT = 64 << 10
 PLAIN = "plain"  # no sandbox: for code that learners run on their own machine
+# Settings of the kernel, the value that refuses user namespaces, and one that allows them.
+_NAMESPACE_SETTINGS = (
+    ("user.max_user_namespaces", "0", "10000"),
+    ("kernel.unprivileged_userns_clone", "0", "1"),
+    ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),
+)
 # Run with the path of this file, which no sandbox mounts.
 TRIALS = 3
 TRIAL = """
@@ -262,11 +269,32 @@ def _find_bubblewrap() -> str:
     if version and tuple(map(int, re.findall(r"\d+", version)[:2])) < (0, 8):
         raise _Missing(f"{version.strip()} is too old to disable user namespaces", install)
     if problem := _try_bubblewrap(_own_tmp()):
-        raise _Missing(problem, "Allow user namespaces (sysctl, AppArmor, or the container's settings)")
+        raise _Missing(problem, allow_namespaces())
     if not _own_tmp():
         return "works; /tmp has a byte quota but no inode quota"
     user = "a plain user of its own" if os.geteuid() == 0 else "your own user"
     return f"works, as {user}; /tmp has byte and inode quotas"
+
+
+def allow_namespaces(root: Path = Path("/")) -> str:
+    """How an administrator lets bubblewrap work on this machine: what refuses it, as far as that can be seen."""
+    steps = [
+        f"`sysctl -w {name}={allowed}`"
+        for name, refused, allowed in _NAMESPACE_SETTINGS
+        if _content(root / "proc/sys" / name.replace(".", "/")) == refused
+    ]
+    if any((root / mark).exists() for mark in (".dockerenv", "run/.containerenv")):
+        capability = " --cap-add SYS_ADMIN" if os.geteuid() == 0 else ""
+        options = " ".join(f"--security-opt {name}=unconfined" for name in ("seccomp", "apparmor", "systempaths"))
+        steps.append(f"start the container with {options}{capability}")
+    return f"Allow user namespaces: {'; '.join(steps) or 'sysctl, AppArmor or the settings of a container'}"
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _find_landlock() -> str:

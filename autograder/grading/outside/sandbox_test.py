@@ -324,3 +324,18 @@ def test_a_backend_whose_trial_was_killed_is_tried_again_and_one_that_does_not_w
     assert (problem is None) == works, problem
     if not kills:
         assert problem == "no namespaces here" and tries.read_text() == "x\n"
+
+
+def test_doctor_says_what_lets_bubblewrap_work_on_this_machine(tmp_path, monkeypatch):
+    assert sandbox.allow_namespaces(tmp_path).endswith("sysctl, AppArmor or the settings of a container")
+    for name, value in (("user/max_user_namespaces", "0"), ("kernel/apparmor_restrict_unprivileged_userns", "1")):
+        path = tmp_path / "proc/sys" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{value}\n")
+    (tmp_path / ".dockerenv").touch()
+    monkeypatch.setattr(sandbox.os, "geteuid", lambda: 1000)
+    said = sandbox.allow_namespaces(tmp_path)
+    assert "`sysctl -w user.max_user_namespaces=10000`; `sysctl -w kernel.apparmor" in said
+    assert "--security-opt seccomp=unconfined" in said and "SYS_ADMIN" not in said
+    monkeypatch.setattr(sandbox.os, "geteuid", lambda: 0)
+    assert said in sandbox.allow_namespaces(tmp_path) and "--cap-add SYS_ADMIN" in sandbox.allow_namespaces(tmp_path)

@@ -16,7 +16,7 @@ from autograder.grading.inside import wire
 from autograder.grading.inside.launch import STALL_S, Limits
 from autograder.grading.outside.judge import Stopped
 from autograder.grading.outside.sandbox import PLAIN, Mount, Sandbox
-from course.curriculum import earlier
+from course.curriculum import contract_folder, earlier, home, is_own
 
 ROOT = Path(__file__).resolve().parents[3]
 TRIES = 3
@@ -150,6 +150,7 @@ def sandboxed(
 ) -> Worker:
     """A worker of official grading: it sees what ``mounted`` lists and nothing else."""
     mounts = [Mount(path, str(path.relative_to(ROOT))) for path in mounted(chapter)]
+    mounts += [Mount(path, str(path.relative_to(home(chapter)))) for path in own_mounted(chapter)]
     env = {"MESHCRAFT_CONFINE": "1"}
     start = lambda: Sandbox(module, level=level, mounts=mounts, limits=UNLIMITED, env=env).__enter__()  # noqa: E731
     return Worker(start, greets=greets, seconds=seconds, cpu_s=cpu_s)
@@ -163,8 +164,15 @@ def mounted(chapter: str) -> list[Path]:
         "solutions/__init__.py",
         *(f"solutions/{entry.name}.py" for entry in earlier(chapter)),
     ]
-    wraps = [path for name in chapters for path in (ROOT / "autograder" / "chapters" / name).glob("wrapping*")]
+    ours = (name for name in chapters if not is_own(name))
+    wraps = [path for name in ours for path in contract_folder(name).glob("wrapping*")]
     return [*_shown(ROOT / "course"), *(ROOT / file for file in shown), *wraps]
+
+
+def own_mounted(chapter: str) -> list[Path]:
+    """The files that the sandbox mounts of a course's own chapter: its wrapping, and the names of its functions."""
+    folder = contract_folder(chapter)
+    return [*folder.glob("wrapping*"), folder / "chapter.toml"] if is_own(chapter) else []
 
 
 def _shown(folder: Path) -> list[Path]:

@@ -264,9 +264,9 @@ def fifteen_hundred_notes(folder, notebook, cells):
     notebook["cells"] += [{**note, "id": f"note-{number}"} for number in range(1500)]
 
 
-@submission(REFUSED, "exhausts", "nbgrader reads JSON alone")
+@submission(NEEDS_HUMAN, "exhausts", "nbgrader reads JSON alone")
 def archive_bomb(folder, released):
-    """A zip bomb under the notebook's name; it is not unpacked, because it is not a notebook."""
+    """A zip bomb under the notebook's name; it is not unpacked, and a person looks at what is no notebook."""
     with zipfile.ZipFile(folder / released.name, "w", zipfile.ZIP_DEFLATED) as archive:
         for number in range(20):
             archive.writestr(f"{number}.ipynb", bytes(10**7))
@@ -365,9 +365,9 @@ def waits_for_a_writer(folder, released):
     os.mkfifo(folder / released.name)
 
 
-@submission(REFUSED, "exhausts")
+@submission(NEEDS_HUMAN, "exhausts")
 def wrong_encoding(folder, released):
-    """A notebook in UTF-16 with a byte order mark and bytes that are not text."""
+    """A notebook in UTF-16 with a byte order mark and bytes that are not text; a person looks at it."""
     (folder / released.name).write_bytes(released.read_text().encode("utf-16") + b"\xff\xfe\x00\xd8")
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -21,6 +21,7 @@ import psutil
 from autograder.contract.verdict import Report, Result
 from autograder.grading.inside.launch import Limits, prctl
 from autograder.grading.nbgrader.batch import grade_course
+from autograder.grading.nbgrader.booking import model_answers
 from autograder.grading.nbgrader.course import open_ledger
 from autograder.grading.nbgrader.export import grades_csv, overview
 from autograder.grading.nbgrader.feedback import write_feedback
@@ -146,6 +147,7 @@ class _Seen:
     def __init__(self, course: Path, chapter: str):
         self.course = course
         self.released = (course / "release" / chapter / f"{chapter}.ipynb").read_text()
+        self.models = [*model_answers(course, chapter).values()]
         with open_ledger(course) as ledger:
             self.digests = {entry.student: entry.submission for entry in ledger.status(chapter)}
         self.lines = {row["student"]: json.dumps(row) for row in overview(course, chapter)}
@@ -158,9 +160,20 @@ class _Seen:
     def canaries(self, attack: Attack, report: Report | None) -> list[str]:
         parts = [json.dumps(report.to_json(), ensure_ascii=False) if report else ""]
         parts += [self.lines.get(attack.name, ""), self.comments.get(attack.name, "")]
-        parts += [written(self.course / kind / attack.name) for kind in ("feedback", "autograded")]
+        parts += [written(self.course / "feedback" / attack.name)]
+        # Graders read the model answer in this copy, which no student sees; all else of it is searched as well.
+        parts += [_without(written(self.course / "autograded" / attack.name), self.models)]
         digest = self.digests.get(attack.name, "")
         return search("\n".join(parts), attack, handed_in(self.course, attack), digest, self.released)
+
+
+def _without(text: str, models: Iterable[str]) -> str:
+    """The text of notebooks without the cells that are for graders."""
+    for model in models:
+        lines = json.dumps(model, ensure_ascii=False)[1:-1].split("\\n")
+        for line in filter(None, lines):
+            text = text.replace(line, "")
+    return text
 
 
 def written(folder: Path, *, links: bool = True) -> str:

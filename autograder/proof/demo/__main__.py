@@ -58,10 +58,6 @@ def main(folder: Path, workers: int) -> int:
     with spinner("writing feedback"):
         pages, without = write_feedback(course, CHAPTER)
     out().print(grade_table(reports))
-    for report in reports:
-        for result in report.functions:
-            if result.denied:
-                out().print(f"\nrefused to {report.student} in {result.name}: {', '.join(result.denied)}", markup=False)
     out().print(
         f"\nexercise   {exercise}\ngradebook  {course / 'gradebook.db'}\nfeedback", markup=False, soft_wrap=True
     )

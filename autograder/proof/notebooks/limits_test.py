@@ -143,6 +143,15 @@ def test_the_lab_rebinds_no_name_of_the_learners(theirs):
         assert found(theirs) == 1
 
 
+def test_an_earlier_edition_of_the_lab_is_no_cause_of_a_wrong_function():
+    lab = ("wide_specs = 1 / 0", "shown = wide_specs")
+    sources = ("LOG = []", "def f(): LOG.extend([]); return 1", lab[0], "LOG.append(wide_specs)")
+    wrong = Problem("fail", "another form")
+    assert run_cells(cells(*sources), ["f"], lab=lab).explained(wrong, "f") == wrong
+    mine = run_cells(cells(*sources, "LOG.append(1 / 0)"), ["f"], lab=lab)
+    assert "division" in mine.explained(wrong, "f").message
+
+
 @pytest.mark.parametrize(
     "source",
     [

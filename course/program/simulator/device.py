@@ -250,9 +250,12 @@ class Device:
         return (self._free, last) if self._free > trip.floor and last else (trip.floor, trip.cause)
 
     def _branch(self, step: Step, scope: _Scope) -> Generator[Instance, None, None]:
+        """A compiled conditional hands out its results together, when all of it has ended."""
         region = step.op.regions[next(self._decisions)]
-        inner = _Scope(*(yield from self._wait(step.reads, scope)), scope.issued)
+        inner = _Scope(*(yield from self._wait(step.reads, scope)))
         self._enter(inner.floor, inner.cause)
         yield from self._run(region, inner)
-        for result, value in zip(step.op.results, region.returns, strict=True):
-            self._ready[result] = self._combined([value], inner)
+        scope.issued += inner.issued
+        done = _Ready(*self._compute_done(inner), tuple(inner.issued))
+        for result in step.op.results:
+            self._ready[result] = done

@@ -68,6 +68,19 @@ def test_a_collective_takes_the_time_of_a_ring(n, collective, out, steps, sent):
     assert found.exposed == {"data": pytest.approx(found.seconds)}
 
 
+def test_a_branch_hands_out_its_results_together_at_its_end():
+    def local(x):
+        anywhere = lax.axis_index("data") >= 0
+        first, third = lax.cond(anywhere, lambda x: (square(x), square(square(x))), lambda x: (x, x), x)
+        return lax.ppermute(first, "data", RING) + third
+
+    found = look(local)
+    assert bars(found) == [(0, PRODUCT), (PRODUCT, 2 * PRODUCT), (2 * PRODUCT, 3 * PRODUCT)]
+    assert bars(found, "data") == [(3 * PRODUCT, 3 * PRODUCT + 164)], (
+        "though its first result is there after one product"
+    )
+
+
 def test_a_transfer_runs_beside_what_does_not_need_it():
     def local(x):
         received = lax.ppermute(x, "data", RING)  # 100 + 64 s

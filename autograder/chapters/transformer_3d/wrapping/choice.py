@@ -19,6 +19,8 @@ from course.planning import COURSE, Choice, estimator
 
 # Largest size in bytes of all answers of a case as text.
 MOST = 4096
+# An answer's fields: the course's own step has one schedule, and no other axes.
+ANSWERED = Choice._fields.index("zero") + 1
 WIDER, LARGER = (1, 4, 16), (1, 8, 32)
 Question = tuple[budget.Sizes, int]
 
@@ -71,9 +73,11 @@ def _formed(answer: Any) -> Any:
     """
     if answer is None or isinstance(answer, Refusal):
         return answer
-    if not isinstance(answer, tuple) or len(answer) != len(Choice._fields):
-        fields = ", ".join(Choice._fields)
+    rest = (COURSE.schedules[0], 1, 1)
+    if not isinstance(answer, tuple) or answer[ANSWERED:] not in ((), ("", *rest[1:]), rest) or len(answer) < ANSWERED:
+        fields = ", ".join(Choice._fields[:ANSWERED])
         raise Mismatch(f"choose_mesh returned {describe(answer)}, expected a Choice({fields})")
-    *counts, remat, fsdp = answer
+    *counts, remat, zero = answer[:ANSWERED]
     plain = (int(n) if isinstance(n, np.integer) else n for n in counts)
-    return (*plain, remat, int(fsdp))
+    # True and False were FSDP and nothing, before there were stages.
+    return (*plain, remat, 3 * bool(zero) if isinstance(zero, bool | np.bool_) else int(zero))

@@ -10,10 +10,62 @@ MISTAKES = [
         {"return tuple(lines)": 'return "\\n".join(lines)'},
     ),
     Mistake(
+        "one_f_one_b",
+        "all stages begin as many microbatches",
+        r"is enough\. Stage 1 begins with 4 forward passes: which of them could come after its first backward pass\?"
+        r".*1F1B: one forward, one backward, then flush",
+        {"min(num_stages - stage, num_microbatches)": "min(num_stages, num_microbatches)"},
+        never="had it begun enough",
+    ),
+    Mistake(
+        "interleaved",
+        "an order where none is possible",
+        r"cannot go round in groups of 4: raise a ValueError",
+        {"raise ValueError(": "str("},
+        never="no cost",
+    ),
+    Mistake(
+        "interleaved",
+        "parts backward in the order of the forward passes",
+        r"This order: stages would wait for each other forever: stage 0 waits in",
+        {'repeat if kind == "F" else num_repeats - 1 - repeat': "repeat"},
+        never="your order",
+    ),
+    Mistake(
+        "split_backward",
+        "product of the forward pass computed again",
+        r"Which product is computed again",
+        {'jax.vjp(activation, saved["z"])': 'jax.vjp(activation, saved["x"] @ weights["up"])'},
+        never="your line",
+    ),
+    Mistake(
         "zero_bubble",
         "whole backward pass and its half",
         r"stage 0 needs one F and one B \(or one I and one W\) of microbatch 0, and has 1 x F, 1 x B, 1 x W",
         {'words.append(f"I{microbatch}")': 'words.append(f"B{microbatch}")'},
+    ),
+    Mistake(
+        "execute_schedule",
+        "sum over microbatches",
+        r"It is 12 times too large, and there are as many microbatches: sum or mean\?",
+        {'loss(y, at["microbatch"]) / len(microbatches)': 'loss(y, at["microbatch"])'},
+        never="overwritten",
+    ),
+    Mistake(
+        "two_weight_versions_step",
+        "loss of one pipeline",
+        r"leaf loss .* in step \d .*All other results are right: of which rows is the loss the mean",
+        {
+            "lax.pmean(lax.psum(jnp.where(last, own, 0), pipe_axis), data_axis)": (
+                "lax.psum(jnp.where(last, own, 0), pipe_axis)"
+            )
+        },
+    ),
+    Mistake(
+        "two_weight_versions_step",
+        "the older version stays",
+        r"begin with “gradients”.*which is the older one in the next step\?",
+        {'"older": versions["newest"]}': '"older": versions["older"]}'},
     ),
     Mistake(
         "execute_schedule",

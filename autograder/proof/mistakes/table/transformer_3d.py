@@ -35,7 +35,7 @@ MISTAKES = [
     Mistake(
         "train_step_3d",
         "gradients not clipped",
-        r"begin with “gradients”.*leaf loss on mesh .* at \[1\] .*The loss of step 0 is right",
+        r"begin with “gradients”.*leaf loss on mesh .* in step 1 .*The loss of step 0 is right",
         {"jnp.minimum(1, largest_norm / norm)": "1"},
     ),
     Mistake(
@@ -48,10 +48,10 @@ MISTAKES = [
     Mistake(
         "choose_mesh",
         "an answer where nothing fits",
-        r"Choice\(.*'block', True\).*Nothing fits here: raise ValueError",
+        r"Choice\(.*'block', 3\).*Nothing fits here: raise ValueError",
         {
             'raise ValueError(f"a model of {sizes.count:,} parameters does not fit on {num_devices} devices in any way")': (
-                'return Choice(num_devices, 1, 1, 1, 1, "block", True)'
+                'return Choice(num_devices, 1, 1, 1, 1, "block", 3)'
             )
         },
     ),

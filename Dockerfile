@@ -1,0 +1,18 @@
+# Grading in a container: `docker build -t meshcraft .`, then as the page "Teaching with it" says.
+FROM python:3.12-slim-bookworm
+
+# The sandbox: bubblewrap and its filter; unshare, prlimit and setpriv are in util-linux. git is for collect-git.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends bubblewrap libseccomp2 util-linux git \
+    && rm -rf /var/lib/apt/lists/*
+
+COPY . /opt/meshcraft
+RUN pip install --no-cache-dir -c /opt/meshcraft/constraints.txt -e '/opt/meshcraft[cluster]' \
+    && useradd --create-home --uid 1000 teacher \
+    && mkdir /course && chown teacher: /course
+
+# An ordinary user: its user namespaces need no capability of the container.
+USER teacher
+WORKDIR /course
+ENTRYPOINT ["meshcraft"]
+CMD ["doctor"]

@@ -1,0 +1,260 @@
+"""Wrong answers for ``context_parallel``: mistakes that people make, and the facts that they fail."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from autograder.chapters.mutant import gathered_and_scattered, mutant, patch, there_and_back
+from course import attention
+from course.attention import attend_chunks, attend_chunks_backward
+from course.mesh import vary_alike
+from solutions.context_parallel import cp_transformer_step, merge_attention, ring_attention, zigzag_order
+
+
+def weighs_by_the_larger_score(first, second):
+    """A sigmoid of the difference, exact where both are finite."""
+    (out_a, lse_a), (out_b, lse_b) = first, second
+    a = jax.nn.sigmoid(lse_a - lse_b)[..., None]
+    return a * out_a + (1 - a) * out_b, jnp.logaddexp(lse_a, lse_b)
+
+
+def gathers_keys_and_values(q, k, v, order, axis_name):
+    """The naive baseline, as in Llama 3: every device gets all keys and values, and skips what is masked."""
+
+    def gather(x):
+        return lax.all_gather(x, axis_name, axis=1, tiled=True)
+
+    def held():
+        return jnp.array(order)[lax.axis_index(axis_name)], jnp.array(order).reshape(-1)
+
+    def forward(q, k, v):
+        out, lse = attend_chunks(q, gather(k), gather(v), *held())
+        return out, (q, k, v, out, lse)
+
+    def backward(saved, upstream):
+        q, k, v, out, lse = saved
+        of_q, *of_kv = attend_chunks_backward(q, gather(k), gather(v), out, lse, upstream, *held())
+        return of_q, *(lax.psum_scatter(x, axis_name, scatter_dimension=1, tiled=True) for x in of_kv)
+
+    attend: Any = jax.custom_vjp(lambda q, k, v: forward(q, k, v)[0])
+    attend.defvjp(forward, backward)
+    return attend(*vary_alike(q, k, v))
+
+
+def saves_every_block(q, k, v, order, axis_name):
+    """A ring with a derivative that keeps what the forward pass has received, and sends only gradients."""
+    size = lax.axis_size(axis_name)
+    to_next = [(i, (i + 1) % size) for i in range(size)]
+
+    def held(step):
+        return jnp.array(order)[(lax.axis_index(axis_name) - step) % size]
+
+    def send(arrays):
+        return jax.tree.map(lambda x: lax.ppermute(x, axis_name, to_next), arrays)
+
+    def forward(q, k, v):
+        def pass_on(carry, step):
+            found, block = carry
+            coming = send(block)
+            found = merge_attention(found, attend_chunks(q, block[0], block[1], held(0), held(step)))
+            return (found, coming), block
+
+        nothing: Any = vary_alike(jnp.zeros_like(q), jnp.full(q.shape[:-1], -jnp.inf), q)[:2]
+        (found, last), every = lax.scan(pass_on, (nothing, (k, v)), jnp.arange(size - 1))
+        out, lse = merge_attention(found, attend_chunks(q, last[0], last[1], held(0), held(size - 1)))
+        return out, (q, jax.tree.map(lambda some, x: jnp.concatenate([some, x[None]]), every, last), out, lse)
+
+    def backward(saved, upstream):
+        q, every, out, lse = saved
+
+        def own(block, step):
+            of_q, *of_kv = attend_chunks_backward(q, block[0], block[1], out, lse, upstream, held(0), held(step))
+            return of_q, tuple(of_kv)
+
+        def pass_on(carry, numbered):
+            (of_q, of_kv), (step, block) = carry, numbered
+            arriving, (more, own_kv) = send(of_kv), own(block, step)
+            return (of_q + more, jax.tree.map(jnp.add, arriving, own_kv)), None
+
+        first, others = (jax.tree.map(lambda x, part=part: x[part], every) for part in (0, slice(1, None)))
+        (of_q, of_kv), _ = lax.scan(pass_on, own(first, 0), (jnp.arange(1, size), others))
+        return of_q, *send(of_kv)
+
+    attend: Any = jax.custom_vjp(lambda q, k, v: forward(q, k, v)[0])
+    attend.defvjp(forward, backward)
+    return attend(*vary_alike(q, k, v))
+
+
+def _without_skipping():
+    """The functions of ``course.attention`` when every pair of chunks is computed and masked."""
+    source, space = inspect.getsource(attention), {}
+    skipping = "lax.cond(start < first + q.shape[3], "
+    assert source.count(skipping) == 2
+    exec(compile(source.replace(skipping, "lax.cond(start >= 0, "), "<computes every pair>", "exec"), space)
+    return {name: space[name] for name in ("attend_chunks", "attend_chunks_backward")}
+
+
+skips_no_pair_of_chunks = FunctionType(
+    ring_attention.__code__, {**ring_attention.__globals__, **_without_skipping()}, "skips_no_pair_of_chunks"
+)
+
+
+def contiguous_order(num_devices):
+    """The naive baseline: tokens as they come."""
+    return tuple((2 * device, 2 * device + 1) for device in range(num_devices))
+
+
+def interleaved_order(num_devices):
+    return tuple((device, device + num_devices) for device in range(num_devices))
+
+
+def zigzag_of_eight(num_devices):
+    return tuple((device % (2 * num_devices), (15 - device) % (2 * num_devices)) for device in range(num_devices))
+
+
+HELD, LATE, TIME = "live temporaries", "exposed communication", "predicted time"
+SENT, OTHERS, REDUCED = "permute bytes", "other collectives", "all-reduce bytes"
+NUMBERS, STEP = ("values", "gradients"), ("gradient norm", "gradients", "values")
+merge, ring, step = (partial(patch, f) for f in (merge_attention, ring_attention, cp_transformer_step))
+LARGEST = "largest = jnp.where(largest == -jnp.inf, 0, largest)"
+HOPS = "lax.ppermute(x, axis_name, to_next)"
+IN_BFLOAT16 = "lax.ppermute(x.astype(jnp.bfloat16), axis_name, to_next).astype(x.dtype)"
+FORWARD = "coming = send(travelling)\n            return (add(found, travelling, step), coming), None"
+
+MUTANTS = (
+    merge(
+        "takes_the_plain_mean",
+        {"(a[..., None] * out_a + b[..., None] * out_b) / total[..., None]": "(out_a + out_b) / 2"},
+        *NUMBERS,
+    ),
+    merge("returns_the_larger_log_sum_exp", {"largest + jnp.log(total)": "largest"}, *NUMBERS),
+    merge("forgets_to_divide", {" / total[..., None]": ""}, *NUMBERS),
+    merge("forgets_queries_without_keys", {LARGEST: "largest = largest"}, *NUMBERS),
+    merge(
+        "exponentials_overflow",
+        {LARGEST: "largest = jnp.zeros_like(largest)"},
+        *NUMBERS,
+        shown_by=("scores near 10,000",),
+    ),
+    merge(
+        "has_no_gradient_of_the_weights",
+        {"seen = a + b > 0": "a, b = lax.stop_gradient((a, b))\n    seen = a + b > 0"},
+        "gradients",
+    ),
+    mutant("merge_attention", weighs_by_the_larger_score, *NUMBERS),
+    mutant("ring_attention", gathers_keys_and_values, SENT, OTHERS, HELD, LATE),
+    mutant("ring_attention", saves_every_block, SENT, HELD),
+    ring("sends_to_the_wrong_side", {"(i, (i + 1) % size)": "(i, (i - 1) % size)"}, *NUMBERS),
+    ring("skips_the_last_block", {"out, lse = add(found, last, size - 1)": "out, lse = found"}, *NUMBERS),
+    ring(
+        "adds_its_own_block_twice",
+        {"add(found, last, size - 1)": "add(add(found, last, size - 1), (k, v), 0)"},
+        *NUMBERS,
+    ),
+    ring("leaves_gradients_one_device_early", {"return of_q, *send(of_kv)": "return of_q, *of_kv"}, "gradients"),
+    ring("sends_in_bfloat16", {HOPS: IN_BFLOAT16}, *NUMBERS, SENT),
+    ring(
+        "waits_for_the_transfer",
+        {
+            FORWARD: (
+                "found = add(found, travelling, step)\n"
+                "            return (found, send(lax.optimization_barrier((found, travelling))[1])), None"
+            ),
+            "own(travelling, step)": "own(lax.optimization_barrier((coming, arriving, travelling))[2], step)",
+        },
+        LATE,
+    ),
+    ring(
+        "sends_sums_after_adding",
+        {
+            "coming, arriving = send(travelling), send(of_kv)": "coming = send(travelling)",
+            "jax.tree.map(jnp.add, arriving, own_kv)": "send(jax.tree.map(jnp.add, of_kv, own_kv))",
+            "send((k, v)), of_kv)": "send((k, v)), send(of_kv))",
+            "return of_q, *send(of_kv)": "return of_q, *of_kv",
+        },
+        LATE,
+    ),
+    mutant("ring_attention", skips_no_pair_of_chunks, TIME),
+    mutant("zigzag_order", contiguous_order, "most loaded device", TIME),
+    mutant("zigzag_order", interleaved_order, "most loaded device", TIME, shown_by=("context=8",)),
+    mutant("zigzag_order", zigzag_of_eight, "values", shown_by=("context=3",)),
+    patch(
+        zigzag_order,
+        "names_the_later_chunk_first",
+        {"(device, 2 * num_devices - 1 - device)": "(2 * num_devices - 1 - device, device)"},
+        "values",
+    ),
+    patch(
+        zigzag_order,
+        "gives_a_chunk_twice",
+        {"2 * num_devices - 1 - device)": "2 * num_devices - 2 - device)"},
+        "values",
+    ),
+    step("numbers_positions_on_each_device", {'["position"][places]': '["position"][jnp.arange(len(places))]'}, *STEP),
+    step(
+        "takes_positions_for_contiguous",
+        {"chunks[:, None] * length": "chunks[:1, None] * length + length * jnp.arange(len(chunks))[:, None]"},
+        *STEP,
+    ),
+    step(
+        "averages_means_of_devices",
+        {"* own / total": "/ (lax.axis_size(data_axis) * lax.axis_size(context_axis))"},
+        *STEP,
+    ),
+    step("averages_gradients", {"lambda share: lax.psum(share, axes)": "lambda share: lax.pmean(share, axes)"}, *STEP),
+    step(
+        "forgets_the_context_axis",
+        {"lambda share: lax.psum(share, axes)": "lambda share: lax.psum(share, data_axis)"},
+        *STEP,
+        REDUCED,
+    ),
+    step(
+        "drops_the_same_in_every_chunk",
+        {"(chunks)\n        attend": "(0 * chunks)\n        attend"},
+        *STEP,
+        shown_by=("data=2 x context=2, dropout",),
+    ),
+    step(
+        "drops_the_same_at_every_place",
+        {"fold_key_over_axes(key, (data_axis,))": "key"},
+        *STEP,
+        shown_by=("data=2 x context=2, dropout",),
+    ),
+    step(
+        "reduces_axis_by_axis",
+        {"lax.psum(share, axes)": "lax.psum(lax.psum(share, context_axis), data_axis)"},
+        REDUCED,
+        shown_by=("data=2 x context=2, dropout",),
+    ),
+    step("keeps_every_activation", {"@jax.checkpoint\n    ": ""}, HELD),
+    step(
+        "reports_its_own_loss",
+        {"learning_rate * g, params, gradients), loss": "learning_rate * g, params, gradients), shares[0]"},
+        "values",
+    ),
+    step(
+        "sends_activations_to_a_neighbour_and_back",
+        {
+            "return layer_with(attend, weights, x,": (
+                f"x = {there_and_back('x', 'context_axis')}\n        return layer_with(attend, weights, x,"
+            )
+        },
+        SENT,
+    ),
+    step(
+        "sends_activations_round",
+        {
+            "return layer_with(attend, weights, x,": (
+                f"x = {gathered_and_scattered('x', 'context_axis')}\n        return layer_with(attend, weights, x,"
+            )
+        },
+        OTHERS,
+    ),
+)

@@ -1,0 +1,306 @@
+"""Wrong answers for ``expert_parallel``: real mistakes, and the facts that they fail."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from autograder.chapters.mutant import mutant, patch, there_and_back
+from course.moe import expert_mlp
+from solutions.expert_parallel import (
+    balancing_loss,
+    combine,
+    dispatch,
+    moe_layer,
+    moe_step,
+    overlapped_moe,
+    route,
+)
+
+
+def _mask(weights, experts, places, num_experts, capacity):
+    """``[tokens, experts, capacity]``: the weight of the choice that has this place."""
+    chosen = weights[:, :, None] * jax.nn.one_hot(experts, num_experts)
+    return jnp.einsum("tke,tkc->tec", chosen, jax.nn.one_hot(places, capacity))
+
+
+def multiplies_by_a_one_hot_mask(x, experts, places, num_experts, capacity):
+    """A matrix product with a mask of tokens and places."""
+    mask = _mask(jnp.ones(experts.shape), experts, places, num_experts, capacity)
+    return jnp.einsum("tec,td->ecd", mask, x)
+
+
+def multiplies_by_a_mask_of_gates(y, gates, experts, places):
+    """A matrix product with the gates in a mask of tokens and places."""
+    return jnp.einsum("tec,ecd->td", _mask(gates, experts, places, *y.shape[:2]), y)
+
+
+def multiplies_by_one_hot_masks(params, x, k, capacity, axis_name):
+    """The whole layer by products with masks."""
+    logits = x @ params["router"]["kernel"]
+    gates, experts, places = route(logits, params["router"]["bias"], k, capacity)
+    sent = multiplies_by_a_one_hot_mask(x, experts, places, logits.shape[1], capacity)
+    received = lax.all_to_all(sent, axis_name, split_axis=0, concat_axis=1, tiled=True)
+    computed = expert_mlp(params["experts"], received)
+    returned = lax.all_to_all(computed, axis_name, split_axis=1, concat_axis=0, tiled=True)
+    return expert_mlp(params["shared"], x) + multiplies_by_a_mask_of_gates(returned, gates, experts, places), logits
+
+
+def gathers_every_place(params, x, k, capacity, axis_name):
+    """Every device gets all places of all experts, and throws most of them away."""
+    logits = x @ params["router"]["kernel"]
+    gates, experts, places = route(logits, params["router"]["bias"], k, capacity)
+    own, first = params["experts"]["up"].shape[0], lax.axis_index(axis_name) * params["experts"]["up"].shape[0]
+    every = lax.all_gather(dispatch(x, experts, places, logits.shape[1], capacity), axis_name, axis=1, tiled=True)
+    computed = expert_mlp(params["experts"], lax.dynamic_slice_in_dim(every, first, own))
+    every = lax.all_gather(computed, axis_name, tiled=True)
+    returned = lax.dynamic_slice_in_dim(every, lax.axis_index(axis_name) * capacity, capacity, axis=1)
+    return expert_mlp(params["shared"], x) + combine(returned, gates, experts, places), logits
+
+
+def waits_for_every_place(params, x, k, capacity, axis_name, num_chunks):
+    """One transfer each way: the layer as it was."""
+    return moe_layer(params, x, k, capacity, axis_name)
+
+
+# In route.
+CHOICE = "lax.top_k(gates + bias, k)[1]"
+RETURNED_GATES = "return jnp.take_along_axis(gates, experts, axis=1)"
+LAST_OF_EQUALS = "logits.shape[1] - 1 - lax.top_k((gates + bias)[:, ::-1], k)[1]"
+FIRST_CHOICES_FIRST = """every = (experts.T.reshape(-1, 1) == jnp.arange(logits.shape[1])).astype(jnp.int32)
+    earlier = (jnp.cumsum(every, axis=0) - every).reshape(k, *logits.shape)
+    places = jnp.take_along_axis(earlier, experts.T[:, :, None], axis=2)[:, :, 0].T
+    places = jnp.minimum(places, capacity)"""
+PLACES = "places = jnp.minimum(jnp.take_along_axis(before, experts, axis=1), capacity)"
+
+# In balancing_loss.
+COUNTED = "lax.psum(jnp.sum(experts.reshape(-1, 1) == jnp.arange(num_experts), axis=0), axes)"
+MEAN_GATES = "jnp.mean(gates, axis=0)"
+
+ALL_ROWS = "jnp.sum(lax.psum((experts.reshape(-1, 1) == jnp.arange(num_experts)).astype(jnp.int32), axes), axis=0)"
+
+# In dispatch and combine.
+ADDED = "empty.at[experts, places].add(x[:, None]"
+# In moe_layer and overlapped_moe.
+THERE = "lax.all_to_all(sent, axis_name, split_axis=0, concat_axis=1, tiled=True)"
+BACK = "lax.all_to_all(computed, axis_name, split_axis=1, concat_axis=0, tiled=True)"
+SWAPPED = "lax.all_to_all({}, axis_name, split_axis=0, concat_axis=0, tiled=True)"
+AGAIN = THERE.replace("sent", SWAPPED.format(SWAPPED.format("sent")))
+MIXED = f"{SWAPPED.format('sent')}.reshape(-1, lax.axis_size(axis_name) * capacity, x.shape[1])"
+COMPUTED = 'computed = expert_mlp(params["experts"], received)'
+SCALED = """n = lax.axis_size(axis_name)
+    weights = jax.tree.map(lambda w: w / n + lax.stop_gradient(w - w / n), params["experts"])
+    computed = expert_mlp(weights, received)"""
+ROUND = f"logits = {there_and_back('logits', 'axis_name')}"
+SHARED = 'expert_mlp(params["shared"], x)'
+
+# In moe_step.
+EXPERTS = "lax.pmean(gradient, data_axis) / lax.axis_size(expert_axis)"
+TWICE = "lax.pmean(as_varying(as_varying(lax.pmean(gradient, both), data_axis), expert_axis), both)"
+LAYER = ("values", "gradients")
+STEP = ("values", "gradients", "gradient norm")
+MASKED = ("FLOPs", "live temporaries")
+LATE = ("exposed communication", "predicted time")
+REDUCED, TRAVELS, OTHERS = "all-reduce bytes", "all-to-all bytes", "other collectives"
+
+MUTANTS = (
+    patch(
+        route,
+        "gates_carry_no_gradient",
+        {RETURNED_GATES: RETURNED_GATES.replace("(gates", "(lax.stop_gradient(gates)")},
+        "gradients",
+    ),
+    patch(
+        route,
+        "divides_by_the_gates_chosen",
+        {
+            RETURNED_GATES: "gates /= jnp.take_along_axis(gates, experts, axis=1).sum(1, keepdims=True)\n    "
+            + RETURNED_GATES
+        },
+        *LAYER,
+    ),
+    patch(route, "multiplies_by_the_biased_gates", {CHOICE: f"{CHOICE}\n    gates = gates + bias"}, *LAYER),
+    patch(route, "forgets_the_bias", {"gates + bias": "gates"}, *LAYER),
+    patch(route, "counts_the_token_itself", {" - chosen": ""}, "values"),
+    patch(
+        route,
+        "is_never_full",
+        {PLACES: PLACES.replace("jnp.minimum(", "").replace(", capacity)", "")},
+        "values",
+    ),
+    patch(
+        route,
+        "serves_the_last_tokens_first",
+        {"jnp.cumsum(chosen, axis=0)": "jnp.cumsum(chosen[::-1], axis=0)[::-1]"},
+        "values",
+    ),
+    patch(route, "serves_first_choices_first", {PLACES: FIRST_CHOICES_FIRST}, "values"),
+    patch(route, "takes_the_last_of_equals", {CHOICE: LAST_OF_EQUALS}, *LAYER),
+    patch(
+        route,
+        "forgets_the_gate_of_a_dropped_choice",
+        {RETURNED_GATES: "gates = jnp.where(before < capacity, gates, 0)\n    " + RETURNED_GATES},
+        *LAYER,
+    ),
+    patch(
+        balancing_loss,
+        "balances_each_device",
+        {COUNTED: COUNTED.removeprefix("lax.psum(").removesuffix(", axes)")},
+        *LAYER,
+    ),
+    patch(
+        balancing_loss,
+        "takes_gates_for_constants",
+        {MEAN_GATES: "jnp.mean(lax.stop_gradient(gates), axis=0)"},
+        "gradients",
+    ),
+    patch(
+        balancing_loss,
+        "multiplies_gates_by_gates",
+        {"load * jnp": "lax.stop_gradient(lax.pmean(jnp.mean(gates, axis=0), axes)) * jnp"},
+        *LAYER,
+    ),
+    patch(balancing_loss, "forgets_the_number_of_experts", {"balance = num_experts * ": "balance = "}, *LAYER),
+    patch(balancing_loss, "counts_the_first_choice_alone", {"experts.reshape(-1, 1)": "experts[:, :1]"}, *LAYER),
+    patch(balancing_loss, "counts_without_the_bias", {"gates + bias": "gates"}, *LAYER),
+    patch(balancing_loss, "pulls_the_wrong_way", {"bias + rate": "bias - rate"}, "values"),
+    patch(
+        balancing_loss,
+        "moves_an_expert_with_its_share",
+        {"jnp.sign(1 / num_experts - load)": "jnp.where(load < 1 / num_experts, 1.0, -1.0)"},
+        "values",
+        shown_by=("data=1 x expert=1",),
+    ),
+    patch(balancing_loss, "forgets_to_square", {" ** 2)": ")"}, *LAYER),
+    patch(
+        balancing_loss,
+        "gathers_every_choice",
+        {COUNTED: "jnp.sum(lax.all_gather(experts, axes).reshape(-1, 1) == jnp.arange(num_experts), axis=0)"},
+        OTHERS,
+    ),
+    patch(
+        balancing_loss,
+        "sums_over_devices_before_it_counts",
+        {COUNTED: ALL_ROWS},
+        REDUCED,
+    ),
+    mutant("dispatch", multiplies_by_a_one_hot_mask, *MASKED),
+    patch(dispatch, "puts_dropped_tokens_into_the_last_place", {'"drop"': '"clip"'}, *LAYER),
+    patch(
+        dispatch,
+        "sends_the_first_choice_alone",
+        {ADDED: "empty.at[experts[:, :1], places[:, :1]].add(x[:, None]"},
+        *LAYER,
+    ),
+    patch(dispatch, "sends_no_gradient_back", {"add(x[": "add(lax.stop_gradient(x)["}, "gradients"),
+    patch(dispatch, "divides_by_the_choices", {"x[:, None]": "x[:, None] / experts.shape[1]"}, *LAYER),
+    patch(
+        dispatch,
+        "takes_places_of_the_next_expert",
+        {"[experts, places]": "[(experts + 1) % num_experts, places]"},
+        *LAYER,
+    ),
+    mutant("combine", multiplies_by_a_mask_of_gates, *MASKED),
+    patch(combine, "forgets_the_gates", {"gates[:, :, None] * each": "each"}, *LAYER),
+    patch(combine, "gives_gates_no_gradient", {"sum(gates": "sum(lax.stop_gradient(gates)"}, "gradients"),
+    patch(combine, "gives_experts_no_gradient", {"each = y": "each = lax.stop_gradient(y)"}, "gradients"),
+    patch(combine, "takes_the_last_place_for_a_dropped_choice", {'mode="fill", fill_value=0': 'mode="clip"'}, *LAYER),
+    patch(combine, "averages_the_choices", {"jnp.sum(": "jnp.mean("}, *LAYER),
+    mutant("moe_layer", multiplies_by_one_hot_masks, *MASKED),
+    mutant("moe_layer", gathers_every_place, TRAVELS, OTHERS, "live temporaries"),
+    patch(moe_layer, "forgets_the_shared_expert", {f"{SHARED} + ": ""}, *LAYER),
+    patch(
+        moe_layer,
+        "mixes_up_devices_and_experts",
+        {THERE: MIXED},
+        *LAYER,
+    ),
+    patch(moe_layer, "gives_the_router_no_gradient", {"route(logits": "route(lax.stop_gradient(logits)"}, "gradients"),
+    patch(moe_layer, "sends_tokens_once_more", {THERE: AGAIN}, TRAVELS),
+    patch(
+        moe_layer,
+        "sends_logits_round",
+        {"    computed =": f"    {ROUND}\n    computed ="},
+        OTHERS,
+    ),
+    patch(
+        moe_layer,
+        "averages_the_experts_gradient",
+        {COMPUTED: SCALED},
+        "gradients",
+    ),
+    mutant("overlapped_moe", waits_for_every_place, *LATE),
+    patch(
+        overlapped_moe,
+        "sends_every_chunk_once_more",
+        {THERE: AGAIN},
+        TRAVELS,
+        *LATE,
+    ),
+    patch(
+        overlapped_moe, "puts_chunks_back_in_reverse", {"concatenate(returned": "concatenate(returned[::-1]"}, *LAYER
+    ),
+    patch(overlapped_moe, "forgets_the_shared_expert_in_chunks", {"return shared + ": "return "}, *LAYER),
+    patch(
+        overlapped_moe,
+        "waits_for_every_chunk",
+        {"    shared =": "    received = lax.optimization_barrier(received)\n    shared ="},
+        *LATE,
+    ),
+    patch(
+        overlapped_moe,
+        "gives_the_router_no_gradient_in_chunks",
+        {"route(logits": "route(lax.stop_gradient(logits)"},
+        "gradients",
+    ),
+    patch(
+        overlapped_moe,
+        "sends_logits_round_in_chunks",
+        {"tiled=True) for y in computed]\n": f"tiled=True) for y in computed]\n    {ROUND}\n"},
+        OTHERS,
+    ),
+    patch(
+        moe_step,
+        "averages_experts_over_both",
+        {EXPERTS: "lax.pmean(gradient, both)"},
+        *STEP,
+        REDUCED,
+        shown_by=("data=1 x expert=8",),
+    ),
+    patch(moe_step, "forgets_to_divide", {EXPERTS: "lax.pmean(gradient, data_axis)"}, *STEP),
+    patch(moe_step, "forgets_the_copies", {EXPERTS: "gradient / lax.axis_size(expert_axis)"}, *STEP, REDUCED),
+    patch(moe_step, "sums_the_others", {"return lax.pmean(gradient, both)": "return lax.psum(gradient, both)"}, *STEP),
+    patch(
+        moe_step,
+        "balances_each_device_in_the_step",
+        {COUNTED: COUNTED.removeprefix("lax.psum(").removesuffix(", axes)")},
+        *STEP,
+        inside=balancing_loss,
+    ),
+    patch(
+        moe_step,
+        "has_a_router_that_learns_nothing",
+        {RETURNED_GATES: RETURNED_GATES.replace("(gates", "(lax.stop_gradient(gates)")},
+        *STEP,
+        inside=route,
+    ),
+    patch(moe_step, "sums_over_layers", {"jnp.mean(balance)": "jnp.sum(balance)"}, *STEP),
+    patch(moe_step, "forgets_the_z_loss", {" + model.z * jnp.mean(z)": ""}, *STEP),
+    patch(
+        moe_step, "returns_its_own_loss", {"return updated, lax.pmean(loss, both)": "return updated, loss"}, "values"
+    ),
+    patch(
+        moe_step,
+        "averages_twice",
+        {"return lax.pmean(gradient, both)": f"return {TWICE}"},
+        REDUCED,
+    ),
+    patch(moe_step, "sends_tokens_once_more_in_the_step", {THERE: AGAIN}, TRAVELS, inside=moe_layer),
+    patch(
+        moe_step,
+        "sends_the_loss_round",
+        {"lax.pmean(loss, both)": f"lax.pmean({there_and_back('loss', 'expert_axis')}, both)"},
+        OTHERS,
+    ),
+)

@@ -1,0 +1,345 @@
+"""How ``sequence_parallel`` is judged: one device's numbers, bytes sent, and what a stack of layers saves."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from autograder.chapters.sequence_parallel.wrapping import (
+    BLOCK,
+    ENTER,
+    LEAVE,
+    SELECTIVE,
+    ULYSSES,
+    Heads,
+    Region,
+    Stack,
+    layers_of,
+)
+from autograder.contract import byte_facts, facts, limits
+from autograder.contract.case import UNSEEN, ModelSizes
+from autograder.contract.case_builders import build_model, groups_of, parts_of
+from autograder.contract.draws import draw_keys, draw_leaves, unseen_mesh
+from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
+
+WRAPPINGS = wrappings("sequence_parallel")
+OTHER = "other collectives"
+
+
+def one_way(case: Case[Any], size: float) -> float:
+    """Bytes that a device sends to gather or to scatter an array of ``size`` bytes."""
+    return (parts_of(case) - 1) / parts_of(case) * size
+
+
+def draw(name: str, rng: np.random.Generator, case: Case[Any]) -> dict[str, Any]:
+    shapes = WRAPPINGS[name].wrap(print, case).inputs
+    return {key: draw_leaves(rng, tree, rng.uniform(0.5, 2)) for key, tree in shapes.items()}
+
+
+# enter_tensor_region and leave_tensor_region: each is the other's transpose.
+
+
+def own_parts(whole: np.ndarray, case: Case[Region]) -> np.ndarray:
+    """What each device of the tensor axis has of it: ``[tensor, rows, ...]``."""
+    n = parts_of(case)
+    return np.stack(np.split(whole, n, 1) if case.sizes.split else [whole] * n)
+
+
+def region_oracle(name: str, inputs: dict[str, Any], case: Case[Region]) -> dict[str, Any]:
+    """All tokens on every device, or the sum of all shares; and the same the other way round for gradients."""
+    x, upstream = inputs["x"], inputs["upstream"]
+    whole, shares = (x, upstream) if name == ENTER else (upstream, x)
+    copied = np.stack([whole] * parts_of(case))
+    added = own_parts(shares.sum(0, dtype=np.float64).astype(np.float32), case)
+    values, gradients = (copied, added) if name == ENTER else (added, copied)
+    return {"values": values, "gradients": gradients}
+
+
+def region_facts(judged: Judged) -> list[Fact]:
+    values = "Which tokens does this device need, and from whom? "
+    gradients = "Which devices have a share of the gradient of this token, and how many return it? "
+
+    def sent(e: Evidence, split: bool) -> float:
+        s = e.case.sizes
+        return one_way(e.case, 4 * s.rows * s.seq * s.width) if s.split == split else 0
+
+    cases = judged.cases
+    return [
+        *facts.values_and_gradients(cases, values, gradients),
+        *(
+            byte_facts.bytes_sent(f"{kind.replace('_', '-')} bytes", cases, kind, partial(sent, split=True))
+            for kind in ("all_gather", "reduce_scatter")
+        ),
+        byte_facts.bytes_sent("all-reduce bytes", cases, "all_reduce", lambda e: 2 * sent(e, split=False)),
+        byte_facts.only_collectives(OTHER, cases, ("all_gather", "reduce_scatter", "all_reduce")),
+    ]
+
+
+_REGION = Region(rows=2, seq=24, width=5)
+
+
+def _unseen_region(rng: np.random.Generator) -> Case[Region]:
+    mesh = unseen_mesh(rng, (2, 4), (2,), (3,), (2, 3), (5,))
+    n = list(mesh.values())[-1]
+    sizes = {"rows": int(rng.choice([1, 3])), "seq": int(rng.choice([3, 7])) * n, "width": int(rng.choice([4, 9]))}
+    return Case(UNSEEN, mesh, Region(**sizes, split=bool(rng.integers(2))))
+
+
+def _region(name: str) -> Task:
+    return Task(
+        wrapping=WRAPPINGS[name],
+        points=2,
+        point=("all-gather bytes", "reduce-scatter bytes"),
+        cases=(
+            Case("tensor=4", {"tensor": 4}, _REGION, quick=True),
+            Case("data=2 x tensor=4, whole", {"data": 2, "tensor": 4}, _REGION.but(split=False), quick=True),
+            Case("data=2 x model=3", {"data": 2, "model": 3}, _REGION.but(rows=1)),
+            Case("tensor=1", {"tensor": 1}, _REGION),
+        ),
+        unseen=_unseen_region,
+        draw=partial(draw, name),
+        oracle=partial(region_oracle, name),
+        facts=region_facts,
+    )
+
+
+ENTER_TENSOR_REGION, LEAVE_TENSOR_REGION = _region(ENTER), _region(LEAVE)
+
+# sp_block and selective_recompute: a stack of layers, forward and backward.
+
+# Of matrix products, relative to a stack without recomputation.
+FLOPS = 1.05
+
+
+def draw_stack(rng: np.random.Generator, case: Case[Stack]) -> dict[str, Any]:
+    shapes = WRAPPINGS[SELECTIVE].wrap(print, case).inputs
+    scales = {"params": 0.3, "x": rng.uniform(0.5, 2), "upstream": rng.uniform(0.5, 2)}
+    return {name: draw_leaves(rng, shapes[name], scale) for name, scale in scales.items()} | {"key": draw_keys(rng)}
+
+
+def heads_together(layers: Any) -> Any:
+    """Stacked layers in the layout of the course's model."""
+    qkv, out = (layers["attention"][name]["kernel"] for name in ("qkv", "out"))
+    count, _, _, width = out.shape
+    kernels = {"qkv": qkv.reshape(count, width, -1), "out": out.reshape(count, -1, width)}
+    return {**layers, "attention": {name: {"kernel": kernel} for name, kernel in kernels.items()}}
+
+
+def stack_oracle(inputs: dict[str, Any], case: Case[Stack]) -> dict[str, Any]:
+    """The course's layers on one device for each group."""
+    run, groups = _one_group(case.sizes.model, parts_of(case)), groups_of(case)
+    x, upstream = (np.split(inputs[name], groups) for name in ("x", "upstream"))
+    each = [run(inputs["params"], *rows, inputs["key"]) for rows in zip(x, upstream, strict=True)]
+    values, of_params, of_x = zip(*each, strict=True)
+    of_params = jax.tree.map(lambda *found: np.stack(found), *of_params)
+    return {"values": np.concatenate(values), "gradients": {"params": of_params, "x": np.concatenate(of_x)}}
+
+
+@lru_cache(maxsize=32)
+def _one_group(sizes: ModelSizes, parts: int) -> Any:
+    model, places = build_model(sizes), np.arange(parts, dtype=np.int32)
+
+    def run(params, x, upstream, key):
+        def layer(x, numbered):
+            number, weights = numbered
+            own = jax.random.fold_in(jax.random.wrap_key_data(key), number)
+            return model.layer(weights, x, jax.vmap(partial(jax.random.fold_in, own))(places)), None
+
+        def stack(params, x):
+            return jax.lax.scan(layer, x, (np.arange(sizes.num_layers, dtype=np.int32), heads_together(params)))[0]
+
+        values, back = jax.vjp(stack, params, x)
+        return values, *back(upstream)
+
+    return jax.jit(run)
+
+
+# --8<-- [start:saved]
+def formula(case: Case[Stack]) -> tuple[int, int]:
+    """Bytes that one layer saves by Korthikanti's formula in float32, and those of its attention scores.
+
+    Of 16 arrays of the width, 2 are inputs of norms, 2 of the products behind them, 3 are q, k and v, 1 the mixed
+    values, and 8 the hidden features before and after GELU. Of scores there are two, as with dropout in the formula:
+    here without, but JAX saves exponentials as well as weights.
+    """
+    s, n = case.sizes, parts_of(case)
+    tokens = s.rows * s.seq
+    arrays = 4 * (8 * s.width + 2 * s.hidden)
+    masks = 2 * s.width if s.dropout else 0
+    return tokens * (arrays + masks) // n, 2 * 4 * s.rows * s.num_heads * s.seq**2 // n
+
+
+def most_saved(case: Case[Stack]) -> int:
+    """What the formula says of three layers more than there are, with scores of two: even one array of all is more.
+
+    Three layers and two layers' scores are room for what one backward pass has at once.
+    """
+    plain, scores = formula(case)
+    return (case.sizes.num_layers + 3) * plain + 2 * scores
+
+
+# --8<-- [end:saved]
+
+
+def whole_bytes(case: Case[Stack]) -> int:
+    """Bytes of all leaves that every device holds whole: two norms' scales, and a bias."""
+    leaves = jax.tree.leaves_with_path(layers_of(case.sizes.model))
+    names = {path: [str(entry.key) for entry in path] for path, _ in leaves}
+    return sum(
+        4 * math.prod(leaf.shape)
+        for path, leaf in leaves
+        if names[path][-1] == "scale" or names[path][-2:] == ["down", "bias"]
+    )
+
+
+def stack_facts(judged: Judged) -> list[Fact]:
+    values = "Which tokens and heads does this device have, and which keys does it drop with? "
+    gradients = "If a leaf that is whole is wrong: is each device's share of its gradient counted, and once? "
+    kept = "Which whole activation is saved in front of a product, and what is cheap to compute again?"
+    twice = "Which products are computed twice, and for which of them would a saved result be small?"
+    cases = judged.all
+
+    def once(e: Evidence) -> float:
+        s = e.case.sizes
+        return s.num_layers * one_way(e.case, 4 * s.rows * s.seq * s.width)
+
+    return [
+        *facts.values_and_gradients(judged.cases, values, gradients),
+        byte_facts.bytes_sent("all-gather bytes", cases, "all_gather", once, times=(4, 6)),
+        byte_facts.bytes_sent("reduce-scatter bytes", cases, "reduce_scatter", once, times=(4, 4)),
+        byte_facts.bytes_sent(
+            "all-reduce bytes", cases, "all_reduce", lambda e: 2 * one_way(e.case, whole_bytes(e.case))
+        ),
+        byte_facts.only_collectives(OTHER, cases, ("all_gather", "reduce_scatter", "all_reduce")),
+        limits.temporaries_at_most(judged, most_saved, kept, weight=3),
+        limits.flops_within(judged, FLOPS, twice, than=limits.NAIVE, weight=2),
+    ]
+
+
+SIZES = Stack(width=16, hidden=40, num_heads=8, num_layers=2, vocab=8, seq=24, rows=2, dropout=0.25)
+# The proportions of the realistic size, with two heads on each of eight devices.
+_EIGHT = SIZES.but(width=32, hidden=128, num_heads=16, num_layers=12, rows=3, dropout=0.1)
+_LARGE = _EIGHT.but(width=1024, hidden=4096, seq=1024, rows=8)
+
+
+def _unseen_stack(rng: np.random.Generator) -> Case[Stack]:
+    mesh = unseen_mesh(rng, (2, 4), (2,), (3,), (2, 3), (4, 2))
+    n = list(mesh.values())[-1]
+    sizes = {"width": 12 * n, "hidden": 7 * n, "num_heads": 2 * n, "seq": 3 * n}
+    return Case(UNSEEN, mesh, SIZES.but(**sizes, num_layers=1, rows=3, dropout=float(rng.choice([0.15, 0.4]))))
+
+
+def _stack(name: str, points: int, naive: str) -> Task:
+    return Task(
+        wrapping=WRAPPINGS[name],
+        points=points,
+        point=("live temporaries",),
+        cases=(
+            Case("tensor=4", {"tensor": 4}, SIZES, quick=True),
+            Case("tensor=8, 12 layers", {"tensor": 8}, _EIGHT, quick=True),
+            Case(
+                "data=2 x model=3",
+                {"data": 2, "model": 3},
+                SIZES.but(width=24, hidden=42, num_heads=6, seq=21, rows=1, num_layers=1),
+            ),
+            Case("tensor=1", {"tensor": 1}, SIZES.but(dropout=0.0)),
+        ),
+        unseen=_unseen_stack,
+        draw=draw_stack,
+        oracle=stack_oracle,
+        facts=stack_facts,
+        stretches=({"seq": 256}, {"rows": 8, "width": 256}, {"hidden": 4096}),
+        at_scale=(Case("tensor=8, 12 layers of width 1024", {"tensor": 8}, _LARGE), "tensor=8, 12 layers"),
+        naive_memory=naive,
+    )
+
+
+SP_BLOCK = _stack(BLOCK, 5, "leaves_it_to_jax")
+SELECTIVE_RECOMPUTE = _stack(SELECTIVE, 2, "keeps_the_scores")
+
+# ulysses_attention: from tokens in parts to heads in parts, and back.
+
+
+def attention_oracle(inputs: dict[str, Any], case: Case[Heads]) -> dict[str, Any]:
+    values, gradients = _attention(*(inputs[name] for name in ("q", "k", "v", "upstream")))
+    return {"values": np.asarray(values), "gradients": jax.tree.map(np.asarray, gradients)}
+
+
+@jax.jit
+def _attention(q, k, v, upstream):
+    """Causal attention of whole sequences; key heads are repeated."""
+    times = q.shape[2] // k.shape[2]
+
+    def attend(q, k, v):
+        k, v = (jax.numpy.repeat(x, times, axis=2) for x in (k, v))
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+
+    values, back = jax.vjp(attend, q, k, v)
+    return values, dict(zip("qkv", back(upstream), strict=True))
+
+
+def ulysses_bytes(case: Case[Heads]) -> float:
+    """All-to-alls of queries, keys, values and results, forward and backward.
+
+    With fewer key heads than devices, each is sent to all devices that use it.
+    """
+    s, n = case.sizes, parts_of(case)
+    a_head = 4 * s.rows * s.seq // n * s.head_dim
+    return 2 * one_way(case, a_head * (2 * s.num_heads + 2 * max(s.kv_heads, n)))
+
+
+def quarter_of_scores(case: Case[Heads]) -> int:
+    """A quarter of the scores of a device's heads, in elements."""
+    s = case.sizes
+    return s.rows * s.num_heads // parts_of(case) * s.seq**2 // 4
+
+
+def attention_facts(judged: Judged) -> list[Fact]:
+    values = "Which heads does a device have after the first all-to-all, and which key head do they use? "
+    gradients = "To which devices was a key head sent, and does the gradient of all of its copies come back? "
+    square = "Which array has an element for each query and each key?"
+    return [
+        *facts.values_and_gradients(judged.cases, values, gradients),
+        byte_facts.bytes_sent("all-to-all bytes", judged.all, "all_to_all", lambda e: ulysses_bytes(e.case), weight=2),
+        byte_facts.only_collectives(OTHER, judged.all, ("all_to_all",)),
+        limits.largest_within(judged, quarter_of_scores, square, weight=2),
+    ]
+
+
+_HEADS = Heads(rows=2, seq=24, num_heads=8, kv_heads=4, head_dim=6, chunk=4)
+_SHARED = _HEADS.but(rows=3, seq=48, num_heads=16, kv_heads=2, head_dim=10, chunk=6)
+_LONG = _SHARED.but(seq=8192, head_dim=128, chunk=1024)
+
+
+def _unseen_heads(rng: np.random.Generator) -> Case[Heads]:
+    mesh = unseen_mesh(rng, (2, 4), (2,), (3,), (2, 3), (5,))
+    n = list(mesh.values())[-1]
+    heads = {"num_heads": 4 * n, "kv_heads": int(rng.choice([1, n, 2 * n])), "head_dim": int(rng.choice([4, 10]))}
+    return Case(UNSEEN, mesh, Heads(rows=int(rng.choice([1, 3])), seq=6 * n, chunk=int(rng.choice([2, 3])), **heads))
+
+
+ULYSSES_ATTENTION = Task(
+    wrapping=WRAPPINGS[ULYSSES],
+    points=4,
+    point=("all-to-all bytes", "largest temporary"),
+    cases=(
+        Case("tensor=4", {"tensor": 4}, _HEADS, quick=True),
+        Case("tensor=8, 2 key heads", {"tensor": 8}, _SHARED, quick=True),
+        Case("data=2 x model=3", {"data": 2, "model": 3}, _HEADS.but(num_heads=6, kv_heads=3, seq=21, chunk=7, rows=1)),
+        Case("tensor=2, all heads", {"tensor": 2}, _HEADS.but(kv_heads=8)),
+        Case("tensor=1", {"tensor": 1}, _HEADS),
+    ),
+    unseen=_unseen_heads,
+    draw=partial(draw, ULYSSES),
+    oracle=attention_oracle,
+    facts=attention_facts,
+    stretches=({"seq": 1024, "chunk": 128}, {"head_dim": 128}),
+    at_scale=(Case("tensor=8, 8,192 tokens", {"tensor": 8}, _LONG), "tensor=8, 2 key heads"),
+    naive_memory="attends_at_once",
+)

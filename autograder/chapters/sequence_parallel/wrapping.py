@@ -1,0 +1,171 @@
+"""Inputs of the functions of ``sequence_parallel``, and the form of their results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from autograder.contract.case import Case, ModelSizes, Sizes
+from autograder.contract.case_builders import KEY, build_model, groups_of, others_of, parts_of, tensor_of, varying
+from autograder.contract.output_checks import describe, same_shapes
+from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
+from course.layout import tensor_specs
+from course.mesh import varying_axes
+from course.model import split_heads
+
+ENTER, LEAVE = "enter_tensor_region", "leave_tensor_region"
+BLOCK, SELECTIVE, ULYSSES = "sp_block", "selective_recompute", "ulysses_attention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Region(Sizes):
+    """Activations ``[rows, seq, width]`` of each group of devices: in parts if ``split``, else whole."""
+
+    rows: int
+    seq: int
+    width: int
+    split: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack(ModelSizes):
+    """Layers of a Transformer, and the sequences of each group of devices."""
+
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads(Sizes):
+    """Attention of ``rows`` sequences on each group of devices, ``chunk`` queries at a time."""
+
+    rows: int
+    seq: int
+    num_heads: int
+    kv_heads: int
+    head_dim: int
+    chunk: int
+
+
+def _array(name: str, found: Any, like: Any, case: Case[Any]) -> Any:
+    """Return ``found`` if it is an array like ``like``."""
+    if not hasattr(found, "shape"):
+        raise Mismatch(f"{name} returned {describe(found)}, expected an array, {describe(like)}")
+    same_shapes(name, {"result": found}, {"result": like}, case)
+    return found
+
+
+def wrap_region(name: str, function: Any, case: Case[Region]) -> Wrapped:
+    """Values and gradients, each device's own: ``[tensor, rows, seq or seq/tensor, width]``."""
+    s, axis, others, n = case.sizes, tensor_of(case), others_of(case) or None, parts_of(case)
+    shape, own = (s.rows * groups_of(case), s.seq, s.width), P(axis, others)
+    outside = jax.ShapeDtypeStruct(shape, np.float32), P(others, axis) if s.split else P(others)
+    inside = jax.ShapeDtypeStruct((n, *shape), np.float32), own
+    given, wanted = (outside, inside) if name == ENTER else (inside, outside)
+    like = jax.ShapeDtypeStruct((s.rows, s.seq // n if s.split and name == LEAVE else s.seq, s.width), np.float32)
+
+    # The type matters where a sum is wanted whole: typed as each device's own, it is differentiated by all of them.
+    cast = tuple(case.mesh) if s.split or name == ENTER else others_of(case)
+
+    def local(x, upstream):
+        x, upstream = (a.reshape(s.rows, -1, s.width) for a in (x, upstream))
+
+        def run(x):
+            found = _array(name, function(x, axis, s.split), like, case)
+            if name == ENTER and not s.split and axis not in varying_axes(found):
+                kind = f"an array that is typed as the same on every device of {axis!r}"
+                raise Mismatch(f"{name} returned {kind}, expected one that varies over {axis!r}")
+            return varying(found, cast)
+
+        values, back = jax.vjp(run, x)
+        (gradients,) = back(varying(upstream, varying_axes(values)))
+        return {"values": varying(values, case.mesh)[None], "gradients": varying(gradients, case.mesh)[None]}
+
+    inputs = {"x": given, "upstream": wanted}
+    return on_mesh(local, case, inputs, {"values": own, "gradients": own})
+
+
+@lru_cache(maxsize=32)
+def layers_of(sizes: ModelSizes) -> Any:
+    """Shapes of the stacked layers' parameters, with a separate dim for heads."""
+
+    def init():
+        layers = build_model(sizes).init(jax.random.key(0))["layers"]
+        return {**layers, "attention": split_heads(layers["attention"], sizes.num_heads)}
+
+    return jax.eval_shape(init)
+
+
+def specs_of(case: Case[Stack]) -> Any:
+    """Specs of the stacked layers' parameters."""
+    return tensor_specs({"layers": layers_of(case.sizes.model)}, tensor_of(case))["layers"]
+
+
+@partial(jax.checkpoint, static_argnums=1)
+def attend(qkv: jax.Array, num_heads: int) -> jax.Array:
+    """The attention that ``sp_block`` is handed: its scores are not saved, so they cannot pay for anything else."""
+    q, k, v = jnp.moveaxis(qkv.reshape(*qkv.shape[:-1], 3, num_heads, -1), -3, 0)
+    mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    return mixed.reshape(*mixed.shape[:-2], -1)
+
+
+def wrap_stack(name: str, function: Any, case: Case[Stack]) -> Wrapped:
+    """A stack of layers, forward and backward; gradients of each group of devices, complete over the tensor axis."""
+    s, axis, others = case.sizes, tensor_of(case), others_of(case)
+    rows, specs, shapes = others or None, specs_of(case), layers_of(s.model)
+    part, given = P(rows, axis), (attend,) if name == BLOCK else ()
+    x = jax.ShapeDtypeStruct((s.rows * groups_of(case), s.seq, s.width), np.float32)
+    results = {
+        "values": part,
+        "gradients": {"params": jax.tree.map(lambda spec: P(rows, *spec), specs), "x": part},
+    }
+
+    def local(params, x, key, upstream):
+        key = jax.random.wrap_key_data(key)
+
+        def run(params, x):
+            def layer(x, numbered):
+                number, weights = numbered
+                y = function(weights, x, jax.random.fold_in(key, number), s.dropout, *given, axis)
+                return varying(_array(name, y, x, case), case.mesh), None
+
+            return lax.scan(layer, x, (np.arange(s.num_layers, dtype=np.int32), params))[0]
+
+        values, back = jax.vjp(run, varying(params, others), x)
+        of_params, of_x = back(upstream)
+        return {"values": values, "gradients": {"params": jax.tree.map(lambda g: g[None], of_params), "x": of_x}}
+
+    inputs = {"params": (shapes, specs), "x": (x, part), "key": (KEY, P()), "upstream": (x, part)}
+    return on_mesh(local, case, inputs, results, {"params": "state", "key": "key"})
+
+
+def wrap_attention(function: Any, case: Case[Heads]) -> Wrapped:
+    s, part = case.sizes, P(others_of(case) or None, tensor_of(case))
+
+    def shape(heads: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((s.rows * groups_of(case), s.seq, heads, s.head_dim), np.float32)
+
+    def local(q, k, v, upstream):
+        def run(q, k, v):
+            return _array(ULYSSES, function(q, k, v, s.chunk, tensor_of(case)), q, case)
+
+        values, back = jax.vjp(run, q, k, v)
+        return {"values": values, "gradients": dict(zip("qkv", back(upstream), strict=True))}
+
+    q, kv = shape(s.num_heads), shape(s.kv_heads)
+    inputs = {name: (a, part) for name, a in (("q", q), ("k", kv), ("v", kv), ("upstream", q))}
+    return on_mesh(local, case, inputs, {"values": part, "gradients": dict.fromkeys("qkv", part)})
+
+
+WRAPPINGS = (
+    *(Wrapping(name, "(x, axis_name, split)", partial(wrap_region, name), Region) for name in (ENTER, LEAVE)),
+    Wrapping(BLOCK, "(params, x, key, rate, attend, axis_name)", partial(wrap_stack, BLOCK), Stack),
+    Wrapping(SELECTIVE, "(params, x, key, rate, axis_name)", partial(wrap_stack, SELECTIVE), Stack),
+    Wrapping(ULYSSES, "(q, k, v, chunk, axis_name)", wrap_attention, Heads),
+)

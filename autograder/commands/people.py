@@ -1,0 +1,210 @@
+"""Commands about people and dates: extensions, assistants, regrade requests, and the log of changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from autograder.commands.instructor import CourseFolder
+from autograder.commands.terminal import (
+    SHORT,
+    AsJson,
+    UsageError,
+    complain,
+    out,
+    print_json,
+    require_chapter,
+    show,
+    spinner,
+    table,
+)
+from autograder.contract.verdict import counted
+from autograder.render import one_line, plain
+
+Chapter = Annotated[str, typer.Argument(metavar="CHAPTER", help="The chapter.")]
+
+
+def extend(
+    chapter: Chapter,
+    student: Annotated[list[str] | None, typer.Argument(metavar="[STUDENT]...", help="Who may take longer.")] = None,
+    course: CourseFolder = Path("."),
+    hours: Annotated[float | None, typer.Option(help="Hours after the due date; 0 takes an extension back.")] = None,
+    until: Annotated[str, typer.Option(metavar="TIME", help="A time instead: 2026-12-03T18:00.")] = "",
+    section: Annotated[str, typer.Option(help="Everyone in this section of the roster.")] = "",
+) -> None:
+    """Give students or a section more time, before or after they have handed in. It counts at once."""
+    from autograder.grading.nbgrader.new_course import parse_due
+    from autograder.grading.nbgrader.people import chosen, extend, hours_until
+
+    folder, name = course.resolve(), require_chapter(chapter)
+    when = parse_due(until) if until else None
+    if (hours is None) == (when is None):
+        raise UsageError("say how long: --hours 24, or --until 2026-12-03T18:00; --hours 0 takes an extension back")
+    who = chosen(folder, name, student or [], section)
+    more = hours if hours is not None else hours_until(folder, name, when) if when else 0.0
+    number = extend(folder, name, who, more)
+    given = f"{more:g} hours more" if more else "no extension"
+    _tell(f"{name}: {given} for {counted(len(who), 'student')}: {', '.join(who)}", number)
+
+
+def collect(
+    chapter: Chapter,
+    source: Annotated[Path, typer.Option("--from", metavar="ZIP", help="The zip file as the system gave it to you.")],
+    course: CourseFolder = Path("."),
+    as_json: AsJson = False,
+) -> None:
+    """Take in the submissions that Canvas, Moodle or Gradescope gave you as a zip file.
+
+    Exit status 1: a notebook matches no student; it is kept aside, and named.
+    """
+    from autograder.grading.nbgrader.uploads import collect
+
+    name = require_chapter(chapter)
+    _collected(name, collect(course, name, source), "late, as Canvas says", as_json)
+
+
+def collect_git(
+    chapter: Chapter,
+    source: Annotated[
+        Path, typer.Option("--from", metavar="PATH", help="A folder of clones, or a CSV: student, repository.")
+    ],
+    roster: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="GitHub Classroom's roster: identifier, github_username.")
+    ] = None,
+    by: Annotated[
+        str, typer.Option("--time", metavar="WHICH", help="The time of handing in: commit or fetch.")
+    ] = "commit",
+    course: CourseFolder = Path("."),
+    as_json: AsJson = False,
+) -> None:
+    """Take in each student's newest commit, from a folder of clones or from the repositories of a list.
+
+    A repository is matched by its name: fsdp-ada is ada's, as GitHub Classroom names it.
+
+    Exit status 1: a repository is nobody's, or has no notebook to take; it is named.
+    """
+    from autograder.grading.nbgrader.repositories import COMMIT, FETCH, collect_git
+
+    if by not in (COMMIT, FETCH):
+        raise UsageError(f"--time is {COMMIT} or {FETCH}, not {by!r}")
+    name = require_chapter(chapter)
+    with spinner("reading repositories"):
+        made = collect_git(course, name, source, roster=roster, by=by)
+    _collected(name, made, f"late, by the time of the {by}", as_json)
+
+
+def _collected(name: str, made: Any, late: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"chapter": name, **vars(made)})
+    else:
+        out().print(f"{len(made.new)} new, {len(made.replaced)} replaced, {len(made.same)} as before", markup=False)
+        if made.others:
+            out().print(f"{counted(made.others, 'other file')} in it, not notebooks", markup=False)
+        if made.late:
+            out().print(plain(f"{late}: {', '.join(made.late)}"), markup=False, soft_wrap=True)
+    for entry, why in made.aside.items():
+        complain(f"{one_line(entry)}: {why}")
+    raise typer.Exit(SHORT if made.aside else 0)
+
+
+def readers(
+    chapter: Chapter,
+    among: Annotated[list[str] | None, typer.Option(metavar="NAME", help="An assistant; repeat it for each.")] = None,
+    course: CourseFolder = Path("."),
+    as_json: AsJson = False,
+) -> None:
+    """Divide the written answers among assistants, equally and by section; without --among, show who has which.
+
+    Assistants see numbers, as formgrader shows them, and no names.
+    """
+    from autograder.grading.nbgrader.people import assign_readers, numbers
+    from autograder.grading.nbgrader.register import READER, values
+
+    folder, name = course.resolve(), require_chapter(chapter)
+    if among:
+        share = assign_readers(folder, name, among)
+    else:
+        share = {}
+        for which, reader in values(folder, READER).items():
+            if which.startswith(f"{name}/"):
+                share.setdefault(reader, []).append(which.partition("/")[2])
+    shown = numbers(folder, name)
+    rows = {reader: sorted(shown[each] for each in theirs if each in shown) for reader, theirs in share.items()}
+    if as_json:
+        print_json({"chapter": name, "readers": [{"name": r, "submissions": n} for r, n in rows.items()]})
+        return
+    made = table("assistant", "submissions", "in formgrader", gap=3)
+    for reader, theirs in sorted(rows.items()):
+        made.add_row(Text(plain(reader)), str(len(theirs)), ", ".join(f"#{number}" for number in theirs))
+    show(made if rows else Text("nobody yet; name the assistants: --among tina --among tom"))
+
+
+def request(
+    chapter: Chapter,
+    student: Annotated[str, typer.Argument(metavar="STUDENT", help="Who asks.")],
+    text: Annotated[str, typer.Option("--text", help="What the student asks; kept with the grade.")] = "",
+    answer: Annotated[str, typer.Option("--answer", help="Your answer; it is on the next feedback page.")] = "",
+    course: CourseFolder = Path("."),
+) -> None:
+    """Keep a student's request for a regrade, or answer it."""
+    from autograder.grading.nbgrader.people import answer_regrade, ask_regrade
+
+    if bool(text) == bool(answer):
+        raise UsageError('give either --text "what the student asks" or --answer "what you decided"')
+    folder, name = course.resolve(), require_chapter(chapter)
+    if text:
+        number = ask_regrade(folder, name, student, text)
+        _tell(f"{name}: {student}'s request is kept; `meshcraft requests` lists those without an answer", number)
+    else:
+        _tell(f"{name}: answered; `meshcraft feedback {name}` writes it", answer_regrade(folder, name, student, answer))
+
+
+def requests(course: CourseFolder = Path("."), as_json: AsJson = False) -> None:
+    """Show the requests for a regrade, those without an answer first."""
+    from autograder.grading.nbgrader.register import REQUEST, values
+
+    rows = []
+    for which, request in values(course.resolve(), REQUEST).items():
+        chapter, _, student = which.partition("/")
+        rows.append({"chapter": chapter, "student": student, **request})
+    rows.sort(key=lambda row: (bool(row["answer"]), row["at"]))
+    if as_json:
+        print_json({"requests": rows})
+        return
+    made = table("chapter", "student", "asked", "request", "answer", gap=3)
+    for row in rows:
+        made.add_row(*(Text(plain(row[name])) for name in ("chapter", "student", "at", "text", "answer")))
+    show(made if rows else Text("nobody has asked for a regrade"))
+
+
+def changes(
+    course: CourseFolder = Path("."),
+    undo: Annotated[int | None, typer.Option(metavar="NUMBER", help="Put back what this change set.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the log of changes to dates, points, people and settings, or undo one."""
+    from autograder.grading.nbgrader import people, register
+
+    folder = course.resolve()
+    if undo is not None:
+        change = people.undo(folder, undo)
+        out().print(f"undone: {plain(change.sentence)}", markup=False, soft_wrap=True)
+        return
+    log = register.log(folder)
+    if as_json:
+        names = ("number", "at", "who", "sentence", "undone_by")
+        print_json({"changes": [{name: getattr(change, name) for name in names} for change in log]})
+        return
+    made = table("", "when", "who", "change", "", gap=3)
+    for change in log:
+        undone = f"undone by {change.undone_by}" if change.undone_by else ""
+        made.add_row(str(change.number), change.at, Text(plain(change.who)), Text(plain(change.sentence)), undone)
+    show(made if log else Text("nothing has been changed yet"))
+
+
+def _tell(sentence: str, number: int) -> None:
+    undo = f"; `meshcraft changes --undo {number}` takes it back" if number else "; it was so already"
+    out().print(plain(f"{sentence}{undo}"), markup=False, soft_wrap=True)

@@ -1,0 +1,201 @@
+"""Decisions about people: extensions, who grades which answers, regrade requests, and undoing a change.
+
+All of them are in the register, with a log. nbgrader's gradebook is brought up to date from it where it has a place for
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from autograder.grading.nbgrader import register
+from autograder.grading.nbgrader.bridge import configuration
+from autograder.grading.nbgrader.course import CourseError, open_gradebook, students
+from autograder.grading.nbgrader.new_course import due_dates, init_course, state
+from autograder.grading.nbgrader.register import DUE, ENROLLED, EXTENSION, READER, REQUEST, SETTING, Change
+
+MOST_HOURS = 365 * 24.0
+
+
+def chosen(course: Path, chapter: str, named: Collection[str], section: str) -> list[str]:
+    """The students who are named, and those of a section.
+
+    Raises:
+        CourseError: The course does not know one of them, or the section is empty.
+    """
+    known = students(course, chapter)
+    if unknown := sorted({*named} - {*known}):
+        raise CourseError(f"the course has no student {', '.join(unknown)}; `meshcraft status` lists those it has")
+    enrolled = register.values(course, ENROLLED)
+    inside = [student for student, about in enrolled.items() if section and about.get("section") == section]
+    if section and not inside:
+        sections = sorted({about["section"] for about in enrolled.values() if about.get("section")})
+        raise CourseError(f"no student is in the section {section!r}; there are: {', '.join(sections) or 'none'}")
+    if not (found := sorted({*named, *inside})):
+        raise CourseError("name the students, or a section with --section")
+    return found
+
+
+def extend(course: Path, chapter: str, who: Collection[str], hours: float) -> int:
+    """Give students until so many hours after the due date, whether or not they have submitted; 0 takes it back.
+
+    Returns:
+        The number of the change in the log; 0 if nothing changes.
+
+    Raises:
+        CourseError: The chapter has no due date, or the extension is not a time.
+    """
+    if not 0 <= hours <= MOST_HOURS:
+        raise CourseError(f"an extension of {hours:g} hours is not possible; it is from 0 to {MOST_HOURS:g} hours")
+    if hours and not due_dates(course).get(chapter):
+        raise CourseError(f"{chapter} has no due date; give it one with `meshcraft init . --due {chapter}=TIME`")
+    sentence = (
+        f"{chapter}: {hours:g} more hours for {_few(who)}" if hours else f"{chapter}: no extension for {_few(who)}"
+    )
+    number = register.record(course, sentence, {(EXTENSION, f"{chapter}/{name}"): hours or None for name in who})
+    _grant(course, {f"{chapter}/{name}": hours for name in who})
+    return number
+
+
+def hours_until(course: Path, chapter: str, until: datetime) -> float:
+    """The hours from a chapter's due date to a time.
+
+    Raises:
+        CourseError: The chapter has no due date, or the time is before it.
+    """
+    due = due_dates(course).get(chapter)
+    if not due:
+        raise CourseError(f"{chapter} has no due date; give it one with `meshcraft init . --due {chapter}=TIME`")
+    hours = (until.astimezone(UTC) - due).total_seconds() / 3600
+    if hours <= 0:
+        raise CourseError(f"{until:%Y-%m-%d %H:%M} is not after the due date, {due:%Y-%m-%d %H:%M} UTC")
+    return hours
+
+
+def _grant(course: Path, hours: dict[str, float]) -> None:
+    """Let the gradebook's submissions have these extensions; one that is not there yet gets it when it is booked."""
+    from nbgrader.api import MissingEntry
+
+    with open_gradebook(course) as gradebook:
+        for name, more in hours.items():
+            chapter, _, student = name.partition("/")
+            try:
+                gradebook.grant_extension(chapter, student, hours=more)  # type: ignore[arg-type]
+            except MissingEntry:
+                continue
+
+
+def assign_readers(course: Path, chapter: str, assistants: list[str]) -> dict[str, list[str]]:
+    """Divide a chapter's submissions among assistants, who grade the written answers: equally, and by section.
+
+    Whoever has been given to an assistant who is still there stays with them, so that late submissions move nobody.
+
+    Returns:
+        The students of each assistant.
+    """
+    if len({*assistants}) != len(assistants) or not all(assistants):
+        raise CourseError("name each assistant once")
+    with open_gradebook(course) as gradebook:
+        everyone = sorted(str(each.student.id) for each in gradebook.assignment_submissions(chapter))
+    before = {
+        name.partition("/")[2]: reader
+        for name, reader in register.values(course, READER).items()
+        if name.startswith(f"{chapter}/")
+    }
+    sections = register.values(course, ENROLLED)
+    share: dict[str, list[str]] = {reader: [] for reader in assistants}
+    most = -(-len(everyone) // len(assistants))
+    rest = []
+    for student in everyone:
+        reader = before.get(student)
+        if reader in share and len(share[reader]) < most:
+            share[reader].append(student)
+        else:
+            rest.append(student)
+    for student in sorted(rest, key=lambda name: (sections.get(name, {}).get("section", ""), name)):
+        min(share.values(), key=len).append(student)
+    new: dict[tuple[str, str], Any] = {(READER, f"{chapter}/{student}"): None for student in before}
+    new |= {(READER, f"{chapter}/{student}"): reader for reader, theirs in share.items() for student in theirs}
+    register.record(course, f"{chapter}: written answers are graded by {', '.join(assistants)}", new)
+    return share
+
+
+def numbers(course: Path, chapter: str) -> dict[str, int]:
+    """The number under which formgrader shows each student's submission, without a name."""
+    from nbgrader.apps.api import NbGraderAPI
+    from nbgrader.coursedir import CourseDirectory
+
+    config = configuration(course, chapter)
+    api = NbGraderAPI(coursedir=CourseDirectory(config=config), config=config)
+    return {each["student"]: each["index"] + 1 for each in api.get_notebook_submissions(chapter, chapter)}
+
+
+def ask_regrade(course: Path, chapter: str, student: str, text: str) -> int:
+    """Keep a student's request for a regrade; return its number in the log.
+
+    Raises:
+        CourseError: There is nothing to regrade, or no text.
+    """
+    chosen(course, chapter, [student], "")
+    if not text.strip():
+        raise CourseError("say what the request is about; students name the fact that they think is wrong")
+    name = (REQUEST, f"{chapter}/{student}")
+    now = datetime.now(UTC).isoformat(timespec="minutes")
+    return register.record(
+        course, f"{chapter}: {student} asks for a regrade", {name: {"text": text, "at": now, "answer": ""}}
+    )
+
+
+def answer_regrade(course: Path, chapter: str, student: str, text: str) -> int:
+    """Answer a request; the answer is on the student's next feedback page.
+
+    Raises:
+        CourseError: There is no such request.
+    """
+    name = f"{chapter}/{student}"
+    request = register.values(course, REQUEST).get(name)
+    if request is None:
+        raise CourseError(
+            f"{student} has not asked for a regrade of {chapter}; `meshcraft requests` lists those who have"
+        )
+    return register.record(course, f"{chapter}: {student} was answered", {(REQUEST, name): {**request, "answer": text}})
+
+
+def undo(course: Path, number: int) -> Change:
+    """Put back what a change of the log has set.
+
+    Raises:
+        CourseError: There is no such change, or what it set was changed again since.
+    """
+    course = course.resolve()
+    change = register.find_change(course, number, state(course))
+    before = change.before
+    sentence = f"change {number} undone: {change.sentence}"
+    kept = {which: value for which, value in before.items() if which[0] in (SETTING, DUE)}
+    done = 0
+    if own := {which: value for which, value in before.items() if which not in kept}:
+        done = register.record(course, sentence, own, undoes=number)
+        _grant(course, {name: hours or 0.0 for (subject, name), hours in own.items() if subject == EXTENSION})
+    if kept:
+        dates = {
+            name: value and datetime.fromisoformat(value) for (subject, name), value in kept.items() if subject == DUE
+        }
+        settings = {name: value for (subject, name), value in kept.items() if subject == SETTING}
+        dropped = settings.pop("dropped", None)
+        init_course(
+            course,
+            chapters=[],
+            due=dates,
+            settings=settings | ({} if dropped is None else {"dropped": tuple(dropped)}),
+            students=[],
+            undoes=0 if done else number,
+        )
+    return change
+
+
+def _few(names: Collection[str]) -> str:
+    listed = sorted(names)
+    return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")

@@ -1,0 +1,129 @@
+"""The register: what an instructor has decided about people and dates, and a log of every change, which can be undone.
+
+It is kept beside the verdicts, in the ledger's file. A value belongs to a subject, such as ``extension``, and a name,
+such as ``fsdp/ada``. Changes of settings and due dates, which are kept elsewhere, are logged here as well.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from autograder.grading.nbgrader.course import CourseError, open_ledger
+
+EXTENSION, READER, REQUEST, ENROLLED = "extension", "reader", "request", "enrolled"
+SETTING, DUE = "setting", "due"  # kept in course.toml and in the gradebook
+TABLES = """
+CREATE TABLE IF NOT EXISTS register (
+    subject TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (subject, name)
+);
+CREATE TABLE IF NOT EXISTS change (
+    number INTEGER PRIMARY KEY, at TEXT NOT NULL, who TEXT NOT NULL, sentence TEXT NOT NULL, items TEXT NOT NULL,
+    undone_by INTEGER
+);
+"""
+Key = tuple[str, str]  # subject and name
+
+
+@dataclass(frozen=True)
+class Change:
+    """A logged change; ``before`` and ``after`` are values by subject and name, None where there is none."""
+
+    number: int
+    at: str
+    who: str
+    sentence: str
+    before: dict[Key, Any]
+    after: dict[Key, Any]
+    undone_by: int | None
+
+
+def values(course: Path, subject: str) -> dict[str, Any]:
+    """Every value of a subject, by name."""
+    with open_ledger(course) as ledger:
+        rows = ledger.ask(TABLES, "SELECT name, value FROM register WHERE subject = ? ORDER BY name", (subject,))
+    return {name: json.loads(value) for name, value in rows}
+
+
+def record(
+    course: Path, sentence: str, new: Mapping[Key, Any], before: Mapping[Key, Any] | None = None, undoes: int = 0
+) -> int:
+    """Set values, or remove those that are None, and log the change; return its number, or 0 if nothing changes.
+
+    Args:
+        course: The course folder.
+        sentence: The change in words.
+        new: The new values.
+        before: The earlier values of what is kept elsewhere.
+        undoes: The change that this one undoes.
+    """
+    with open_ledger(course) as ledger, ledger.writing(TABLES) as ask:
+        old = dict(before or {})
+        for subject, name in new:
+            if (subject, name) not in old:
+                rows = ask("SELECT value FROM register WHERE subject = ? AND name = ?", (subject, name)).fetchall()
+                old[subject, name] = json.loads(rows[0][0]) if rows else None
+        changed = {which: value for which, value in new.items() if old[which] != value}
+        if not changed:
+            return 0
+        for (subject, name), value in changed.items():
+            if subject in (SETTING, DUE):
+                continue
+            if value is None:
+                ask("DELETE FROM register WHERE subject = ? AND name = ?", (subject, name))
+            else:
+                ask("INSERT OR REPLACE INTO register VALUES (?, ?, ?)", (subject, name, json.dumps(value)))
+        items = [[subject, name, old[subject, name], value] for (subject, name), value in changed.items()]
+        row = (datetime.now(UTC).isoformat(timespec="seconds"), getpass.getuser(), sentence, json.dumps(items))
+        number = ask("INSERT INTO change (at, who, sentence, items) VALUES (?, ?, ?, ?)", row).lastrowid
+        if undoes:
+            ask("UPDATE change SET undone_by = ? WHERE number = ?", (number, undoes))
+        return int(number or 0)
+
+
+def log(course: Path) -> list[Change]:
+    """Every change so far, the latest last."""
+    with open_ledger(course) as ledger:
+        rows = ledger.ask(TABLES, "SELECT number, at, who, sentence, items, undone_by FROM change ORDER BY number", ())
+    return [_change(*row) for row in rows]
+
+
+def find_change(course: Path, number: int, now: Mapping[Key, Any]) -> Change:
+    """A change that can be undone.
+
+    Args:
+        course: The course folder.
+        number: Its number in the log.
+        now: The present values of what is kept elsewhere.
+
+    Raises:
+        CourseError: There is none, it was undone, or what it set has been changed since.
+    """
+    every = {change.number: change for change in log(course)}
+    change = every.get(number)
+    if change is None:
+        raise CourseError(f"there is no change {number}; `meshcraft changes` lists those of this course")
+    if change.undone_by:
+        raise CourseError(f"change {number} was undone already, by change {change.undone_by}")
+    for which, value in change.after.items():
+        subject, name = which
+        present = now[which] if which in now else values(course, subject).get(name)
+        if present != value:
+            later = [other.number for other in every.values() if other.number > number and which in other.after]
+            first = f"undo change {later[-1]} first" if later else "somebody changed it by hand; change it by hand, too"
+            raise CourseError(
+                f"change {number} cannot be undone: {subject} {name} is now {present}, no longer {value}; {first}"
+            )
+    return change
+
+
+def _change(number: int, at: str, who: str, sentence: str, items: str, undone_by: int | None) -> Change:
+    every = json.loads(items)
+    before = {(subject, name): old for subject, name, old, _ in every}
+    after = {(subject, name): new for subject, name, _, new in every}
+    return Change(number, at, who, sentence, before, after, undone_by)

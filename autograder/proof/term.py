@@ -1,0 +1,234 @@
+"""A term of a class, scripted: every student's points against a table that is computed without the grader.
+
+Verdicts are given, not judged: each notebook says what share of the points it earns. What is tried is everything around
+the judging: roster, late work, extensions, resubmissions, wrong names, damaged files, points and chapters that change,
+people's grades, interruptions, and the exports. ``python -m autograder.proof.term`` runs it for 120 students.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from autograder.contract.task import load
+from autograder.contract.verdict import FAIL, PARTIAL, PASS, Report, Result
+from autograder.grading.nbgrader import people
+from autograder.grading.nbgrader.batch import grade_course
+from autograder.grading.nbgrader.course import open_gradebook
+from autograder.grading.nbgrader.export import canvas_csv
+from autograder.grading.nbgrader.feedback import write_feedback
+from autograder.grading.nbgrader.late import renew_penalties
+from autograder.grading.nbgrader.new_course import init_course
+from autograder.grading.nbgrader.rosters import read_students
+from autograder.grading.outside import pipeline
+
+CHAPTERS = ("fsdp", "collectives", "data_parallel", "pipeline")
+DUE = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+PER_DAY, MOST, GRACE = 10.0, 50.0, 15.0
+DEARER, POINTS = "fsdp.fsdp_loss", 10.0
+KINDS = "punctual late extended again renamed minutes absent damaged leaves answers".split()
+BY_HAND, ANSWER = 1.0, 1.5
+
+
+class GivenGrader:
+    """A stand-in for the grader: each function earns the share that the notebook's first cell says."""
+
+    def __init__(self, chapter: str, **_: Any):
+        self.chapter = chapter
+
+    def close(self) -> None:
+        pass
+
+    def grade_notebook(self, notebook: Any, student: str) -> Report:
+        found = re.search(r"share=([\d.]+)", notebook.everything[0].source)
+        share = float(found[1]) if found else 0.0
+        verdict = PASS if share == 1 else PARTIAL if share else FAIL
+        tasks = load(self.chapter).tasks
+        results = [Result(task.name, round(task.points * share, 2), float(task.points), verdict) for task in tasks]
+        return Report(self.chapter, tuple(results), student=student, isolation="given")
+
+
+def share_of(student: int, chapter: int) -> float:
+    return (student * 7 + chapter * 3) % 5 / 4
+
+
+def expected(student: int, chapter: int, dropped: str) -> float | None:
+    """What the rules of the course give, worked out by hand; None where there is no final grade."""
+    name, kind = CHAPTERS[chapter], KINDS[student % len(KINDS)]
+    if name == dropped or kind == "leaves" or (kind == "absent" and chapter == 1):
+        return None
+    share = 1.0 if kind == "again" and chapter == 0 else share_of(student, chapter)
+    total = 0.0
+    for task in load(name).tasks:
+        earned = BY_HAND if kind == "damaged" and chapter == 0 else round(task.points * share, 2)
+        dearer = f"{name}.{task.name}" == DEARER and not (kind == "damaged" and chapter == 0)
+        total += earned * POINTS / task.points if dearer else earned
+    total += ANSWER if kind == "answers" else BY_HAND if kind == "damaged" and chapter == 0 else 0.0
+    days = 2 if kind == "late" else 0
+    return round(total * (1 - min(days * PER_DAY, MOST) / 100), 2)
+
+
+def run(folder: Path, students: int, chapters: int, *, feedback: int = 0) -> dict[str, Any]:
+    """Play the term, and return the differences between the exported table and ``expected``, with timings."""
+    course, names = folder / "course", CHAPTERS[:chapters]
+    ids = [f"s{number:03}" for number in range(students)]
+    due = {name: DUE + timedelta(weeks=week) for week, name in enumerate(names)}
+    rules = {"late_per_day": PER_DAY, "late_at_most": MOST, "late_grace": GRACE, "vary": False}
+    init_course(course, chapters=[*names], due=due, settings=rules, students=read_students(_roster(folder, ids)))
+    extended = [each for number, each in enumerate(ids) if KINDS[number % len(KINDS)] == "extended"]
+    people.extend(course, names[0], extended, 48) if extended else None
+    for number, student in enumerate(ids):
+        for chapter, name in enumerate(names):
+            _hand_in(course, student, number, chapter, due[name])
+    timings = {"grading and booking": _timed(lambda: [_grade(course, name, interrupt=True) for name in names])}
+    for number, student in enumerate(ids):
+        if KINDS[number % len(KINDS)] == "again":
+            _write(course, student, names[0], 1.0, due[names[0]])
+    _grade(course, names[0])
+    dropped = names[-1] if chapters > 1 else ""
+    left = [each for number, each in enumerate(ids) if KINDS[number % len(KINDS)] == "leaves"]
+    drop = [dropped] if dropped else []
+    init_course(
+        course, chapters=[], due={}, settings={}, students=[], points={DEARER: POINTS}, drop=drop, withdraw=left
+    )
+    timings["booking changed points"] = _timed(lambda: _grade(course, names[0]))
+    for number, student in enumerate(ids):
+        _by_hand(course, student, KINDS[number % len(KINDS)], names)
+    people.ask_regrade(course, names[0], ids[0], "Why so few?")
+    people.answer_regrade(course, names[0], ids[0], "Read the first fact.")
+    kept = [name for name in names if name != dropped]
+    for name in kept:
+        renew_penalties(course, name)
+    found = _exported(course, kept)
+    if feedback:
+        timings["a page of feedback"] = _timed(lambda: write_feedback(course, names[0])) / students
+    wrong = {}
+    for number, student in enumerate(ids):
+        for chapter, name in enumerate(kept):
+            wanted = expected(number, chapter, dropped)
+            got = found.get(student, {}).get(name)
+            if (wanted is None) != (got is None) or (got is not None and abs(got - (wanted or 0.0)) > 0.011):
+                wrong[f"{student} {name} ({KINDS[number % len(KINDS)]})"] = (got, wanted)
+    size = sum(path.stat().st_size for path in course.rglob("*") if path.is_file())
+    final = sum(len(row) for row in found.values())
+    return {"wrong": wrong, "compared": students * len(kept), "final": final, "seconds": timings, "bytes": size}
+
+
+def _roster(folder: Path, ids: list[str]) -> Path:
+    """The roster as Canvas exports it."""
+    path = folder / "canvas.csv"
+    lines = ["Student,ID,SIS User ID,SIS Login ID,Section", '"    Points Possible",,,,']
+    lines += [f'"Name{each}, First",{n + 100},,{each},{"AB"[n % 2]}' for n, each in enumerate(ids)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _hand_in(course: Path, student: str, number: int, chapter: int, due: datetime) -> None:
+    kind, name = KINDS[number % len(KINDS)], CHAPTERS[chapter]
+    if kind == "absent" and chapter == 1:
+        return
+    late = {"late": 30 * 60, "minutes": 10, "extended": 30 * 60 if chapter == 0 else -60}.get(kind, -60)
+    path = _write(course, student, name, share_of(number, chapter), due + timedelta(minutes=late), kind == "answers")
+    if kind == "renamed":
+        path.rename(path.with_name("homework.ipynb"))
+    if kind == "damaged" and chapter == 0:
+        path.write_bytes(path.read_bytes()[:500])
+
+
+def _write(course: Path, student: str, name: str, share: float, when: datetime, answers: bool = False) -> Path:
+    path = course / "submitted" / student / name / f"{name}.ipynb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = (course / "release" / name / f"{name}.ipynb").read_text()
+    text = text.replace('"source": "', f'"source": "share={share} {student} ', 1)
+    if text.count(f"share={share}") == 0:
+        text = re.sub(r'("source": \[\s*")', rf"\g<1>share={share} {student} ", text, count=1)
+    path.write_text(text.replace("YOUR ANSWER HERE", "Because.") if answers else text)
+    (path.parent / "timestamp.txt").write_text(f"{when:%Y-%m-%d %H:%M:%S} UTC")
+    return path
+
+
+def _grade(course: Path, name: str, *, interrupt: bool = False) -> None:
+    """Grade a chapter; if asked to, it is interrupted once while grading and once while booking."""
+    for stage in ("grading", "gradebook") if interrupt else ():
+
+        def stop(at: str, done: int, total: int, stage: str = stage) -> None:
+            if at == stage and done == total // 2:
+                raise KeyboardInterrupt
+
+        with suppress(KeyboardInterrupt):
+            grade_course(course, name, level="given", new_pool=_threads, on_progress=stop)
+    grade_course(course, name, level="given", new_pool=_threads)
+
+
+def _threads(alone: bool) -> tuple[ThreadPoolExecutor, int]:
+    return ThreadPoolExecutor(1), 1
+
+
+def _by_hand(course: Path, student: str, kind: str, names: tuple[str, ...]) -> None:
+    """Points as an assistant gives them in formgrader: for answers, and for what could not be judged."""
+    from nbgrader.api import MissingEntry
+
+    if kind not in ("answers", "damaged"):
+        return
+    with open_gradebook(course) as gradebook:
+        for name in names if kind == "answers" else names[:1]:
+            try:
+                grades: Any = gradebook.find_submission_notebook(name, name, student).grades
+            except MissingEntry:
+                continue
+            for grade in grades:
+                if grade.name == "question" or kind == "damaged":
+                    grade.manual_score = ANSWER if kind == "answers" else BY_HAND
+                    grade.needs_manual_grade = False
+        gradebook.db.commit()
+
+
+def _exported(course: Path, names: list[str]) -> dict[str, dict[str, float]]:
+    """The table that Canvas would import, read back."""
+    columns = {name: f"{name} (1)" for name in names}
+    rows = list(csv.DictReader(canvas_csv(course, names, columns).splitlines()))[1:]
+    return {
+        row["SIS Login ID"]: {name: float(row[head]) for name, head in columns.items() if row[head]} for row in rows
+    }
+
+
+def _timed(action: Any) -> float:
+    begin = time.monotonic()
+    action()
+    return round(time.monotonic() - begin, 2)
+
+
+def main() -> None:
+    """Play the long term and print what differs; exit status 1 if anything does."""
+    parser = argparse.ArgumentParser(prog="python -m autograder.proof.term", description=__doc__)
+    parser.add_argument("--students", type=int, default=120)
+    parser.add_argument("--chapters", type=int, default=len(CHAPTERS))
+    parser.add_argument("--feedback", action="store_true", help="write a page for each student of one chapter, too")
+    options = parser.parse_args()
+    pipeline.Grader = GivenGrader  # type: ignore[misc]
+    folder = Path(tempfile.mkdtemp(prefix="meshcraft-term-"))
+    try:
+        found = run(folder, options.students, options.chapters, feedback=int(options.feedback))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    for name, (got, wanted) in found["wrong"].items():
+        print(f"{name}: exported {got}, should be {wanted}")
+    print(f"{found['compared'] - len(found['wrong'])} of {found['compared']} grades are as the table says")
+    gradings = options.students * options.chapters
+    print(f"{gradings} submissions on {os.cpu_count()} cores: {found['seconds']}; {found['bytes'] >> 20} MiB on disk")
+    sys.exit(1 if found["wrong"] else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,10 @@
+"""The short form of the scripted term: one student of each kind, two chapters."""
+
+from autograder.grading.outside import pipeline
+from autograder.proof.term import KINDS, GivenGrader, run
+
+
+def test_every_student_of_a_term_gets_what_the_rules_give(tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline, "Grader", GivenGrader)
+    found = run(tmp_path, len(KINDS), 2)
+    assert found["wrong"] == {} and (found["compared"], found["final"]) == (len(KINDS), len(KINDS) - 1)

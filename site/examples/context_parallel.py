@@ -1,0 +1,194 @@
+"""Rings of keys and values, and gathering them: time, memory, balance, and when a ring hides its transfers."""
+
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from showing import Table, by_compiler, compare, compiled, draw, example, kept, over, say, wrong
+
+from autograder.contract.task import load
+from course.attention import KEYS_AT_ONCE
+from course.machines import machine
+from course.model import split_heads, transformer
+from course.predict import predict
+from course.program import costs, parse
+from course.program.compiled import DEFAULT_FLAGS, compile_all
+from course.render import side_by_side
+from solutions.context_parallel import cp_transformer_step, ring_attention, zigzag_order
+
+TASK = load("context_parallel").task("ring_attention")
+IDEAL, N = machine(TASK.machine), 8
+WRONG = wrong("context_parallel")
+ONE_EACH, ZIGZAG = tuple((i,) for i in range(N)), zigzag_order(N)
+GATHERED, CONTIGUOUS, RING = "gather, zigzag", "ring, contiguous", "ring, zigzag"
+WAYS = {
+    GATHERED: (WRONG["gathers_keys_and_values"], ZIGZAG),
+    "gather, contiguous": (WRONG["gathers_keys_and_values"], ONE_EACH),
+    CONTIGUOUS: (ring_attention, ONE_EACH),
+    RING: (ring_attention, ZIGZAG),
+}
+HEADS, KV_HEADS, SIZE = 16, 8, 128
+MIB, GIB = 2**20, 2**30
+
+
+# --8<-- [start:passes]
+@cache
+def passes(function, order, tokens: int = 16_384):
+    """Attention forward and backward over eight devices, as a prediction."""
+    q, k = (jax.ShapeDtypeStruct((1, tokens, heads, SIZE), "float32") for heads in (HEADS, KV_HEADS))
+    spec = P(None, "context")
+
+    def local(q, k, v, upstream):
+        out, back = jax.vjp(partial(function, order=order, axis_name="context"), q, k, v)
+        return {"out": out, "gradients": back(upstream * out)}
+
+    inputs = {"q": q, "k": k, "v": k, "upstream": q}
+    return over({"context": N}, local, inputs, dict.fromkeys(inputs, spec), {"out": spec, "gradients": spec})
+
+
+# --8<-- [end:passes]
+
+
+@example
+def ways() -> Table:
+    found = {name: predict(passes(*way), IDEAL) for name, way in WAYS.items()}
+    columns = "step, ms .2f", "computing .2f", "exposed .2f", "times .2f", "resident, MiB .0f"
+    table = compare("16,384 tokens, 8 H100", found, *columns, base=RING)
+    shown = (GATHERED, CONTIGUOUS, RING)
+    draw("ways", side_by_side({name: found[name].timeline for name in shown}))
+    assert table[RING].exposed < 0.3 * table[GATHERED].exposed
+    assert table[RING].step < 0.65 * table[CONTIGUOUS].step and table[GATHERED].step < table[RING].step
+    assert table[GATHERED].resident > 1.2 * 1.15 * table[RING].resident
+    say(
+        faster=f"{table[RING].step / table[CONTIGUOUS].step:.2f}",
+        hidden=f"{table[RING].exposed / table[GATHERED].exposed:.2f}",
+    )
+    return table
+
+
+@example
+def memory() -> Table:
+    """Live temporaries of the ring, forward and backward, as sequences grow."""
+    table = Table(
+        "tokens", "ring, MiB .0f", "a token of a device, KiB .1f", "largest, million elements .1f", "gather, MiB .0f"
+    )
+    for tokens in (8192, 16_384, 32_768):
+        ring, gather = (predict(passes(WAYS[name][0], ZIGZAG, tokens), IDEAL).memory for name in (RING, GATHERED))
+        each = ring.temporaries / (tokens / N) / 1024
+        table.add(f"{tokens:,}", ring.temporaries / MIB, each, ring.largest_numbers / 1e6, gather.temporaries / MIB)
+        assert ring.largest_numbers <= HEADS * (tokens // N) * KEYS_AT_ONCE < HEADS * tokens**2 / N
+    small, middle, large = table.rows.values()
+    assert large.ring < 2.1 * middle.ring and middle.ring < 3 * small.ring
+    return table
+
+
+@example
+def balance() -> Table:
+    """FLOPs of the busiest device over the mean of all, from the costs of the programs."""
+    interleaved = WRONG["interleaved_order"](N)
+    table = Table("order", "chunks of device 0 s", "chunks of device 7 s", "busiest over mean .2f")
+    pairs = 2 * N * (2 * N + 1) / 2
+    for name, order in (("contiguous", WRONG["contiguous_order"](N)), ("interleaved", interleaved), ("zigzag", ZIGZAG)):
+        length = 16_384 // (2 * N)
+        products = 7 * 2 * length**2 * HEADS * SIZE  # two of the forward pass, five of the backward pass
+        mean = pairs / N * products
+        found = costs(parse(passes(ring_attention, order))).flops / mean
+        table.add(name, *(" and ".join(map(str, order[i])) for i in (0, N - 1)), found)
+    assert abs(table["zigzag"]["busiest over mean"] - 1) < 0.01
+    return table
+
+
+@example
+def hides() -> Table:
+    """The least tokens a device from which a block of the forward pass takes as long as its transfer."""
+    columns = (
+        "TFLOP/s in bfloat16 .0f",
+        "GB/s .0f",
+        "one head of keys a query head ,.0f",
+        "one for 8 ,.0f",
+        "8 devices, one for 8 ,.0f",
+    )
+    table = Table("machine", *columns, markdown=True)
+    for name in ("8xA100", "8xH100", "8xTPUv5e", "2x8xA100"):
+        where = machine(name)
+        link, peak = where.links[-1], where.peak("bf16")
+        # In zigzag order a block is half masked: 2 t^2 h d FLOPs for t tokens, and 2 t h_kv d numbers of 2 bytes.
+        least = 2 * peak / link.bandwidth
+        table.add(name, peak / 1e12, link.bandwidth / 1e9, least, least / 8, N * least / 8)
+    return table
+
+
+@kept()
+def with_compiler() -> Table:
+    """Permutes of the ring that span a product, by the GPU compiler, with one transfer at a time and with several."""
+    ways = {GATHERED: WAYS[GATHERED][0], RING: ring_attention}
+    reports = by_compiler(TASK, ways)
+    several = by_compiler(TASK, {RING: ring_attention}, xla_gpu_experimental_parallel_collective_overlap_limit=4)
+    reports[f"{RING}, four transfers at once"] = several[RING]
+    columns = "transfers over a product s", "replayed, ms .2f", "exposed, ms .2f", "resident, MiB .0f"
+    return compiled("forward and backward", reports, *columns, least=MIB)
+
+
+LONG: dict[str, Any] = {
+    "width": 2048,
+    "hidden": 8192,
+    "num_layers": 20,
+    "num_heads": 16,
+    "vocab": 4096,
+    "max_seq": 131_072,
+}
+
+
+def long_step(platform: str = "cpu", **sizes: Any):
+    """A training step of a billion parameters on one sequence of 131,072 tokens, eight devices."""
+    model = transformer(**{**LONG, **sizes})
+
+    def init():
+        params = model.init(jax.random.key(0))
+        params["layers"]["attention"] = split_heads(params["layers"]["attention"], LONG["num_heads"])
+        return params
+
+    params, mesh = jax.eval_shape(init), {"data": 1, "context": N}
+
+    def local(params, batch):
+        for axis in mesh:
+            params = jax.tree.map(lambda leaf, axis=axis: jax.lax.pcast(leaf, axis, to="varying"), params)
+        key, rate = jax.random.key(0), jnp.float32(0.01)
+        after, loss = cp_transformer_step(params, batch, model, ZIGZAG, key, 0.0, "data", "context", rate)
+        return {"params": jax.tree.map(lambda leaf: leaf[None], after), "loss": loss}
+
+    tokens = (jax.ShapeDtypeStruct((1, LONG["max_seq"]), dtype) for dtype in ("int32", "int32", "float32"))
+    batch = dict(zip(("inputs", "targets", "mask"), tokens, strict=True))
+    specs = {"params": P(), "batch": P("data", "context")}
+    out = {"params": P(("data", "context")), "loss": P()}
+    return over(mesh, local, {"params": params, "batch": batch}, specs, out, platform=platform), params
+
+
+@example
+def long() -> Table:
+    """A billion parameters, 131,072 tokens: predicted, not run; from one layer and two, since all others are alike."""
+    table = Table("layers", "parameters, million .0f", "step, s .2f", "exposed, ms .1f", "resident, GiB .1f")
+    rows = []
+    for layers in (1, 2):
+        step, params = long_step(num_layers=layers)
+        found, count = predict(step, IDEAL), sum(leaf.size for leaf in jax.tree.leaves(params))
+        resident = found.memory.temporaries
+        rows.append((count, found.timeline.seconds, found.timeline.exposed_seconds, resident))
+    one, two = rows
+    rows.append(tuple(a + (LONG["num_layers"] - 1) * (b - a) for a, b in zip(one, two, strict=True)))
+    for layers, (count, seconds, exposed, resident) in zip((1, 2, LONG["num_layers"]), rows, strict=True):
+        table.add(layers, count / 1e6, seconds, 1e3 * exposed, resident / GIB)
+    return table
+
+
+@kept(slow=True)
+def long_compiled() -> Table:
+    """The same step, all layers, by the GPU compiler: what it holds on a device."""
+    step, params = long_step("cuda")
+    (report,) = compile_all([step], IDEAL, dict(DEFAULT_FLAGS), time_limit=1800)
+    table = Table("131,072 tokens, 8 H100", "parameters, million .0f", "temporaries, GiB .1f")
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    table.add(f"{LONG['num_layers']} layers", count / 1e6, report.memory.temporaries / GIB)
+    return table

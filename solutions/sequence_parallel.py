@@ -1,0 +1,492 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+# ---
+
+# %% [markdown]
+# # Sequence parallelism
+#
+# In the chapter `tp_transformer`, activations between the split layers were in parts, and nobody asked what they cost.
+# This chapter does. You will build a block whose saved activations follow a formula, drop its largest term for almost
+# no work, and then use the same axis in another way, with no weight split at all.
+#
+# You will write five functions:
+#
+# | function | what it does |
+# |---|---|
+# | `enter_tensor_region` | from tokens in parts to whole sequences, with the right derivative |
+# | `leave_tensor_region` | the way back, and the other half of the pair |
+# | `sp_block` | a layer that saves no whole activation for its backward pass |
+# | `selective_recompute` | the same without the attention scores, for 2 % more FLOPs |
+# | `ulysses_attention` | attention over a split sequence by two kinds of all-to-all |
+
+# %%
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import print_saved_residuals
+from jax.sharding import PartitionSpec as P
+
+from course.layout import tensor_specs
+from course.mesh import abstract_mesh, as_varying, make_mesh
+from course.model import drop, rms_norm, split_heads, transformer
+from course.predict import predict
+from course.program import export
+from solutions.data_parallel import fold_key_over_axes
+
+PyTree = Any
+# (qkv, num_heads) -> mixed values
+Attend = Callable[[jax.Array, int], jax.Array]
+
+# %% [markdown]
+# ## Into the split layers: `enter_tensor_region`
+#
+# The weights of a layer are split over an axis, as in `tensor_parallel`. Before the split layers, activations come in
+# one of two forms:
+#
+# - **in parts** (`split=True`): each device has `seq/n` tokens. This is sequence parallelism.
+# - **whole** (`split=False`): each device has all tokens, the same numbers everywhere, and their type says so. This is
+#   tensor parallelism as Megatron-LM had it first.
+#
+# In both cases, a device needs all tokens inside. The values are the easy half. Take one token `x`, used by four
+# devices with a weight each, and the sum of what they make of it:
+
+# %%
+if __name__ == "__main__":
+    weights, x = np.array([1.0, 10.0, 100.0, 1000.0]), 2.0
+    print("sum of w * x:", (weights * x).sum(), "  its derivative by x:", weights.sum())
+    for device, weight in enumerate(weights):
+        print(f"device {device} computes {weight * x:6} and knows {weight:6} of the derivative")
+
+# %% [markdown]
+# No device knows the derivative of a token by itself. In the backward pass, each has a share of the gradient of **all**
+# tokens, and what must come back has the form of `x`. If `x` is in parts, each device gets the complete gradient of
+# its own tokens. If `x` is whole, every device gets the complete gradient of all tokens.
+#
+# JAX derives this from the collective that you choose, and from types. An array that is the same on every device of an
+# axis becomes one that *varies* over it with `as_varying(x, axis_name)`: no data moves, and its derivative does.
+#
+# | | `split=True` | `split=False` |
+# |---|---|---|
+# | `x` | `[batch, seq/tensor, width]`, varying | `[batch, seq, width]`, the same on every device |
+# | result | `[batch, seq, width]`, varying | the same numbers, varying |
+#
+# With `A` bytes in `[batch, seq, width]`, a device sends:
+#
+# | budget | forward | backward |
+# |---|---|---|
+# | `split=True` | one all-gather, `(n-1)/n A` | one reduce-scatter, `(n-1)/n A` |
+# | `split=False` | nothing | one all-reduce, `2 (n-1)/n A` |
+# | any other collective | none | none |
+
+
+# %%
+def enter_tensor_region(x: jax.Array, axis_name: str, split: bool) -> jax.Array:
+    """Activations on their way into split layers. Runs inside ``shard_map``.
+
+    Args:
+        x: Tokens in parts, ``[batch, seq/axis, width]``; or whole, ``[batch, seq, width]``.
+        axis_name: The mesh axis that the layers are split over.
+        split: Whether ``x`` is in parts.
+
+    Returns:
+        All tokens, ``[batch, seq, width]``, varying over ``axis_name``.
+    """
+    ### BEGIN SOLUTION
+    return lax.all_gather(x, axis_name, axis=1, tiled=True) if split else as_varying(x, axis_name)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## Out of the split layers: `leave_tensor_region`
+#
+# After the split layers, a device has for every token a *part of the sum* that the output is: its features' share. The
+# sum over the devices is wanted in the form that `x` came in: in parts, or whole.
+
+# %%
+if __name__ == "__main__":
+    shares = np.arange(8.0).reshape(2, 4)  # two devices, four tokens
+    print("device 0 has", shares[0], "and device 1", shares[1])
+    print("in parts: device 0 wants", shares.sum(0)[:2], "and device 1", shares.sum(0)[2:])
+    print("whole:    both want", shares.sum(0))
+
+# %% [markdown]
+# Backward, what a device needs is the gradient of *its share*, and each share has the same derivative as the sum. Look
+# at the table: forward and backward have changed places. That is why the two functions are called a conjugate pair. A
+# whole result must be **typed as the same** on every device; a number that all devices return as their own would be
+# differentiated by all of them, and all gradients before it come out `n` times too large.
+#
+# | | `split=True` | `split=False` |
+# |---|---|---|
+# | `x` | `[batch, seq, width]`, a share on each device | the same |
+# | result | `[batch, seq/tensor, width]`, varying | `[batch, seq, width]`, the same on every device |
+#
+# | budget | forward | backward |
+# |---|---|---|
+# | `split=True` | one reduce-scatter, `(n-1)/n A` | one all-gather, `(n-1)/n A` |
+# | `split=False` | one all-reduce, `2 (n-1)/n A` | nothing |
+# | any other collective | none | none |
+
+
+# %%
+def leave_tensor_region(x: jax.Array, axis_name: str, split: bool) -> jax.Array:
+    """Activations on their way out of split layers, added up over the devices. Runs inside ``shard_map``.
+
+    Args:
+        x: This device's share of the sum, for all tokens, ``[batch, seq, width]``.
+        axis_name: The mesh axis that the layers are split over.
+        split: Whether the result is wanted in parts.
+
+    Returns:
+        The sum: this device's tokens, ``[batch, seq/axis, width]``; or all, typed as the same on every device.
+    """
+    ### BEGIN SOLUTION
+    return lax.psum_scatter(x, axis_name, scatter_dimension=1, tiled=True) if split else lax.psum(x, axis_name)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## A block that saves parts: `sp_block`
+#
+# The layer is the one of `tp_transformer`, attention and then MLP. Attention of this device's heads is handed to you:
+# `attend(qkv, num_heads)`, `[batch, seq, 3 * num_heads * head_dim]` to `[batch, seq, num_heads * head_dim]`. The
+# columns of `qkv` are q of all heads, then k, then v. The one below is plain. The one that `check` hands you computes
+# its scores again in the backward pass, so that what everything else saves can be seen. The scores come next.
+
+# %%
+
+
+def attend(qkv: jax.Array, num_heads: int) -> jax.Array:
+    """Causal attention of this device's heads."""
+    q, k, v = jnp.moveaxis(qkv.reshape(*qkv.shape[:-1], 3, num_heads, -1), -3, 0)
+    mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    return mixed.reshape(*mixed.shape[:-2], -1)
+
+
+# %% [markdown]
+# What is new is the memory. A forward pass saves what the backward pass will need, and a product needs its input: the
+# gathered, **whole** activations in front of `qkv` and `up`. Written the plain way, sequence parallelism splits
+# everything between the layers, and then saves the whole of it after all. What JAX saves can be listed:
+
+# %%
+if __name__ == "__main__":
+
+    def listed(x, kernel):
+        print_saved_residuals(lambda x, kernel: jax.nn.gelu(jnp.sin(x) @ kernel).sum(), x, kernel)
+
+    listed(jnp.ones((2, 3)), jnp.ones((3, 4)))
+
+# %% [markdown]
+# Five arrays of the output's size for one product and its GELU, where one would do: everything else can be computed
+# again from the product's result, with no product and in no time. Korthikanti et al. count what a layer saves if
+# nothing is saved twice. Their formula for this layer in float32, with `b` sequences of `s` tokens, width `h`, a hidden
+# width of `4 h` and `a` heads, on `n` devices:
+#
+# ```text
+# inputs of 2 norms, 2 outputs, q, k, v, mixed values, hidden before and after GELU   16 x 4 bytes x s b h / n
+# masks of 2 dropouts                                                                  2 x 1 byte  x s b h / n
+# scores: what attention saves                                                         2 x 4 bytes x a s^2 b / n
+# ```
+#
+# `jax.checkpoint(f)` saves the arguments of `f` instead of what it computes inside, and runs `f` again in the backward
+# pass. A product whose result only the next step needs is then not run again, but a collective in front of it is. So
+# with the right borders, a layer saves *less* than the formula, and repeats a norm, a GELU and a gather.
+#
+# - `x` and the result are in parts. **Dropout** as in `tp_transformer`: this device's key is `fold_in(key, its place on
+#   the axis)`, split in two; the first half is for what attention adds, the second for what the MLP adds.
+# - Whole leaves (the norms' scales, the bias of `down`) enter typed as **the same** on every device of `axis_name`.
+#   Then their gradients come out complete and the same everywhere: JAX adds up the shares.
+# - `q`, `k` and `v` come from one product.
+#
+# | | |
+# |---|---|
+# | `x` and the result | `[batch, seq/tensor, width]`, another part of the sequence on each device |
+# | split leaves | `qkv` `[width, 3, num_heads/tensor, head_dim]`, `out` `[num_heads/tensor, head_dim, width]` |
+# | | `up` and `down` as for `tp_mlp` |
+#
+# With `A` bytes of activations `[batch, seq, width]`, a layer may send:
+#
+# | budget | forward | backward |
+# |---|---|---|
+# | all-gathers, each of `(n-1)/n A` | 2 | 2, or 4 if it gathers again |
+# | reduce-scatters, each of `(n-1)/n A` | 2 | 2 |
+# | all-reduce | none | of the whole leaves' gradients, once |
+# | any other collective | none | none |
+# | live temporaries of 12 layers | | at most the formula's bytes for 15 layers without scores, plus the scores of 2 |
+# | FLOPs of matrix products | | at most 1.05 of those without recomputation |
+#
+# Three more layers, and the scores of two, are room for what one backward pass has at once. Useful: `jax.checkpoint`.
+
+
+# %%
+def sp_block(params: PyTree, x: jax.Array, key: jax.Array, rate: float, attend: Attend, axis_name: str) -> jax.Array:
+    """One layer of a Transformer that saves activations in parts. Runs inside ``shard_map``.
+
+    Args:
+        params: ``{"attention_norm": ..., "attention": {"qkv": ..., "out": ...}, "mlp": {"norm": ..., "up": ...,
+            "down": ...}}``: this device's part of split leaves; whole leaves, typed as the same on every device.
+        x: This device's part of each sequence, ``[batch, seq/axis, width]``.
+        key: For dropout, the same on every device of ``axis_name``.
+        rate: Share of elements that are dropped of what is added, a Python number; 0 drops nothing.
+        attend: Causal attention: ``(qkv, num_heads)`` to mixed values.
+        axis_name: The mesh axis that features and sequences are split over.
+
+    Returns:
+        This device's part of each sequence, like ``x``.
+    """
+    ### BEGIN SOLUTION
+    attention, mlp = params["attention"], params["mlp"]
+    width, _, num_heads, _ = attention["qkv"]["kernel"].shape
+    first, second = jax.random.split(fold_key_over_axes(key, (axis_name,)))
+
+    @jax.checkpoint
+    def into(norm, kernel, x):
+        return enter_tensor_region(rms_norm(norm, x), axis_name, True) @ kernel
+
+    @jax.checkpoint
+    def back(hidden, kernel):
+        return leave_tensor_region(jax.nn.gelu(hidden) @ kernel, axis_name, True)
+
+    qkv = into(params["attention_norm"], attention["qkv"]["kernel"].reshape(width, -1), x)
+    y = leave_tensor_region(attend(qkv, num_heads) @ attention["out"]["kernel"].reshape(-1, width), axis_name, True)
+    x = x + drop(y, rate, first)
+    hidden = into(mlp["norm"], mlp["up"]["kernel"], x) + mlp["up"]["bias"]
+    return x + drop(back(hidden, mlp["down"]["kernel"]) + mlp["down"]["bias"], rate, second)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## Only the scores: `selective_recompute`
+#
+# How much of a layer are the scores? For a head of 128 features and sequences of 4,096 tokens:
+
+# %%
+if __name__ == "__main__":
+    for tokens in (512, 1024, 4096, 16384):
+        scores, rest, head_dim = 2 * tokens, 10 * 128, 128
+        again, layer = 2 * tokens, 3 * (24 * 16 * head_dim + 4 * tokens)  # for 16 heads
+        print(f"{tokens:6} tokens: scores {scores / (scores + rest):4.0%} of what is saved, ", end="")
+        print(f"{again / layer:4.1%} of the FLOPs to compute them again")
+
+# %% [markdown]
+# The longer the sequence, the larger the share of the scores. They are also cheap: one product of queries and keys, and
+# a softmax. So recompute them, and nothing else that contains a product.
+#
+# This function is `sp_block` in all other respects: the same values, gradients and collectives. Here `attend` is not
+# handed to you; the one above is.
+#
+# | budget | |
+# |---|---|
+# | collectives | those of `sp_block` |
+# | live temporaries of 12 layers | at most the formula's bytes for 15 layers without scores, plus the scores of 2 |
+# | FLOPs of matrix products | at most 1.05 of those without recomputation |
+
+
+# %%
+def selective_recompute(params: PyTree, x: jax.Array, key: jax.Array, rate: float, axis_name: str) -> jax.Array:
+    """The layer of ``sp_block``, with the attention scores computed again. Runs inside ``shard_map``.
+
+    Args:
+        params: As for ``sp_block``.
+        x: This device's part of each sequence, ``[batch, seq/axis, width]``.
+        key: For dropout, the same on every device of ``axis_name``.
+        rate: Share of elements that are dropped of what is added, a Python number.
+        axis_name: The mesh axis that features and sequences are split over.
+
+    Returns:
+        This device's part of each sequence, like ``x``.
+    """
+    ### BEGIN SOLUTION
+    return sp_block(params, x, key, rate, jax.checkpoint(attend, static_argnums=1), axis_name)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## Another way to use the axis: `ulysses_attention`
+#
+# DeepSpeed-Ulysses leaves the weights whole, and splits nothing but tokens. Norms, MLPs and projections then need no
+# communication at all. Attention does, since every query looks at all keys before it. But heads do not look at each
+# other. So for attention alone, the axis changes its meaning: from tokens in parts to heads in parts, and back.
+
+# %%
+if __name__ == "__main__":
+    names = np.array([[f"t{token}h{head}" for head in range(4)] for token in range(4)])
+    for device in range(2):
+        print(f"device {device} has   ", *names[2 * device : 2 * device + 2].ravel())
+        print("         and needs", *names[:, 2 * device : 2 * device + 2].ravel())
+
+# %% [markdown]
+# Half of what a device has stays, the rest goes to the device that attends with those heads. With `n` devices each
+# sends `(n-1)/n` of its part, `(n-1)/n^2` of the whole array: the larger the axis, the less.
+#
+# - `q` is `[batch, seq/n, num_heads, head_dim]`, `k` and `v` are `[batch, seq/n, kv_heads, head_dim]`. Query head `i`
+#   uses key head `i // (num_heads // kv_heads)`: grouped-query attention. `n` divides `num_heads`.
+# - If `n` divides `kv_heads`, each device attends with `kv_heads/n` of them. If there are **fewer key heads than
+#   devices**, then `kv_heads` divides `n`, and a key head goes to all devices whose queries use it. No other cases
+#   occur.
+# - Attention is causal over the whole sequence, scores are divided by `sqrt(head_dim)`. Use `attend_in_chunks`:
+#   `jax.nn.dot_product_attention` of whole sequences has an array with an element for each pair of tokens.
+#
+# With `B` bytes of whole queries, `[batch, seq, num_heads, head_dim]`:
+#
+# | budget | forward | backward |
+# |---|---|---|
+# | all-to-all | `2 (n-1)/n^2 B` for queries and results, and `2 (n-1)/n^2 B max(kv_heads, n)/num_heads` | as much |
+# | any other collective | none | none |
+# | largest temporary | a quarter of all scores of this device's heads | |
+#
+# Useful: `lax.all_to_all(..., tiled=True)`, `jnp.repeat`.
+
+
+# %%
+def attend_in_chunks(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int) -> jax.Array:
+    """Causal attention of whole sequences, ``chunk`` queries at a time, whose scores are computed again.
+
+    ``[batch, seq, num_heads, head_dim]`` for ``q``; ``k`` and ``v`` may have fewer heads, a divisor of ``num_heads``.
+    """
+    seq = q.shape[1]
+
+    @jax.checkpoint
+    def some(start):
+        rows = lax.dynamic_slice_in_dim(q, start, chunk, 1)
+        seen = jnp.arange(seq) <= start + jnp.arange(chunk)[:, None]
+        return jax.nn.dot_product_attention(rows, k, v, mask=seen[None, None])
+
+    return jnp.moveaxis(lax.map(some, jnp.arange(0, seq, chunk)), 0, 1).reshape(q.shape)
+
+
+# %%
+def ulysses_attention(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int, axis_name: str) -> jax.Array:
+    """Causal attention over sequences in parts, by way of heads in parts. Runs inside ``shard_map``.
+
+    Args:
+        q: Queries of this device's tokens, ``[batch, seq/axis, num_heads, head_dim]``.
+        k: Keys of these tokens, ``[batch, seq/axis, kv_heads, head_dim]``.
+        v: Values, of the same shape.
+        chunk: How many queries to attend with at once; divides ``seq``.
+        axis_name: The mesh axis that sequences are split over.
+
+    Returns:
+        What this device's tokens attend to, like ``q``.
+    """
+    ### BEGIN SOLUTION
+    copies = max(1, lax.axis_size(axis_name) // k.shape[2])
+
+    def to_heads(x):
+        return lax.all_to_all(x, axis_name, split_axis=2, concat_axis=1, tiled=True)
+
+    k, v = (to_heads(jnp.repeat(x, copies, axis=2)) for x in (k, v))
+    mixed = attend_in_chunks(to_heads(q), k, v, chunk)
+    return lax.all_to_all(mixed, axis_name, split_axis=1, concat_axis=2, tiled=True)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## In your own words
+#
+# A colleague looks at sequence parallelism and says: "Plain tensor parallelism has two all-reduces in a forward pass,
+# this has two gathers and two scatters. That is twice the communication, to save a few norms." What is right? Say what
+# is sent in either case, and which part of `34 + 5 a s / h` stays whole on every device without sequence parallelism,
+# for `n = 8`, as a share of what is then saved if the scores are recomputed.
+
+# %% [markdown]
+# ### BEGIN SOLUTION
+# An all-reduce sends `2 (n-1)/n A`, a gather or a scatter half of it. Two all-reduces and two pairs are the same
+# number of bytes; only a block that gathers again in the backward pass sends more, 10 transfers of `(n-1)/n A` where
+# there were 8. Of the 34, 10 stay whole: inputs of the two norms (4), of the two products behind them (4), two masks
+# (2). The other 24 are split. On eight devices a plain layer saves `10 + 24/8 = 13` times `s b h`, of which 10, or
+# 77 %, are whole; with sequence parallelism `34/8 = 4.25`. So "a few norms" are three quarters of what is saved.
+# ### END SOLUTION
+
+# %% [markdown]
+# ## Lab: eight layers, four ways
+#
+# Your block in a stack of eight layers on 8 H100, forward and backward, beside one that leaves everything to JAX.
+# Nothing is computed, and it takes about 10 seconds. Find the formula's terms in the figures: a layer's
+# `4 s b h / n` bytes are 8 MiB here.
+
+# %%
+if __name__ == "__main__":
+    model = transformer(width=2048, hidden=8192, num_layers=8, num_heads=16, vocab=8, max_seq=8)
+
+    def plain_block(params, x, key, rate, attend, axis_name):
+        """The same layer, with whatever JAX saves."""
+        attention, mlp = params["attention"], params["mlp"]
+        width, _, num_heads, _ = attention["qkv"]["kernel"].shape
+        first, second = jax.random.split(fold_key_over_axes(key, (axis_name,)))
+        y = enter_tensor_region(rms_norm(params["attention_norm"], x), axis_name, True)
+        mixed = attend(y @ attention["qkv"]["kernel"].reshape(width, -1), num_heads)
+        y = leave_tensor_region(mixed @ attention["out"]["kernel"].reshape(-1, width), axis_name, True)
+        x = x + drop(y, rate, first)
+        y = enter_tensor_region(rms_norm(mlp["norm"], x), axis_name, True)
+        hidden = jax.nn.gelu(y @ mlp["up"]["kernel"] + mlp["up"]["bias"])
+        y = leave_tensor_region(hidden @ mlp["down"]["kernel"], axis_name, True) + mlp["down"]["bias"]
+        return x + drop(y, rate, second)
+
+    def init():
+        layers = model.init(jax.random.key(0))["layers"]
+        return {"layers": {**layers, "attention": split_heads(layers["attention"], 16)}}
+
+    shapes = jax.eval_shape(init)
+    specs, part = tensor_specs(shapes, "tensor"), P(None, "tensor")
+
+    def stack(block):
+        def local(params, x, upstream):
+            def run(params, x):
+                def layer(x, numbered):
+                    return block(numbered[1], x, jax.random.fold_in(jax.random.key(0), numbered[0])), None
+
+                return lax.scan(layer, x, (jnp.arange(8), params["layers"]))[0]
+
+            values, pull = jax.vjp(run, params, x)
+            of_params, of_x = pull(upstream)
+            return {"values": values, "params": of_params, "x": of_x}
+
+        outs = {"values": part, "params": specs, "x": part}
+        mapped = jax.shard_map(local, mesh=abstract_mesh({"tensor": 8}), in_specs=(specs, part, part), out_specs=outs)
+        x = jax.ShapeDtypeStruct((8, 1024, 2048), "float32")
+        inputs, ins = {"params": shapes, "x": x, "upstream": x}, {"params": specs, "x": part, "upstream": part}
+        step = export(lambda **given: mapped(*given.values()), inputs, ins, mesh={"tensor": 8}, out_specs=outs)
+        return predict(step, "8xH100")
+
+    again = jax.checkpoint(attend, static_argnums=1)
+    stacks = {
+        "as JAX saves it": lambda params, x, key: plain_block(params, x, key, 0.1, attend, "tensor"),
+        "the same, scores again": lambda params, x, key: plain_block(params, x, key, 0.1, again, "tensor"),
+        "sp_block": lambda params, x, key: sp_block(params, x, key, 0.1, attend, "tensor"),
+        "selective_recompute": lambda params, x, key: selective_recompute(params, x, key, 0.1, "tensor"),
+    }
+    for name, block in stacks.items():
+        found = stack(block)
+        resident, seconds = found.memory.temporaries / 2**20, found.timeline.seconds
+        print(f"{name:24} {resident:6.0f} MiB live at once, {1e3 * seconds:.1f} ms predicted")
+
+# %% [markdown]
+# ## Lab: few key heads
+#
+# Attention of eight query heads over four devices, computed in parts and on one device. With two key heads each of
+# them travels to two devices, with one to all four.
+
+# %%
+if __name__ == "__main__":
+    keys = jax.random.split(jax.random.key(0), 3)
+    part = P(None, "tensor")
+    for kv_heads in (8, 2, 1):
+        shapes = [(2, 32, heads, 16) for heads in (8, kv_heads, kv_heads)]
+        q, k, v = (jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
+        mapped = jax.shard_map(
+            lambda q, k, v: ulysses_attention(q, k, v, 8, "tensor"),
+            mesh=make_mesh({"tensor": 4}),
+            in_specs=(part, part, part),
+            out_specs=part,
+        )
+        found = jax.jit(mapped)(q, k, v)
+        error = jnp.max(jnp.abs(found - jax.nn.dot_product_attention(q, k, v, is_causal=True)))
+        print(f"{kv_heads} key heads: largest difference {error:.1e}")
