@@ -49,10 +49,10 @@ def print_plans(found: Plans, where: Machine, sizes: Sizes, batch: int, every: b
 def _table(*columns: str, numbers: tuple[str, ...]) -> Table:
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for name in columns:
         right = "right" if name in numbers else "left"
-        table.add_column(name, justify=right, overflow="fold", no_wrap=name in ("mesh", "schedule"))
+        table.add_column(name, justify=right, overflow="fold", no_wrap=name not in ("", "why", "the nearest of them"))
     return table
 
 
