@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from autograder.contract import causes
 from autograder.contract.causes import plain
 from autograder.contract.task import Case, Evidence
-from autograder.contract.verdict import FOLLOW, NOT_MEASURED, Fact, Kind, Limit, Unit, counted
+from autograder.contract.verdict import FIRST_LOSS, FOLLOW, NOT_MEASURED, Fact, Kind, Limit, Unit, counted
 from autograder.contract.whereabouts import layout, rank_of
 from course.program.program import spec_of
 
@@ -132,8 +132,21 @@ def values_and_gradients(
     )
     found = arrays_match("values", cases, "values", "" if after else LOSS_ALONE if loss else values)
     if after and found.passed is False and found.unit == Unit.RELATIVE:
-        found = replace(found, message=f"{found.message} {FOLLOW}")
+        begin = FIRST_LOSS if any(map(_first_loss_wrong, cases)) else FOLLOW
+        found = replace(found, message=f"{found.message} {begin}")
     return [found, back, global_norm_matches(cases, norm)]
+
+
+def _first_loss_wrong(e: Evidence) -> bool:
+    """Return True if a loss is wrong before any update; of several steps, which are the last dim, the first counts."""
+    for leaf in e.expected:
+        if _under(leaf, "values") and leaf.rpartition("/")[2] in ("loss", "losses") and leaf in e.measured:
+            found, wanted = e.measured[leaf], e.expected[leaf]
+            if found.shape == wanted.shape and wanted.ndim and getattr(e.case.sizes, "steps", 0) == wanted.shape[-1]:
+                found, wanted = found[..., 0], wanted[..., 0]
+            if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=10 * TOLERANCE, atol=0):
+                return True
+    return False
 
 
 def global_norm_matches(evidence: list[Evidence], prefix: str) -> Fact:

@@ -18,15 +18,18 @@ from autograder.contract.byte_facts import (
 )
 from autograder.contract.case import ModelSizes, Sizes
 from autograder.contract.facts import (
+    LOSS_ALONE,
     arrays_match,
     global_norm_matches,
+    parts_match,
     precise_in,
     products_of,
     same_program_size,
+    values_and_gradients,
     worst,
 )
 from autograder.contract.task import Case, Evidence
-from autograder.contract.verdict import LATER_LOSSES, Fact, Kind, conclude
+from autograder.contract.verdict import FIRST_LOSS, FOLLOW, LATER_LOSSES, Fact, Kind, conclude
 from course.program import Collective, Costs, Leaf, Memory
 
 
@@ -372,3 +375,37 @@ def test_facts_that_may_have_one_cause_are_said_to_once_and_the_first_to_look_at
     assert "more is sent" in together(values, many, other) and "sent" not in together(values, few, other)
     assert "sent" not in together(values, back, replace(few, case="data=2"))
     assert together(few, other) == ""
+
+
+@dataclass(frozen=True)
+class Steps(Sizes):
+    steps: int = 2
+
+
+LOSSES = np.array([3, 2], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("losses", "factor", "says"),
+    [
+        ([4, 2], 2, FIRST_LOSS),
+        ([3, 2.5], 2, FOLLOW),
+        ([4, 2.5], 1, LOSS_ALONE),
+    ],
+)
+def test_a_step_is_sent_to_the_loss_if_that_is_wrong_before_any_update(losses, factor, says):
+    e = evidence(factor * DRAWN, secret=False)
+    e = replace(e, case=replace(e.case, sizes=Steps()))
+    measured = {**e.measured, "values/loss": np.array(losses, np.float32)}
+    e = replace(e, measured=measured, expected={**e.expected, "values/loss": LOSSES})
+    assert values_and_gradients([e], step=True)[0].message.endswith(says)
+
+
+def test_of_several_parts_the_first_that_is_wrong_asks_its_own_question():
+    names = ("values/norm", "values/state")
+    e = replace(evidence(ONE, secret=False), expected=dict.fromkeys(names, DRAWN))
+    for wrong in names:
+        measured = {name: ONE if name == wrong else DRAWN for name in names}
+        found = parts_match("values", [replace(e, measured=measured)], {name: f"about {name}?" for name in names})
+        assert not found.passed and f"about {wrong}?" in found.message
+    assert parts_match("values", [replace(e, measured=dict(e.expected))], dict.fromkeys(names, "")).passed
