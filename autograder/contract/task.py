@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from autograder.contract.case import Case
-from autograder.contract.verdict import FOLLOW, LIMIT_EXCEEDED, REFUSED, Fact, Kind, Result
+from autograder.contract.verdict import FIRST_LOSS, FOLLOW, LIMIT_EXCEEDED, REFUSED, Fact, Kind, Result
 from autograder.contract.wrapping import Wrapped, Wrapping, trace
 from course.curriculum import CHAPTERS as CURRICULUM
 from course.curriculum import chapter as find_chapter
@@ -238,7 +238,9 @@ class Contract:
     def places(self, result: Result) -> list[tuple[str, str]]:
         """Pages and headings that explain the failed facts, without repetition, in order of the facts."""
         known = {**self.read, **ABOUT_VERDICTS}
-        names = [fact.name for fact in result.missed if fact.kind != Kind.FORM and FOLLOW not in fact.message]
+        elsewhere = FIRST_LOSS, FOLLOW  # other facts say where to begin
+        missed = [fact for fact in result.missed if not any(said in fact.message for said in elsewhere)]
+        names = [fact.name for fact in missed if fact.kind != Kind.FORM]
         found = [known.get(f"{result.name}.{name}", known.get(name)) for name in [*names, result.verdict]]
         here = self.chapter if is_own(self.chapter) else ""  # a course's own chapter has no page on the site
         return list(dict.fromkeys(place for place in found if place and place[0] != here))

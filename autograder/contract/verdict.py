@@ -17,7 +17,10 @@ NOT_MEASURED = "not measured"
 MUCH_MORE = 1.25
 WHICH_DTYPE = "which dtype should travel?"
 LATER_LOSSES = "The loss of step 0 is right"
-FIRST_LOSS = "The loss is wrong before anything is updated, and gradients are those of the loss: begin with it."
+FIRST_LOSS = (
+    "The loss is wrong before anything is updated, and gradients are those of the loss: begin with it. "
+    "Of which rows is it the mean, and over which devices?"
+)
 FOLLOW = "In a step they follow from the gradients, which are wrong, too: begin with those."
 # Bytes that differ by a smaller share are those of a few single numbers, a loss or a count.
 FEW_BYTES = 0.02

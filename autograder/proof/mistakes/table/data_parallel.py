@@ -55,7 +55,7 @@ MISTAKES = [
     Mistake(
         "train_step_dp",
         "mean of the means",
-        r"begin with “gradients”.*only 21 bytes are missing",
+        r"begin with “values”.*begin with it\. Of which rows.*only 21 bytes are missing",
         {'share = jnp.sum(microbatch["mask"]) / count': "share = 1 / (num_microbatches * lax.axis_size(axis_name))"},
         never="does decay pull|less is sent than should be",
     ),
