@@ -12,7 +12,7 @@ import numpy as np
 
 from autograder.contract.case import Case, ModelSizes
 from course.mesh import as_varying, varying_axes
-from course.model import Model, mlp, transformer
+from course.model import Model, mlp, split_heads, transformer
 
 LEARNING_RATE = jax.ShapeDtypeStruct((), np.float32)
 KEY = jax.ShapeDtypeStruct((2,), np.uint32)
@@ -107,6 +107,28 @@ def model_of(case: Case[ModelSizes]) -> Model:
 def params_of(case: Case[ModelSizes]) -> Any:
     """Shapes of the model's parameters."""
     return param_shapes(case.sizes.model)
+
+
+@lru_cache(maxsize=128)
+def _params_by_head(sizes: ModelSizes) -> Any:
+    def split(params):
+        layers = params["layers"]
+        return {**params, "layers": {**layers, "attention": split_heads(layers["attention"], sizes.num_heads)}}
+
+    return jax.eval_shape(split, param_shapes(sizes))
+
+
+def params_by_head(case: Case[ModelSizes]) -> Any:
+    """Shapes of a Transformer's parameters, with a separate dim for heads."""
+    return _params_by_head(case.sizes.model)
+
+
+def join_heads(layers: Any) -> Any:
+    """Parameters of one layer, or of stacked layers, without the separate dim for heads: as in the course's model."""
+    qkv, out = (layers["attention"][name]["kernel"] for name in ("qkv", "out"))
+    *stacked, _, _, width = out.shape
+    kernels = {"qkv": qkv.reshape(*stacked, width, -1), "out": out.reshape(*stacked, -1, width)}
+    return {**layers, "attention": {name: {"kernel": kernel} for name, kernel in kernels.items()}}
 
 
 def batch_shapes(sizes: ModelSizes, rows: int, *steps: int, masked: bool = False) -> dict[str, Any]:

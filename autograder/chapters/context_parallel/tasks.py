@@ -16,13 +16,12 @@ from autograder.chapters.context_parallel.wrapping import (
     Partials,
     Training,
     context_of,
-    params_of,
     rows_of,
     shards_of,
 )
 from autograder.contract import byte_facts, causes, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
-from autograder.contract.case_builders import build_model, groups_of
+from autograder.contract.case_builders import build_model, groups_of, join_heads, params_by_head
 from autograder.contract.draws import axis_names, draw_batch, draw_keys, draw_leaves, draw_rate, sgd, stacked
 from autograder.contract.draws import unseen_mesh as draw_mesh
 from autograder.contract.task import Case, Evidence, Judged, Task
@@ -360,7 +359,7 @@ def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
 
     scale = 0.3 * min(1.0, (_STEP.width / s.width) ** 0.5)  # scores of wide layers would else be decided by rounding
     return {
-        "params": draw_leaves(rng, params_of(case), scale),
+        "params": draw_leaves(rng, params_by_head(case), scale),
         "batch": stacked(one, s.steps),
         "key": draw_keys(rng),
         "learning_rate": draw_rate(rng, s.rate_scale),
@@ -372,17 +371,8 @@ def _steps(sizes: ModelSizes, chunks: int) -> Any:
     """SGD on one device, with the dropout key of every chunk of a sequence and every place of the data axis."""
     model = build_model(sizes)
 
-    def whole(params):
-        attention, width = params["layers"]["attention"], sizes.width
-        qkv, out = attention["qkv"]["kernel"], attention["out"]["kernel"]
-        joined = {
-            "qkv": {"kernel": qkv.reshape(-1, width, 3 * width)},
-            "out": {"kernel": out.reshape(-1, width, width)},
-        }
-        return {**params, "layers": {**params["layers"], "attention": joined}}
-
     def loss_of(params, batch, key):
-        params = whole(params)
+        layers = join_heads(params["layers"])
 
         def sum_of(place, rows):
             def layer(x, numbered):
@@ -392,7 +382,7 @@ def _steps(sizes: ModelSizes, chunks: int) -> Any:
                 return model.layer(weights, x, keys), None
 
             x = model.embed(params["embed"], rows["inputs"])
-            x, _ = jax.lax.scan(layer, x, (jnp.arange(sizes.num_layers), params["layers"]))
+            x, _ = jax.lax.scan(layer, x, (jnp.arange(sizes.num_layers), layers))
             return model.loss(params["head"], x, rows["targets"], rows["mask"]) * rows["mask"].sum()
 
         places = jnp.arange(len(batch["mask"]))
@@ -415,7 +405,7 @@ def step_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
 
 
 def _param_bytes(case: Case[Training]) -> int:
-    return sum(4 * int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params_of(case)))
+    return sum(4 * int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params_by_head(case)))
 
 
 def _reduced(e: Evidence, scalars: int) -> float:

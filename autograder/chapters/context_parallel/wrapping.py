@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -17,15 +16,14 @@ from autograder.contract.case_builders import (
     KEY,
     LEARNING_RATE,
     batch_shapes,
-    build_model,
     groups_of,
     model_of,
     others_of,
+    params_by_head,
     varying,
 )
 from autograder.contract.output_checks import describe, same_shapes, state_and_loss
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh, sgd_steps
-from course.model import split_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,21 +229,6 @@ def wrap_order(function: Any, case: Case[Chunks]) -> Wrapped:
 # --8<-- [end:products]
 
 
-def params_of(case: Case[Training]) -> Any:
-    """Shapes of the model's parameters, with a separate dim for heads."""
-    return _params_of(case.sizes.model)
-
-
-@lru_cache(maxsize=32)
-def _params_of(sizes: ModelSizes) -> Any:
-    def init():
-        params = build_model(sizes).init(jax.random.key(0))
-        params["layers"]["attention"] = split_heads(params["layers"]["attention"], sizes.num_heads)
-        return params
-
-    return jax.eval_shape(init)
-
-
 def data_of(case: Case[Training]) -> str:
     """The axis that sequences are distributed over."""
     (axis,) = others_of(case, context_of)
@@ -254,7 +237,7 @@ def data_of(case: Case[Training]) -> str:
 
 def wrap_step(function: Any, case: Case[Training]) -> Wrapped:
     """The step over several batches; every device returns its copy, to detect copies that drift apart."""
-    axes, shapes = (data_of(case), context_of(case)), params_of(case)
+    axes, shapes = (data_of(case), context_of(case)), params_by_head(case)
     results = {"values": {"loss": P(axes), "params": P(axes)}, "gradients": P(axes)}
 
     def local(params, batch, key, learning_rate):

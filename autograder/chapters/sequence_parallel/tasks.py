@@ -18,11 +18,10 @@ from autograder.chapters.sequence_parallel.wrapping import (
     Heads,
     Region,
     Stack,
-    layers_of,
 )
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
-from autograder.contract.case_builders import build_model, groups_of, parts_of
+from autograder.contract.case_builders import build_model, groups_of, join_heads, params_by_head, parts_of
 from autograder.contract.draws import draw_keys, draw_leaves, unseen_mesh
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
@@ -123,14 +122,6 @@ def draw_stack(rng: np.random.Generator, case: Case[Stack]) -> dict[str, Any]:
     return {name: draw_leaves(rng, shapes[name], scale) for name, scale in scales.items()} | {"key": draw_keys(rng)}
 
 
-def heads_together(layers: Any) -> Any:
-    """Stacked layers in the layout of the course's model."""
-    qkv, out = (layers["attention"][name]["kernel"] for name in ("qkv", "out"))
-    count, _, _, width = out.shape
-    kernels = {"qkv": qkv.reshape(count, width, -1), "out": out.reshape(count, -1, width)}
-    return {**layers, "attention": {name: {"kernel": kernel} for name, kernel in kernels.items()}}
-
-
 def stack_oracle(inputs: dict[str, Any], case: Case[Stack]) -> dict[str, Any]:
     """The course's layers on one device for each group."""
     run, groups = _one_group(case.sizes.model, parts_of(case)), groups_of(case)
@@ -152,7 +143,7 @@ def _one_group(sizes: ModelSizes, parts: int) -> Any:
             return model.layer(weights, x, jax.vmap(partial(jax.random.fold_in, own))(places)), None
 
         def stack(params, x):
-            return jax.lax.scan(layer, x, (np.arange(sizes.num_layers, dtype=np.int32), heads_together(params)))[0]
+            return jax.lax.scan(layer, x, (np.arange(sizes.num_layers, dtype=np.int32), join_heads(params)))[0]
 
         values, back = jax.vjp(stack, params, x)
         return values, *back(upstream)
@@ -189,7 +180,7 @@ def most_saved(case: Case[Stack]) -> int:
 
 def whole_bytes(case: Case[Stack]) -> int:
     """Bytes of all leaves that every device holds whole: two norms' scales, and a bias."""
-    leaves = jax.tree.leaves_with_path(layers_of(case.sizes.model))
+    leaves = jax.tree.leaves_with_path(params_by_head(case)["layers"])
     names = {path: [str(entry.key) for entry in path] for path, _ in leaves}
     return sum(
         4 * math.prod(leaf.shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,12 +13,19 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case, ModelSizes, Sizes
-from autograder.contract.case_builders import KEY, build_model, groups_of, others_of, parts_of, tensor_of, varying
+from autograder.contract.case_builders import (
+    KEY,
+    groups_of,
+    others_of,
+    params_by_head,
+    parts_of,
+    tensor_of,
+    varying,
+)
 from autograder.contract.output_checks import describe, same_shapes
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
 from course.layout import tensor_specs
 from course.mesh import varying_axes
-from course.model import split_heads
 
 ENTER, LEAVE = "enter_tensor_region", "leave_tensor_region"
 BLOCK, SELECTIVE, ULYSSES = "sp_block", "selective_recompute", "ulysses_attention"
@@ -91,20 +98,9 @@ def wrap_region(name: str, function: Any, case: Case[Region]) -> Wrapped:
     return on_mesh(local, case, inputs, {"values": own, "gradients": own})
 
 
-@lru_cache(maxsize=32)
-def layers_of(sizes: ModelSizes) -> Any:
-    """Shapes of the stacked layers' parameters, with a separate dim for heads."""
-
-    def init():
-        layers = build_model(sizes).init(jax.random.key(0))["layers"]
-        return {**layers, "attention": split_heads(layers["attention"], sizes.num_heads)}
-
-    return jax.eval_shape(init)
-
-
 def specs_of(case: Case[Stack]) -> Any:
     """Specs of the stacked layers' parameters."""
-    return tensor_specs({"layers": layers_of(case.sizes.model)}, tensor_of(case))["layers"]
+    return tensor_specs({"layers": params_by_head(case)["layers"]}, tensor_of(case))["layers"]
 
 
 @partial(jax.checkpoint, static_argnums=1)
@@ -118,7 +114,7 @@ def attend(qkv: jax.Array, num_heads: int) -> jax.Array:
 def wrap_stack(name: str, function: Any, case: Case[Stack]) -> Wrapped:
     """A stack of layers, forward and backward; gradients of each group of devices, complete over the tensor axis."""
     s, axis, others = case.sizes, tensor_of(case), others_of(case)
-    rows, specs, shapes = others or None, specs_of(case), layers_of(s.model)
+    rows, specs, shapes = others or None, specs_of(case), params_by_head(case)["layers"]
     part, given = P(rows, axis), (attend,) if name == BLOCK else ()
     x = jax.ShapeDtypeStruct((s.rows * groups_of(case), s.seq, s.width), np.float32)
     results = {

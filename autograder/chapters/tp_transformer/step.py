@@ -22,9 +22,9 @@ from autograder.chapters.tp_transformer.tasks import (
     sums_bytes,
     unseen,
 )
-from autograder.chapters.tp_transformer.wrapping import Sizes, is_split, params_of, rows_of
+from autograder.chapters.tp_transformer.wrapping import Sizes, is_split, rows_of
 from autograder.contract import byte_facts, facts, limits
-from autograder.contract.case_builders import groups_of, parts_of
+from autograder.contract.case_builders import groups_of, params_by_head, parts_of
 from autograder.contract.draws import draw_batches, draw_keys, draw_leaves, draw_rate
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
@@ -40,7 +40,7 @@ def draw(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
     # where attention looks.
     scale = 0.3 * min(1.0, (_RING.width / case.sizes.width) ** 0.5)
     return {
-        "params": draw_leaves(rng, params_of(case), scale),
+        "params": draw_leaves(rng, params_by_head(case), scale),
         "batch": draw_batches(rng, case.sizes, rows_of(case), case.sizes.steps),
         "key": draw_keys(rng),
         "learning_rate": draw_rate(rng, case.sizes.rate_scale),
@@ -78,7 +78,7 @@ def oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
 def _resident(case: Case[Sizes]) -> tuple[int, int]:
     """Bytes of split leaves on one device, and of whole ones."""
     sizes = {True: 0, False: 0}
-    shapes = params_of(case)
+    shapes = params_by_head(case)
     for leaf, split in zip(jax.tree.leaves(shapes), jax.tree.leaves(is_split(shapes)), strict=True):
         sizes[split] += 4 * int(np.prod(leaf.shape))
     return sizes[True] // parts_of(case), sizes[False]

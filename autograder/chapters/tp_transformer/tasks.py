@@ -16,11 +16,10 @@ from autograder.chapters.tp_transformer.wrapping import (
     Sizes,
     is_split,
     layer_of,
-    params_of,
 )
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
-from autograder.contract.case_builders import build_model, groups_of, parts_of
+from autograder.contract.case_builders import build_model, groups_of, join_heads, params_by_head, parts_of
 from autograder.contract.draws import draw_keys, draw_leaves, unseen_mesh
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
@@ -47,14 +46,6 @@ def unseen(rng: np.random.Generator, *meshes: tuple[int, ...], **more: Any) -> C
     return Case(UNSEEN, mesh, SIZES.but(**sizes, **how))
 
 
-def heads_together(layers: Any) -> Any:
-    """Parameters of one layer, or of stacked layers, in the layout of the course's model."""
-    qkv, out = (layers["attention"][name]["kernel"] for name in ("qkv", "out"))
-    *stacked, _, _, width = out.shape
-    kernels = {"qkv": qkv.reshape(*stacked, width, -1), "out": out.reshape(*stacked, -1, width)}
-    return {**layers, "attention": {name: {"kernel": kernel} for name, kernel in kernels.items()}}
-
-
 def keys_of_parts(key: jax.Array, parts: int) -> jax.Array:
     """Dropout keys of the holders of the parts of a sequence: ``[parts]``."""
     return jax.vmap(partial(jax.random.fold_in, key))(np.arange(parts, dtype=np.int32))
@@ -72,7 +63,7 @@ def loss_and_gradient(sizes: ModelSizes, parts: int) -> Callable[..., Any]:
     in_parts = replace(model, layer=lambda params, x, key: model.layer(params, x, keys_of_parts(key, parts)))
 
     def loss(params, rows, key):
-        return full_loss(in_parts, {**params, "layers": heads_together(params["layers"])}, rows, key)
+        return full_loss(in_parts, {**params, "layers": join_heads(params["layers"])}, rows, key)
 
     return jax.jit(jax.value_and_grad(loss))
 
@@ -128,7 +119,7 @@ def _one_group(sizes: ModelSizes, parts: int) -> Any:
 
     def run(params, x, key, upstream):
         keys = keys_of_parts(jax.random.wrap_key_data(key), parts)
-        values, back = jax.vjp(lambda params, x: model.layer(heads_together(params), x, keys), params, x)
+        values, back = jax.vjp(lambda params, x: model.layer(join_heads(params), x, keys), params, x)
         return values, *back(upstream)
 
     return jax.jit(run)
@@ -243,7 +234,7 @@ def embed_facts(judged: Judged) -> list[Fact]:
         "Which tokens does this device know, what does it give for the others, and at which position do its rows begin?"
     )
     gradients = "Whose rows of the table, and which positions, has this device a part in?"
-    whole = whole_gradients(judged.cases, lambda case: params_of(case)["embed"], "gradients")
+    whole = whole_gradients(judged.cases, lambda case: params_by_head(case)["embed"], "gradients")
 
     def once(e: Evidence) -> float:
         return ring_bytes(e.case, activation_bytes(e.case))
@@ -360,7 +351,7 @@ def loss_facts(judged: Judged) -> list[Fact]:
     )
     logits = "Which of all logits does a device need, and what of the others is enough?"
     sent = "What does a token's loss need of another device's logits?"
-    whole = whole_gradients(judged.cases, lambda case: params_of(case)["head"], "gradients/params")
+    whole = whole_gradients(judged.cases, lambda case: params_by_head(case)["head"], "gradients/params")
     return [
         *facts.values_and_gradients(whole, values, gradients),
         limits.largest_within(judged, half_more, logits, weight=3),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,9 +17,9 @@ from autograder.contract.case_builders import (
     KEY,
     LEARNING_RATE,
     batch_shapes,
-    build_model,
     groups_of,
     others_of,
+    params_by_head,
     parts_of,
     tensor_of,
     varying,
@@ -27,7 +27,6 @@ from autograder.contract.case_builders import (
 from autograder.contract.output_checks import describe, same_shapes, scalar, state_and_loss
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh, sgd_steps
 from course.layout import tensor_specs
-from course.model import split_heads
 
 SEQUENTIAL, PARALLEL = "tp_transformer_block", "parallel_transformer_block"
 
@@ -58,24 +57,9 @@ def rows_of(case: Case[Sizes]) -> int:
     return case.sizes.rows * groups_of(case)
 
 
-def params_of(case: Case[Sizes]) -> Any:
-    """Shapes of the model's parameters, with a separate dim for heads."""
-    return _params_of(case.sizes.model)
-
-
-@lru_cache(maxsize=32)
-def _params_of(sizes: ModelSizes) -> Any:
-    def init():
-        params = build_model(sizes).init(jax.random.key(0))
-        params["layers"]["attention"] = split_heads(params["layers"]["attention"], sizes.num_heads)
-        return params
-
-    return jax.eval_shape(init)
-
-
 def layer_of(case: Case[Sizes]) -> Any:
     """Shapes of one layer's parameters."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params_of(case)["layers"])
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params_by_head(case)["layers"])
 
 
 # How a block communicates activations: by gathers and scatters, or, in some cases, by sums of everything.
@@ -157,7 +141,7 @@ def _tokens(case: Case[Sizes]) -> jax.ShapeDtypeStruct:
 
 def wrap_embed(function: Any, case: Case[Sizes]) -> Wrapped:
     """Activations and gradients of every device; each returns its own share of the positions' gradient."""
-    axis, rows, shapes = tensor_of(case), others_of(case) or None, params_of(case)["embed"]
+    axis, rows, shapes = tensor_of(case), others_of(case) or None, params_by_head(case)["embed"]
     block, name = P(rows, axis), "vocab_parallel_embed"
     results = {"values": block, "gradients": _held_specs(shapes, case)}
     expected = (case.sizes.rows, case.sizes.seq // parts_of(case), case.sizes.width)
@@ -182,7 +166,7 @@ def wrap_embed(function: Any, case: Case[Sizes]) -> Wrapped:
 
 def wrap_loss(function: Any, case: Case[Sizes]) -> Wrapped:
     """Loss and gradients of every device; each returns its own share of the gradient of the norm."""
-    axis, others, shapes = tensor_of(case), others_of(case), params_of(case)["head"]
+    axis, others, shapes = tensor_of(case), others_of(case), params_by_head(case)["head"]
     rows, name = others or None, "vocab_parallel_loss"
     results = {"values": P((*others, axis)), "gradients": {"params": _held_specs(shapes, case), "x": P(rows, axis)}}
 
@@ -209,7 +193,7 @@ def wrap_loss(function: Any, case: Case[Sizes]) -> Wrapped:
 
 def wrap_step(function: Any, case: Case[Sizes]) -> Wrapped:
     """The step over several batches; every holder of a leaf returns its copy, to detect copies that drift apart."""
-    axis, others, shapes = tensor_of(case), others_of(case), params_of(case)
+    axis, others, shapes = tensor_of(case), others_of(case), params_by_head(case)
     rows, specs, held = others or None, tensor_specs(shapes, axis), _held_specs(shapes, case)
     results = {"values": {"loss": P((*others, axis)), "params": held}, "gradients": held}
 

@@ -24,11 +24,10 @@ from autograder.chapters.transformer_3d.wrapping.model import (
     named,
     sizes_of,
     stacked_of,
-    whole_of,
 )
 from autograder.contract.byte_facts import resident_bytes
 from autograder.contract.case import UNSEEN, ModelSizes
-from autograder.contract.case_builders import build_model
+from autograder.contract.case_builders import build_model, join_heads, params_by_head
 from autograder.contract.draws import unseen_mesh
 from autograder.contract.task import Case
 from course.layout import tensor_specs
@@ -60,7 +59,7 @@ def specs_of(case: Case[Sizes]) -> Any:
             dims.pop()
         return P(*dims)
 
-    split = tensor_specs(whole_of(case), tensor)
+    split = tensor_specs(params_by_head(case), tensor)
     return jax.tree.map_with_path(spec, stacked_of(case), split)
 
 
@@ -137,14 +136,6 @@ def cut(leaf: np.ndarray, spec: P, place: dict[str, int], case: Case[Sizes]) -> 
     return leaf
 
 
-def heads_together(layers: Any) -> Any:
-    """Parameters of stacked layers in the layout of the course's model."""
-    qkv, out = (layers["attention"][name]["kernel"] for name in ("qkv", "out"))
-    *stacked, _, _, width = out.shape
-    kernels = {"qkv": qkv.reshape(*stacked, width, -1), "out": out.reshape(*stacked, -1, width)}
-    return {**layers, "attention": {name: {"kernel": kernel} for name, kernel in kernels.items()}}
-
-
 def model_in_parts(sizes: ModelSizes, parts: int) -> Model:
     """The model on one device; dropout masks are drawn for each part of a sequence, by the key of its device."""
     model = build_model(sizes)
@@ -161,7 +152,7 @@ def _one_device_loss(sizes: ModelSizes, count: int, places: int, parts: int) -> 
     in_parts = model_in_parts(sizes, parts)
 
     def losses(params, batch, key):
-        params = {**params, "layers": heads_together(params["layers"])}
+        params = {**params, "layers": join_heads(params["layers"])}
 
         def one(number, rows):
             own = jax.random.fold_in(jax.random.fold_in(key, number // count), number % count)

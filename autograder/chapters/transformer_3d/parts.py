@@ -16,7 +16,6 @@ from autograder.chapters.transformer_3d.oracles import (
     SIZES,
     cut,
     given_specs,
-    heads_together,
     held_by_each,
     model_in_parts,
     places_of,
@@ -35,6 +34,7 @@ from autograder.chapters.transformer_3d.wrapping.model import (
 )
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import ModelSizes
+from autograder.contract.case_builders import join_heads
 from autograder.contract.draws import draw_keys, draw_leaves
 from autograder.contract.task import Case, Judged, Task
 from autograder.contract.verdict import Fact
@@ -147,7 +147,7 @@ def _layers(sizes: ModelSizes, parts: int) -> Any:
             weights, number = given
             return model.layer(weights, x, layer_key(own, microbatch, number)), None
 
-        return lax.scan(step, x, (heads_together(layers), numbers))[0]
+        return lax.scan(step, x, (join_heads(layers), numbers))[0]
 
     def run(layers, x, upstream, key, data, microbatches, numbers):
         def every(layers, x):

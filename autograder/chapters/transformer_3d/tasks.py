@@ -18,9 +18,9 @@ from autograder.chapters.transformer_3d.wrapping.model import (
     rows_of,
     sizes_of,
     stacked_of,
-    whole_of,
 )
 from autograder.contract import byte_facts, facts, limits
+from autograder.contract.case_builders import params_by_head
 from autograder.contract.draws import draw_batch, draw_batches, draw_keys, draw_leaves, draw_rate
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
@@ -66,7 +66,7 @@ INIT_3D = Task(
         Case("data=1 x pipe=2 x tensor=1", {"data": 1, "pipe": 2, "tensor": 1}, _EIGHT_LAYERS.but(num_repeats=1)),
     ),
     unseen=_unseen_parts,
-    draw=lambda rng, case: {"params": draw_leaves(rng, whole_of(case))},
+    draw=lambda rng, case: {"params": draw_leaves(rng, params_by_head(case))},
     # Reassembled, the parts are the whole parameters, in stages.
     oracle=lambda inputs, case: {"values": in_stages(inputs["params"], case)},
     facts=init_facts,

@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 from autograder.chapters.transformer_3d import CONTRACT
 from autograder.chapters.transformer_3d.oracles import held_by_each, part_bytes, part_shapes, specs_of
 from autograder.chapters.transformer_3d.sent import gathered, permuted, ticks_of
-from autograder.chapters.transformer_3d.wrapping.model import axes_of, in_stages, named, sizes_of, stacked_of, whole_of
+from autograder.chapters.transformer_3d.wrapping.model import axes_of, in_stages, named, sizes_of, stacked_of
+from autograder.contract.case_builders import params_by_head
 from autograder.proof.central_differences import check, places, returned
 from autograder.proof.mutants import judged_on, judged_unseen
 from course.mesh import make_mesh
@@ -143,7 +144,7 @@ def test_parts_have_the_bytes_of_the_closed_form_and_layers_come_in_order():
     held = sum(4 * math.prod(leaf.shape) for leaf in jax.tree.leaves(part_shapes(case)))
     assert held == sum(size for size, _, _ in part_bytes(case))
     numbers = np.arange(case.sizes.num_layers)
-    tree = jax.tree.map(lambda s: np.zeros(s.shape, np.float32), whole_of(case))
+    tree = jax.tree.map(lambda s: np.zeros(s.shape, np.float32), params_by_head(case))
     scale = np.broadcast_to(numbers[:, None], tree["layers"]["mlp"]["norm"]["scale"].shape)
     tree["layers"]["mlp"]["norm"]["scale"] = scale
     stacked = in_stages(tree, case)["layers"]["mlp"]["norm"]["scale"]

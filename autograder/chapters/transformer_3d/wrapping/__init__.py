@@ -19,10 +19,9 @@ from autograder.chapters.transformer_3d.wrapping.model import (
     options_of,
     rows_of,
     stacked_of,
-    whole_of,
 )
 from autograder.contract.case import Case
-from autograder.contract.case_builders import KEY, LEARNING_RATE, batch_shapes, varying
+from autograder.contract.case_builders import KEY, LEARNING_RATE, batch_shapes, params_by_head, varying
 from autograder.contract.output_checks import describe, same_tree, scalar, show_spec, state_and_loss
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
 from course.mesh import abstract_mesh, shard_map_with_specs, varying_axes
@@ -33,7 +32,7 @@ _ROLES = {"params": "state", "key": "key"}
 
 def wrap_init(function: Any, case: Case[Sizes]) -> Wrapped:
     """The parts, assembled by the specs that come with them."""
-    shapes, found = whole_of(case), {}
+    shapes, found = params_by_head(case), {}
     how = case.sizes.num_repeats, case.sizes.min_size, *axes_of(case)
 
     def local(params):

@@ -19,10 +19,9 @@ from autograder.chapters.transformer_3d.wrapping.model import (
     options_of,
     sizes_of,
     stacked_of,
-    whole_of,
 )
 from autograder.contract.case import Case
-from autograder.contract.case_builders import KEY, varying
+from autograder.contract.case_builders import KEY, params_by_head, varying
 from autograder.contract.output_checks import same_shapes, same_tree
 from autograder.contract.wrapping import Wrapped, on_mesh
 from course.layout import tensor_specs
@@ -69,7 +68,7 @@ def whole_on_data(case: Case[Sizes]) -> Any:
 def stage_specs(case: Case[Sizes]) -> Any:
     """Specs of the layers in stages, split over ``pipe`` and ``tensor`` alone."""
     _, pipe, tensor = axes_of(case)
-    split = tensor_specs(whole_of(case)["layers"], tensor)
+    split = tensor_specs(params_by_head(case)["layers"], tensor)
     return jax.tree.map(lambda spec: P(None, pipe, None, *spec), split)
 
 

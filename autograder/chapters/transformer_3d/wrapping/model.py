@@ -6,16 +6,14 @@ The layout of leaves is the answer of ``init_3d``: other functions that need it 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case, ModelSizes
-from autograder.contract.case_builders import build_model
+from autograder.contract.case_builders import params_by_head
 from course.layout import Options
-from course.model import split_heads
 from course.program.program import path_name
 
 # In the order in which the functions receive them, whatever names a case uses.
@@ -76,21 +74,6 @@ def options_of(case: Case[Sizes]) -> Options:
     )
 
 
-def whole_of(case: Case[Sizes]) -> Any:
-    """Shapes of the whole parameters, with separate heads and stacked layers: the input of ``init_3d``."""
-    return _whole_of(case.sizes.model)
-
-
-@lru_cache(maxsize=32)
-def _whole_of(sizes: ModelSizes) -> Any:
-    def init():
-        params = build_model(sizes).init(jax.random.key(0))
-        params["layers"]["attention"] = split_heads(params["layers"]["attention"], sizes.num_heads)
-        return params
-
-    return jax.eval_shape(init)
-
-
 def in_stages(tree: Any, case: Case[Sizes]) -> Any:
     """Leaves under ``layers`` as ``[num_repeats, num_stages, layers_per_stage, ...]``; arrays or shapes."""
     grid = case.sizes.num_repeats, sizes_of(case)[1], -1
@@ -105,7 +88,7 @@ def in_stages(tree: Any, case: Case[Sizes]) -> Any:
 
 def stacked_of(case: Case[Sizes]) -> Any:
     """Shapes of the parameters in stages."""
-    return in_stages(whole_of(case), case)
+    return in_stages(params_by_head(case), case)
 
 
 def axes_named(spec: P, dim: int) -> tuple[str, ...]:
