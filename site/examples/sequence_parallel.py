@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any
@@ -14,7 +15,7 @@ from showing import Table, draw, example, holdings, kept, look, over, realistic,
 
 from autograder.chapters.sequence_parallel.alternatives import with_everything_of_the_formula
 from autograder.chapters.sequence_parallel.tasks import formula
-from autograder.chapters.sequence_parallel.wrapping import layers_of
+from autograder.contract.case_builders import params_by_head
 from autograder.contract.task import load, trace
 from course.layout import tensor_specs
 from course.machines import machine
@@ -64,7 +65,7 @@ def layer(params, x, key, rate, axis_name, split):
 @cache
 def stacked(block, split: bool, number: int):
     """The analyses of a stack of these layers, forward and backward: ``block(params, x, key)``."""
-    shapes = layers_of(S.model.but(num_layers=number))
+    shapes = params_by_head(replace(CASE, sizes=S.but(num_layers=number)))["layers"]
     specs, part = tensor_specs({"layers": shapes}, "tensor")["layers"], P(None, "tensor") if split else P()
 
     def local(params, x, upstream):

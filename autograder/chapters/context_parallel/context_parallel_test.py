@@ -9,7 +9,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.context_parallel import CONTRACT
-from autograder.chapters.context_parallel.tasks import attention, in_sequence, mean_work, on_devices, order_of
+from autograder.chapters.context_parallel.order import in_sequence, mean_work, on_devices, order_of
+from autograder.chapters.context_parallel.ring import attention
 from autograder.proof.central_differences import places
 from course.attention import KEYS_AT_ONCE, attend_chunks, attend_chunks_backward
 from course.mesh import abstract_mesh, make_mesh

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autograder.chapters.expert_parallel import CONTRACT
-from autograder.chapters.expert_parallel.tasks import places_of
+from autograder.chapters.expert_parallel.routing import places_of
 from course.moe import balance_and_z, expert_mlp, moe, moe_loss, moe_transformer
 
 TASKS = {task.name: task for task in CONTRACT.tasks}

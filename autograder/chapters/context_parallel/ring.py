@@ -1,0 +1,157 @@
+"""Grading of ``ring_attention``: one device's attention, bytes of the ring, and what it hides and keeps."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from autograder.chapters.context_parallel.order import given, in_sequence, on_devices
+from autograder.chapters.context_parallel.wrapping import Heads, shards_of
+from autograder.contract import byte_facts, facts, limits
+from autograder.contract.case import UNSEEN
+from autograder.contract.draws import axis_names, draw_leaves
+from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
+
+WRAPPING = wrappings("context_parallel")["ring_attention"]
+# Exposed communication relative to that of gathering all keys and values, and live temporaries and time of the ring
+# relative to the reference's. Gathering takes 1.82 times its temporaries, a ring that saves every block 1.31 times,
+# and one that skips nothing takes 1.7 times as long.
+EXPOSED, TEMPORARIES, TIME = 0.3, 1.15, 1.2
+
+
+def draw_heads(rng: np.random.Generator, case: Case[Heads]) -> dict[str, Any]:
+    return draw_leaves(rng, WRAPPING.wrap(print, case).inputs)
+
+
+def attention(q: Any, k: Any, v: Any) -> jax.Array:
+    """Causal attention on one device, each head of keys repeated for its heads of queries."""
+    k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5
+    earlier = jnp.tril(jnp.ones((q.shape[1], q.shape[1]), bool))
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(earlier, scores, -jnp.inf), axis=-1), v)
+
+
+@cache
+def _both_passes() -> Any:
+    def run(q, k, v, upstream):
+        values, back = jax.vjp(attention, q, k, v)
+        return values, back(upstream * values)
+
+    return jax.jit(run)
+
+
+def ring_oracle(inputs: dict[str, Any], case: Case[Heads]) -> dict[str, Any]:
+    arranged = {name: in_sequence(x, case, 1) for name, x in inputs.items()}
+    upstream = arranged.pop("upstream", np.ones_like(arranged["q"]))
+    values, gradients = jax.tree.map(
+        lambda x: on_devices(np.asarray(x), case, 1), _both_passes()(**arranged, upstream=upstream)
+    )
+    if not case.sizes.backward:
+        return {"values": values}
+    return {"values": values, "gradients": dict(zip("qkv", gradients, strict=True))}
+
+
+# --8<-- [start:hop]
+def hop(rows: int, tokens: int, kv_features: int) -> int:
+    """Bytes of one transfer in a ring: the keys and values of a device's tokens, in float32."""
+    return 4 * 2 * rows * tokens * kv_features
+
+
+# --8<-- [end:hop]
+
+
+def _ring_bytes(e: Evidence, backward: tuple[int, int]) -> float:
+    """Bytes of ``n - 1`` transfers forward, and ``a n + b`` backward."""
+    s, n = e.case.sizes, shards_of(e.case)
+    times = n - 1 + (backward[0] * n + backward[1] if s.backward and n > 1 else 0)
+    return times * hop(s.rows, s.chunks * s.length, s.num_kv_heads * s.head_dim)
+
+
+KEPT = (
+    "keys and values did not go round again. If they were kept from the forward pass, “live temporaries” has them, too."
+)
+
+
+def ring_facts(judged: Judged) -> list[Fact]:
+    values = (
+        "After how many steps has a device seen which keys, and which of them are in the result twice, or not at all?"
+    )
+    back = "Whose keys has a device when it adds to a sum, and on which device does that sum end?"
+    late = (
+        "Which transfer, forward or backward, waits for what is computed in the same step, or is waited for? For a "
+        "transfer in a backward pass of your own, JAX knows only the line that calls the whole function."
+    )
+    kept = (
+        "How many devices' keys and values are on one device at the same time, and what would JAX's own derivative of "
+        "your loop save in every step?"
+    )
+    slow = "What is computed that nobody sees, or computed again?"
+    large = judged.at_scale
+    if large and large.costs.flops <= 1.02 * judged.references.get("flops", {}).get(limits.REFERENCE, 0):
+        slow = "No more is multiplied than in the reference: what is copied, saved or waited for in every step?"
+    backward = [e for e in judged.cases if e.case.sizes.backward]
+    return [
+        facts.arrays_match("values", judged.cases, "values", values, weight=2),
+        facts.arrays_match("gradients", backward, "gradients", back, weight=2),
+        byte_facts.bytes_sent(
+            "permute bytes",
+            judged.all,
+            "collective_permute",
+            lambda e: _ring_bytes(e, (2, 0)),
+            least=lambda e: _ring_bytes(e, (2, -2)),
+            few=lambda e, sent: KEPT if e.case.sizes.backward and sent >= _ring_bytes(e, (1, -1)) else "",
+        ),
+        byte_facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
+        limits.temporaries_within(judged, TEMPORARIES, kept, weight=2),
+        limits.exposed_within(judged, EXPOSED, late, weight=3, than=limits.NAIVE),
+        limits.time_within(judged, TIME, slow, weight=2),
+    ]
+
+
+def _unseen_heads(rng: np.random.Generator) -> Case[Heads]:
+    mesh = dict(zip(axis_names(rng, 2), ((1, 4), (2, 2), (2, 3), (1, 5), (1, 6))[rng.integers(5)], strict=True))
+    heads = (4, 1) if rng.integers(2) else (6, 3)
+    sizes = Heads(
+        rows=int(rng.integers(1, 3)),
+        length=int(rng.choice([2, 5])),
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_dim=7,
+    )
+    return Case(UNSEEN, mesh, sizes.but(chunks=int(rng.integers(1, 3)), turn=int(rng.integers(0, 3))))
+
+
+_HEADS = Heads(rows=1, length=3, num_heads=4, num_kv_heads=2, head_dim=5)
+_LARGE = {"length": 1024, "num_heads": 8, "num_kv_heads": 4, "head_dim": 256}
+RING_ATTENTION = Task(
+    wrapping=WRAPPING,
+    points=6,
+    point=("exposed communication", "live temporaries"),
+    cases=(
+        Case("context=8", {"context": 8}, _HEADS, quick=True),
+        Case(
+            "data=2 x context=3",
+            {"data": 2, "context": 3},
+            _HEADS.but(rows=2, chunks=1, length=4, num_heads=6),
+            quick=True,
+        ),
+        Case("context=4, forward alone", {"context": 4}, _HEADS.but(backward=False)),
+        Case("model=2 x ring=4, moved", {"model": 2, "ring": 4}, _HEADS.but(turn=1, num_heads=2)),
+        Case("data=2 x context=1", {"data": 2, "context": 1}, _HEADS),
+    ),
+    unseen=_unseen_heads,
+    draw=draw_heads,
+    oracle=ring_oracle,
+    facts=ring_facts,
+    given=given,
+    stretches=({"length": 128}, {"num_heads": 8, "num_kv_heads": 4, "head_dim": 256}),
+    at_scale=(Case("context=8, 16,384 tokens", {"context": 8}, _HEADS.but(**_LARGE)), "context=8"),
+    naive_memory="gathers_keys_and_values",
+    naive_time="gathers_keys_and_values",
+)

@@ -1,0 +1,174 @@
+"""Grading of ``cp_transformer_step``: steps on one device, bytes, and live temporaries."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from autograder.chapters.closed_forms import ring
+from autograder.chapters.context_parallel.order import given, in_sequence
+from autograder.chapters.context_parallel.ring import hop
+from autograder.chapters.context_parallel.wrapping import Training, context_of, rows_of, shards_of
+from autograder.contract import byte_facts, facts, limits
+from autograder.contract.case import UNSEEN, ModelSizes
+from autograder.contract.case_builders import build_model, groups_of, join_heads, params_by_head
+from autograder.contract.draws import axis_names, draw_batch, draw_keys, draw_leaves, draw_rate, sgd, stacked
+from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
+
+WRAPPING = wrappings("context_parallel")["cp_transformer_step"]
+# Live temporaries of a step, relative to the reference's.
+STEP_TEMPORARIES = 1.25
+
+
+def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
+    """Parameters and batches; devices count different numbers of tokens, and one of several counts none at all."""
+    s, data, shards = case.sizes, groups_of(case, context_of), shards_of(case)
+
+    def one():
+        shares = rng.permutation(np.linspace(0 if data * shards > 2 else 0.25, 1, data * shards))
+        own = s.rows * s.seq // shards
+        counted = rng.permuted(np.arange(own) < np.ceil(shares * own)[:, None], axis=1).astype(np.float32)
+        mask = counted.reshape(data, shards, s.rows, -1).swapaxes(1, 2).reshape(data * s.rows, s.seq)
+        return {**draw_batch(rng, s, rows_of(case)), "mask": mask}
+
+    scale = 0.3 * min(1.0, (_STEP.width / s.width) ** 0.5)  # scores of wide layers would else be decided by rounding
+    return {
+        "params": draw_leaves(rng, params_by_head(case), scale),
+        "batch": stacked(one, s.steps),
+        "key": draw_keys(rng),
+        "learning_rate": draw_rate(rng, s.rate_scale),
+    }
+
+
+@cache
+def _steps(sizes: ModelSizes, chunks: int) -> Any:
+    """SGD on one device, with the dropout key of every chunk of a sequence and every place of the data axis."""
+    model = build_model(sizes)
+
+    def loss_of(params, batch, key):
+        layers = join_heads(params["layers"])
+
+        def sum_of(place, rows):
+            def layer(x, numbered):
+                number, weights = numbered
+                own = jax.random.fold_in(jax.random.fold_in(jax.random.wrap_key_data(key), place), number)
+                keys = jax.vmap(lambda chunk: jax.random.fold_in(own, chunk))(jnp.arange(chunks))
+                return model.layer(weights, x, keys), None
+
+            x = model.embed(params["embed"], rows["inputs"])
+            x, _ = jax.lax.scan(layer, x, (jnp.arange(sizes.num_layers), layers))
+            return model.loss(params["head"], x, rows["targets"], rows["mask"]) * rows["mask"].sum()
+
+        places = jnp.arange(len(batch["mask"]))
+        return jax.vmap(sum_of)(places, batch).sum() / batch["mask"].sum()
+
+    return sgd(loss_of)
+
+
+def step_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
+    s, data, shards = case.sizes, groups_of(case, context_of), shards_of(case)
+    batch = {
+        name: in_sequence(rows, case, 2).reshape(s.steps, data, s.rows, s.seq) for name, rows in inputs["batch"].items()
+    }
+    key = jax.random.wrap_key_data(inputs["key"])
+    keys = np.stack([jax.random.key_data(jax.random.fold_in(key, number)) for number in range(s.steps)])
+    run = _steps(s.model, shards * s.chunks)
+    after, losses, gradients = run(inputs["params"], (batch, keys), inputs["learning_rate"])
+    copies = jax.tree.map(lambda x: np.repeat(x[None], data * shards, 0), (after, losses, gradients))
+    return {"values": {"params": copies[0], "loss": copies[1]}, "gradients": copies[2]}
+
+
+def _param_bytes(case: Case[Training]) -> int:
+    return sum(4 * int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params_by_head(case)))
+
+
+def _reduced(e: Evidence, scalars: int) -> float:
+    """Bytes of an all-reduce of every leaf over all devices, and of some scalars."""
+    devices = groups_of(e.case, context_of) * shards_of(e.case)
+    return e.case.sizes.steps * ring(devices, _param_bytes(e.case) + 4 * scalars)
+
+
+def _permuted(e: Evidence, times: tuple[int, int]) -> float:
+    """Bytes of ``a n + b`` transfers of a device's keys and values in every layer."""
+    s, n = e.case.sizes, shards_of(e.case)
+    count = times[0] * n + times[1] if n > 1 else 0
+    return s.steps * s.num_layers * count * hop(s.rows, s.seq // n, s.width)
+
+
+def step_facts(judged: Judged) -> list[Fact]:
+    values = "Over which tokens is the returned loss a mean, and which position and which key has each chunk?"
+    back = "Which devices have a share of this leaf's gradient, and which tokens does each share count?"
+    kept = "Which activations of a layer stay until the backward pass gets there?"
+    return [
+        *facts.values_and_gradients(judged.cases, values, back, step=True),
+        byte_facts.bytes_sent(
+            "all-reduce bytes", judged.all, "all_reduce", lambda e: _reduced(e, 2), least=lambda e: _reduced(e, 0)
+        ),
+        byte_facts.bytes_sent(
+            "permute bytes",
+            judged.all,
+            "collective_permute",
+            lambda e: _permuted(e, (4, -2)),
+            least=lambda e: _permuted(e, (3, -3)),
+        ),
+        byte_facts.only_collectives("other collectives", judged.all, ("all_reduce", "collective_permute")),
+        limits.temporaries_within(judged, STEP_TEMPORARIES, kept, weight=2),
+    ]
+
+
+_STEP = Training(width=8, hidden=12, num_layers=2, num_heads=2, vocab=20, seq=16, max_seq=18, rows=2)
+_WIDE = {
+    "width": 1024,
+    "hidden": 4096,
+    "num_heads": 8,
+    "vocab": 2048,
+    "seq": 16384,
+    "max_seq": 16384,
+    "rate_scale": 0.01,
+}
+
+
+def _unseen_step(rng: np.random.Generator) -> Case[Training]:
+    mesh = dict(zip(axis_names(rng, 2), ((1, 4), (2, 2), (2, 3))[rng.integers(3)], strict=True))
+    steps, seq = int(rng.choice([1, 2])), 24
+    how = {"steps": steps, "rate_scale": float(rng.uniform(0.6, 1.6)) / steps, "turn": int(rng.integers(2))}
+    return Case(UNSEEN, mesh, _STEP.but(seq=seq, max_seq=seq, dropout=0.15, chunks=int(rng.integers(1, 3)), **how))
+
+
+CP_TRANSFORMER_STEP = Task(
+    wrapping=WRAPPING,
+    points=5,
+    point=("live temporaries",),
+    cases=(
+        Case(
+            "data=1 x context=8",
+            {"data": 1, "context": 8},
+            _STEP.but(seq=32, max_seq=34, num_layers=3, rows=1),
+            quick=True,
+        ),
+        Case("data=2 x context=2, dropout", {"data": 2, "context": 2}, _STEP.but(dropout=0.25), quick=True),
+        Case(
+            "replica=2 x ring=3, contiguous, 3 steps",
+            {"replica": 2, "ring": 3},
+            _STEP.but(chunks=1, seq=12, steps=3, turn=1, rate_scale=0.4),
+        ),
+        Case("data=5 x context=1", {"data": 5, "context": 1}, _STEP.but(rows=1, num_layers=1)),
+    ),
+    unseen=_unseen_step,
+    draw=draw_step,
+    oracle=step_oracle,
+    facts=step_facts,
+    given=given,
+    stretches=({"seq": 128, "max_seq": 128}, {"width": 256}, {"hidden": 1024, "vocab": 2048}),
+    at_scale=(
+        Case("data=1 x context=8, 16,384 tokens", {"data": 1, "context": 8}, _STEP.but(num_layers=3, rows=1, **_WIDE)),
+        "data=1 x context=8",
+    ),
+    naive_memory="keeps_every_activation",
+)

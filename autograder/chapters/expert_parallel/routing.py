@@ -1,0 +1,170 @@
+"""Grading of ``route`` and ``balancing_loss``: a loop over tokens, and losses over all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from autograder.chapters.closed_forms import ring
+from autograder.chapters.expert_parallel.wrapping import Routing, devices_of
+from autograder.contract import byte_facts, facts
+from autograder.contract.draws import flows_back, unseen_case
+from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
+from course.moe import balance_and_z
+
+WRAPPINGS = wrappings("expert_parallel")
+ALONE = {"data": 1}
+
+# route: gates, experts and places of one device's tokens.
+
+
+def places_of(logits: np.ndarray, bias: np.ndarray, k: int, capacity: int) -> tuple[np.ndarray, ...]:
+    """``(gates, experts, places)`` by a loop over tokens; of equal scores the first counts as larger."""
+    gates = np.asarray(jax.nn.softmax(logits))
+    experts = np.argsort(-(gates + bias), axis=1, kind="stable")[:, :k].astype(np.int32)
+    taken, places = np.zeros(logits.shape[1], np.int32), np.zeros_like(experts)
+    for token, chosen in enumerate(experts):
+        places[token] = np.minimum(taken[chosen], capacity)
+        taken[chosen] += 1
+    return np.take_along_axis(gates, experts, 1), experts, places
+
+
+def draw_route(rng: np.random.Generator, case: Case[Routing]) -> dict[str, Any]:
+    """Logits in steps of a half, so that many are equal, and experts that are preferred or not."""
+    s = case.sizes
+    return {
+        "logits": np.float32(rng.integers(-3, 4, (s.tokens, s.num_experts)) / 2),
+        "bias": np.float32(rng.choice([0, 0.3], s.num_experts)),
+        "upstream": flows_back(rng, s.tokens, s.k),
+    }
+
+
+def route_oracle(inputs: dict[str, Any], case: Case[Routing]) -> dict[str, Any]:
+    logits, s = inputs["logits"], case.sizes
+    found = places_of(logits, inputs["bias"], s.k, s.capacity)
+    upstream = np.zeros_like(logits)
+    np.put_along_axis(upstream, found[1], inputs["upstream"], 1)
+    of_logits = np.asarray(jax.vjp(jax.nn.softmax, logits)[1](upstream)[0])
+    return {
+        "values": dict(zip(("gates", "experts", "places"), found, strict=True)),
+        "gradients": {"logits": of_logits, "bias": np.zeros_like(inputs["bias"])},
+    }
+
+
+def route_facts(judged: Judged) -> list[Fact]:
+    values = {
+        "values/experts": "What is added to a gate for the choice, and which of equal scores counts as larger? ",
+        "values/gates": "The experts are right. Of which numbers is a gate, and is it more than the softmax? ",
+        "values/places": "The experts are right. Which tokens come first, and when is an expert full? ",
+    }
+    gradients = "Which of the results carry a gradient, and of which function of the logits are they? "
+    return [
+        facts.parts_match("values", judged.cases, values, weight=2),
+        facts.arrays_match("gradients", judged.cases, "gradients", gradients, weight=2),
+    ]
+
+
+_FEW = Routing(tokens=20, num_experts=6, k=2, capacity=5)
+ROUTE = Task(
+    wrapping=WRAPPINGS["route"],
+    points=3,
+    cases=(
+        Case("6 experts", ALONE, _FEW, quick=True),
+        Case("one choice of 5 experts", ALONE, Routing(tokens=17, num_experts=5, k=1, capacity=3), quick=True),
+        Case("all of 3 experts", ALONE, Routing(tokens=8, num_experts=3, k=3, capacity=6)),
+    ),
+    unseen=lambda rng: unseen_case(rng, unseen_routing(rng), (1,)),
+    draw=draw_route,
+    oracle=route_oracle,
+    facts=route_facts,
+)
+
+
+def unseen_routing(rng: np.random.Generator, **more: Any) -> Routing:
+    # Divisible by no number of experts, so that no expert has exactly the mean number of tokens.
+    num_experts, tokens = int(rng.choice([7, 11])), int(rng.choice([19, 23]))
+    k = int(rng.choice([2, 3]))
+    return Routing(tokens=tokens, num_experts=num_experts, k=k, capacity=2 * tokens * k // (3 * num_experts), **more)
+
+
+# balancing_loss: two losses whose mean over devices is one device's.
+
+
+def draw_balance(rng: np.random.Generator, case: Case[Routing]) -> dict[str, Any]:
+    """Every device prefers experts of its own, so a mean of products is no product of means."""
+    s, n = case.sizes, devices_of(case)
+    preferred = 1.5 * rng.standard_normal((n, 1, s.num_experts))
+    logits = rng.standard_normal((n, s.tokens, s.num_experts)) + preferred
+    if n == s.k == 1 and not s.tokens % s.num_experts:  # the first expert gets exactly its share
+        logits[:, :, 0] = -9
+        logits[:, : s.tokens // s.num_experts, 0] = 9
+    return {
+        "logits": np.float32(logits.reshape(-1, s.num_experts)),
+        "bias": np.float32(rng.uniform(0, 0.2, s.num_experts)),
+        "upstream": flows_back(rng, 2),
+    }
+
+
+def balance_oracle(inputs: dict[str, Any], case: Case[Routing]) -> dict[str, Any]:
+    """The losses over all tokens; each device's gradient is that of its own loss, of which the mean is taken."""
+    s, n = case.sizes, devices_of(case)
+
+    def losses(logits):
+        balance, z, load = balance_and_z(logits, inputs["bias"], s.k)
+        return (balance, z), load
+
+    (balance, z), back, load = jax.vjp(losses, inputs["logits"], has_aux=True)
+    (gradients,) = back(tuple(jnp.asarray(inputs["upstream"])))
+    after = inputs["bias"] + np.float32(s.rate) * np.sign(np.float32(1 / s.num_experts) - np.asarray(load))
+    return {
+        "values": {"balance": np.asarray(balance), "z": np.asarray(z), "bias": np.repeat(after[None], n, 0)},
+        "gradients": n * np.asarray(gradients),
+    }
+
+
+def balance_facts(judged: Judged) -> list[Fact]:
+    whose = "A mean of products is not the product of means: which of the two factors must be known of all tokens? "
+    values = {
+        "values/balance": whose,
+        "values/z": "Of what is the square taken, and over which tokens is the mean? ",
+        "values/bias": "By how much does a bias change, which way, and what of an expert with exactly its share? ",
+    }
+
+    def most(e: Evidence) -> float:
+        return sum(ring(size, 4 * (3 * e.case.sizes.num_experts + 4)) for size in e.case.mesh.values())
+
+    return [
+        facts.parts_match("values", judged.cases, values, weight=2),
+        facts.arrays_match("gradients", judged.cases, "gradients", whose, weight=2),
+        byte_facts.bytes_at_most(
+            "all-reduce bytes",
+            judged.cases,
+            ("all_reduce",),
+            most,
+            "How few numbers say how often each expert was chosen?",
+        ),
+        byte_facts.only_collectives("other collectives", judged.cases, ("all_reduce",)),
+    ]
+
+
+_BALANCE = Routing(tokens=11, num_experts=6, k=2, rate=0.25)
+BALANCING_LOSS = Task(
+    wrapping=WRAPPINGS["balancing_loss"],
+    points=3,
+    point=("other collectives",),
+    cases=(
+        Case("data=2 x expert=4", {"data": 2, "expert": 4}, _BALANCE.but(num_experts=12), quick=True),
+        Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _BALANCE.but(tokens=7, num_experts=5, k=3), quick=True),
+        Case("expert=5", {"expert": 5}, _BALANCE.but(k=1)),
+        Case("data=1 x expert=1", {"data": 1, "expert": 1}, _BALANCE.but(tokens=16, num_experts=8, k=1)),
+    ),
+    unseen=lambda rng: unseen_case(rng, unseen_routing(rng, rate=0.125), (5,), (2, 3), (2, 2), (6,)),
+    draw=draw_balance,
+    oracle=balance_oracle,
+    facts=balance_facts,
+)
