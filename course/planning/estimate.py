@@ -44,14 +44,14 @@ class Estimate:
 
     Attributes:
         choice: The configuration of the step.
-        timed: Computes ``parts``.
+        timed: Computes ``parts`` of a choice.
         resident: Bytes on one device by name, all of ``course.planning.memory.MEANINGS``.
         flops: FLOPs of the model in one step.
         machine, training: What it was estimated for.
     """
 
     choice: Choice
-    timed: Callable[[], dict[str, float]] = field(compare=False)
+    timed: Callable[[Choice], dict[str, float]] = field(compare=False)
     resident: dict[str, int]
     flops: int
     machine: Machine
@@ -60,7 +60,7 @@ class Estimate:
     @cached_property
     def parts(self) -> dict[str, float]:
         """Seconds by cause, all of ``CAUSES``."""
-        return self.timed()
+        return self.timed(self.choice)
 
     @cached_property
     def seconds(self) -> float:
@@ -141,15 +141,15 @@ def unchecked(sizes: Sizes, machine: Machine, batch: int, training: Training) ->
         rank = Rank(machine, links, training, group, sequences, tokens, *groups)
         return layer_passes(sizes, rank), loss_passes(sizes, rank), embedding_passes(sizes, rank)
 
-    def one(choice: Choice) -> Estimate:
-        def parts() -> dict[str, float]:
-            sequences = batch // choice.data // choice.expert // choice.microbatches
-            # Neither data nor pipe is inside of any of these groups.
-            inner = Mesh(1, 1, choice.tensor, choice.context, choice.expert)
-            return _Step(sizes, machine, links, training, choice, sequences).parts(*passes(inner, sequences))
+    def timed(choice: Choice) -> dict[str, float]:
+        sequences = batch // choice.data // choice.expert // choice.microbatches
+        # Neither data nor pipe is inside of any of these groups.
+        inner = Mesh(1, 1, choice.tensor, choice.context, choice.expert)
+        return _Step(sizes, machine, links, training, choice, sequences).parts(*passes(inner, sequences))
 
+    def one(choice: Choice) -> Estimate:
         resident = memory_by_name(sizes, batch, choice, training)
-        return Estimate(choice, parts, resident, flops, machine, training)
+        return Estimate(choice, timed, resident, flops, machine, training)
 
     return one
 
