@@ -73,7 +73,9 @@ RINGS = tuple(case.name for case in CASES if case.sizes.backward and case.name n
 TICKS = {"loss": of_ticks, "gradients": lambda found: {**found, "arrived": np.moveaxis(found["arrived"], 0, 1)}}
 SHARES = {"loss": lambda shares, _: np.sum(shares), "one": lambda gradient, leaf: same(gradient, leaf)}
 ADAMW = {"loss": lambda values, _: values["loss"], "one": same}  # its steps do not subtract their gradients
-UNTIED = {"loss": lambda values, _: values["loss"], "one": same, "step": 2e-3}  # a router's bias has no gradient
+FINE = {"step": 1e-4, "rel": 1e-3, "least": 1e-6, "double": True}
+# A router's bias has no gradient.
+ROUTED = {"loss": lambda values, _: values["loss"], "one": same, **FINE}
 STEP, FAR = {"loss": lambda values, _: values["loss"], "one": same}, {"step": 2e-2, "rel": 2e-2}
 MERGED = {"loss": lambda values, inputs: returned({"lse": values["lse"], "out": values["out"]}, inputs)}
 SQUARED = {"loss": quadratic, "step": 1e-2}
@@ -124,7 +126,7 @@ GRADIENTS: list[tuple[str, tuple[str, ...], str | tuple[str, ...], dict[str, Any
     ("zero.zero2_step", ("data=1", "node=4"), "params", ADAMW),
     ("tensor_parallel.tp_train_step", ("data=2 x tensor=4", "data=1 x tensor=1"), "params", STEP),
     ("tp_transformer.tp_transformer_step", ("data=2 x tensor=2", "data=2 x tensor=4"), "params", {**STEP, **FAR}),
-    ("expert_parallel.moe_step", ("replica=3", "data=2 x expert=4", "data=5"), "params", UNTIED),
+    ("expert_parallel.moe_step", ("replica=3", "data=2 x expert=4", "data=1 x expert=8"), "params", ROUTED),
     ("pipeline.pipeline_train_step", ("data=2 x pipe=4, 6",), "params", STEP),
     ("looping_pipeline.looping_train_step", ("data=2 x pipe=3, 1", "pipe=2 x", "data=4 x pipe=2, 4"), "params", STEP),
 ]

@@ -159,7 +159,7 @@ MUTANTS = (
         *NUMBERS,
     ),
     ring("leaves_gradients_one_device_early", {"return of_q, *send(of_kv)": "return of_q, *of_kv"}, "gradients"),
-    ring("sends_in_bfloat16", {HOPS: IN_BFLOAT16}, *NUMBERS, SENT),
+    ring("sends_in_bfloat16", {HOPS: IN_BFLOAT16}, *NUMBERS, SENT, LATE),
     ring(
         "waits_for_the_transfer",
         {
@@ -187,9 +187,11 @@ MUTANTS = (
     mutant("zigzag_order", zigzag_of_eight, "values", shown_by=("context=3",)),
     patch(
         zigzag_order,
-        "names_the_later_chunk_first",
-        {"(device, 2 * num_devices - 1 - device)": "(2 * num_devices - 1 - device, device)"},
-        "values",
+        "mirrors_within_a_half",
+        {"2 * num_devices - 1 - device)": "num_devices + device)"},
+        "most loaded device",
+        TIME,
+        shown_by=("context=8",),
     ),
     patch(
         zigzag_order,

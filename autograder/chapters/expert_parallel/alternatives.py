@@ -52,7 +52,7 @@ def with_the_loss_of_all_tokens(logits, bias, k, rate, axes):
     load = lax.pmean(own, axes)
     balance = num_experts * jnp.dot(load, over_all(gates.mean(0)))
     z = over_all(jnp.mean(jnp.square(jax.nn.logsumexp(logits, axis=1))))
-    after = jnp.where(load * num_experts < 1, bias + rate, bias - rate)
+    after = bias + rate * jnp.sign(1 - load * num_experts)
     return balance, z, after
 
 
@@ -64,7 +64,7 @@ def in_one_message(logits, bias, k, rate, axes):
     load = lax.psum(chosen.sum((0, 1)) / (devices * k * len(logits)), axes)
     total = jnp.mean((logits[:, 0] - log_gates[:, 0]) ** 2)
     balance = num_experts * jnp.mean(jnp.exp(log_gates) @ load)
-    return balance, total, bias + jnp.where(load < 1 / num_experts, rate, -rate)
+    return balance, total, bias - rate * jnp.sign(load - 1 / num_experts)
 
 
 def by_a_table_of_tokens(x, experts, places, num_experts, capacity):

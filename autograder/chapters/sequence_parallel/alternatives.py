@@ -16,9 +16,9 @@ from solutions.sequence_parallel import attend, attend_in_chunks, enter_tensor_r
 
 
 def with_a_dim_of_devices(x, axis_name, split):
-    """Gathers along a dim of its own; an array that is whole is left to JAX, which casts it where it meets a weight."""
+    """Gathers along a dim of its own."""
     if not split:
-        return x
+        return as_varying(x, axis_name)
     parts = lax.all_gather(x, axis_name, axis=1)
     return parts.reshape(x.shape[0], -1, x.shape[2])
 

@@ -171,6 +171,7 @@ MUTANTS = (
     mutant(ENTER, interleaves_the_tokens, "gradients", "values"),
     enter("averages_the_gradient", {GATHER: f"lax.all_gather({MEAN},"}, *GRADIENTS),
     enter("averages_the_gradient_of_all", {"as_varying(x,": f"as_varying({MEAN},"}, *GRADIENTS, shown_by=WHOLE),
+    enter("leaves_the_type", {"as_varying(x, axis_name)": "x"}, "values", shown_by=WHOLE),
     enter("sends_them_round", {GATHER: f"lax.all_gather({there_and_back('x', 'axis_name')},"}, OTHER),
     mutant(LEAVE := "leave_tensor_region", sums_and_keeps_its_tokens, THERE, BACK, SUMMED),
     mutant(LEAVE, gives_back_its_own_tokens_gradient, *GRADIENTS, THERE),
@@ -238,7 +239,7 @@ MUTANTS = (
     ),
     mutant("ulysses_attention", attends_at_once, "largest temporary"),
     mutant("ulysses_attention", gathers_keys_and_values, "all-to-all bytes", OTHER, "largest temporary"),
-    mutant("ulysses_attention", attends_to_its_own_tokens, *NUMBERS, "all-to-all bytes"),
+    mutant("ulysses_attention", attends_to_its_own_tokens, *NUMBERS, "all-to-all bytes", "largest temporary"),
     ulysses(
         "sends_key_heads_to_others",
         {"jnp.repeat(x, copies, axis=2)": "jnp.tile(x, (1, 1, copies, 1))"},
