@@ -16,6 +16,7 @@ AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text()
 # Pictures are described by their title and not read letter by letter.
 RUN_AXE = "axe.run({exclude: ['svg']}, {resultTypes: ['violations']}).then((found) => found.violations)"
 SHAPES = {"desktop": ((1280, 900), "light"), "phone": ((390, 800), "dark")}
+OTHERS = {"dark desktop": ((1280, 900), "dark"), "light phone": ((390, 800), "light")} if FULL else {}
 
 
 def watched(browser, size, scheme):
@@ -32,16 +33,15 @@ def watched(browser, size, scheme):
     return page, noted
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_every_page_is_quiet_fits_and_is_accessible(browser, built, served, shape):
-    size, scheme = SHAPES[shape]
+@pytest.mark.parametrize(("size", "scheme"), [*SHAPES.values(), *OTHERS.values()], ids=[*SHAPES, *OTHERS])
+def test_every_page_is_quiet_fits_and_is_accessible(browser, built, served, size, scheme):
     page, noted = watched(browser, size, scheme)
     pages = sorted(str(found.relative_to(built)) for found in built.rglob("*.html"))
     for number, name in enumerate(pages):
         page.goto(f"{served}/{name}", wait_until="load")
         assert page.evaluate("document.documentElement.scrollWidth") == size[0], f"{name} is wider than the window"
         assert not page.evaluate("document.documentElement.classList.contains('no-js')"), f"{name}: no script ran"
-        if FULL or number % 8 == 4 * (shape == "phone"):
+        if FULL or number % 8 == 4 * (scheme == "dark"):
             page.evaluate(AXE)
             found = [v for v in page.evaluate(RUN_AXE) if v["impact"] in ("serious", "critical")]
             assert not found, (name, [(v["id"], [node["html"][:200] for node in v["nodes"][:3]]) for v in found])
