@@ -59,7 +59,7 @@ class CheckResult:
 
         console = Console(width=100)
         with console.capture() as capture:
-            console.print(facts_table(self.report))
+            console.print(facts_table(self.report), crop=False)
         return capture.get().rstrip()
 
 
@@ -116,11 +116,11 @@ def check(function: Callable[..., Any], *, variant: str | None = None) -> CheckR
 def _remember_and_suggest(chapter: str, result: Result, *, kept: bool) -> tuple[str, ...]:
     """Record the verdict if file and kernel agree; after a pass, suggest the next step."""
     names = [task.name for task in load(chapter).tasks]
-    passed = {result.name: result.verdict == PASS}
-    if kept and (path := path_here()):
+    path = path_here()
+    if kept and path:
         remember(path, chapter, [result])
-        passed = passing(path, chapter)
-    return (way_on(chapter, result, next_function(names, passed, result.name)),) if result.verdict == PASS else ()
+    passed = (passing(path, chapter) if path else {}) | {result.name: result.verdict == PASS}
+    return (way_on(chapter, result, next_function(names, passed)),) if result.verdict == PASS else ()
 
 
 def _trace_in_background(task: Task, function: FromNotebook, cases: list[Case[Any]]) -> Future[Traced | Problem]:
@@ -243,7 +243,7 @@ def _judged(
         function, locate = find(one.task)
         name = one.task.name
         result, _ = judge_function(one, function, locate, lambda text, name=name: progress(f"{name}: {text}"))
-        for each in more if one.task.at_scale and result.facts else ():
+        for each in more if one.task.at_scale and result.facts and not result.message else ():
             result = with_facts(result, each.facts(one.task, result, function, locate))
         results.append(result)
     return Report(chapter, tuple(results), notes=tuple(note for each in more for note in each.notes))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autograder.contract.task import Case, Evidence, Task
-from autograder.contract.verdict import PASS, Result, counted, listed
+from autograder.contract.verdict import PASS, STUDENT_ERROR, Fact, Result, counted, listed
 from autograder.grading.inside.intake import Notebook
 from autograder.grading.inside.launch import Limits
 from autograder.grading.inside.tracing import Problem, Traced, time_limit, trace_cases
@@ -79,19 +79,29 @@ def judge_function(
         The result, and the traced Programs.
     """
     first, seen = planned.first, {}
+    progress(f"tracing {counted(len(first.cases), 'first case')} of {len(planned.cases)}")
     traced = trace_function(planned.task, function, first.traced, locate)
     result = judge_traced(first, traced, progress, seen)
+    if result.verdict == STUDENT_ERROR and len(first.cases) > 1:
+        return replace(result, facts=_where_it_runs(first, function, locate)), traced
     known = {case.name for case in first.traced}
     others = [case for case in planned.traced if case.name not in known]
     if result.verdict != PASS or not others or isinstance(traced, Problem):
         return result, traced
-    passed, more_cases = listed([case.name for case in first.cases]), counted(len(others), "other case")
-    so_far = f"passes on {passed}; now {more_cases} of grading"
+    so_far = f"passes on {counted(len(first.cases), 'first case')}; now {counted(len(others), 'other case')} of grading"
     progress(so_far)
     more = trace_function(planned.task, function, others, locate)
     if isinstance(more, Traced):
         more = replace(more, programs={**traced.programs, **more.programs})
     return judge_traced(planned, more, lambda case: progress(f"{so_far}: {case}"), seen), more
+
+
+def _where_it_runs(planned: Plan, function: Any, locate: Locate) -> tuple[Fact, ...]:
+    """The facts that fail on the first case, of a function that raises an error on another: a cause may show there."""
+    alone = replace(planned, cases=planned.cases[:1], at_scale=None)
+    traced = trace_function(planned.task, function, alone.traced, locate)
+    found = judge_traced(alone, traced) if isinstance(traced, Traced) else None
+    return tuple(fact for fact in found.missed if fact.kind.required) if found else ()
 
 
 def judge_traced(

@@ -52,6 +52,9 @@ def of_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evidence
     right = errors <= tolerance * scale
     if factor := _factor(measured, expected, e.case, _ratios(leaf, every)):
         return factor
+    if not np.issubdtype(e.expected[leaf].dtype, np.floating):
+        # Small integers agree by chance, so that moved parts would be found where nothing has moved.
+        return _unwritten(measured, right) or _offset(measured - expected, right) or _at_one_place(e, leaf, right)
     whereabouts = where(e, leaf, tolerance * scale)
     cause = (
         _unwritten(measured, right)
@@ -149,7 +152,11 @@ def having(size: float, case: Case[Any], others: Iterable[tuple[Case[Any], float
     as_many = microbatches and all(abs(x.sizes.num_microbatches / there - 1) < 1e-3 for x, there in others)
     if not found and not as_many:
         found, as_many = known, microbatches
-    alone = [some[0] for some in found if len(some) == 1]
+    # An axis that every case has is the one that the function is about.
+    alone = sorted(
+        (some[0] for some in found if len(some) == 1),
+        key=lambda axis: sum(_together([axis], other) == 1 for other, _ in others),
+    )
     together = [listed(map(repr, some)) for some in found if len(some) > 1]
     matches = [f"axis {' or '.join(map(repr, alone))} has that size"] if alone else []
     matches += [f"axes {', or '.join(together)} together have that size"] if together else []
@@ -212,6 +219,15 @@ def _unwritten(measured: np.ndarray, right: np.ndarray) -> str:
     if np.all(right) or np.any(measured[~right]) or not np.any(measured[right]):
         return ""
     return "Wherever it is wrong it is zero: which part is never written, or never arrives?"
+
+
+def _offset(off: np.ndarray, right: np.ndarray) -> str:
+    """Report integers that are all off by the same number."""
+    found = np.unique(off[~right])
+    if len(found) != 1 or off.size < 2:
+        return ""
+    which = f"All {np.sum(~right):,} that are wrong are" if np.any(right) else "All of it is"
+    return f"{which} {abs(found[0]):g} too {'large' if found[0] > 0 else 'small'}."
 
 
 def _first_step(e: Evidence, leaf: str, right: np.ndarray) -> str:
@@ -314,8 +330,8 @@ def _at_one_place(e: Evidence, leaf: str, right: np.ndarray) -> str:
             for axis, size in e.case.mesh.items()
             if axis in laid.axes
         ]
-        some = [f"{axis}={i[0]}" for axis, i in coordinates if len(i) == 1]
-        here = f"Only devices with {' and '.join(some)} are wrong." if some else ""
+        some = [f"{axis} {i[0]}" for axis, i in coordinates if len(i) == 1]
+        here = f"Only devices at {listed(some)} are wrong." if some else ""
         return f"{here} {_along(own[wrong], 1, laid.local)}".strip()
     return _along(right, 0, range(right.ndim))
 

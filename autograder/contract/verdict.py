@@ -262,7 +262,21 @@ class Result:
             text = " and ".join(wrong.values()).capitalize()
             return f"{text} earn nothing, whatever else is met. {self.together}".strip()
         point = [f"“{fact.name}”" for fact in self.missed if fact.point]
-        return f"At most half of the points without {listed(point)}: the exercise is about that." if point else ""
+        half = f"At most half of the points without {listed(point)}: the exercise is about that." if point else ""
+        return f"{half} {self._costs}".strip()
+
+    @property
+    def _costs(self) -> str:
+        """What each missed fact costs a partial answer: with the points that are left, this adds up."""
+        counted = sum(fact.weight for fact in self.facts if fact.passed is not None)
+        if self.verdict != PARTIAL or not counted:
+            return ""
+        costs = [round(self.max_points * fact.weight / counted, 2) for fact in self.missed]
+        # One of them also bears the rounding and, if it is what the exercise is about, what halving takes.
+        bears = next((at for at, fact in enumerate(self.missed) if fact.point), 0)
+        costs[bears] = round(costs[bears] + self.max_points - self.points - sum(costs), 2)
+        each = [f"“{fact.name}” {cost:g}" for fact, cost in zip(self.missed, costs, strict=True)]
+        return f"Of {self.max_points:g} points, {listed(each)} are lost: {self.points:g} left."
 
     @property
     def together(self) -> str:
