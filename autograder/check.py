@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,7 +27,7 @@ from autograder.checking.judging import (
 )
 from autograder.checking.kernel import Line, labels_of, name_of, stale
 from autograder.contract.task import Case, Task, find_task, load
-from autograder.contract.verdict import PASS, Fact, Report, Result
+from autograder.contract.verdict import PARTIAL, PASS, Fact, Report, Result
 from autograder.grading.inside.cells import locate_cell
 from autograder.grading.inside.intake import Notebook, read_notebook
 from autograder.grading.inside.tracing import Problem, Traced
@@ -95,7 +96,7 @@ def check(function: Callable[..., Any], *, variant: str | None = None) -> CheckR
 
     def first_case(other: Task) -> Result:
         called = getattr(function, "__globals__", {})[other.name]
-        small = _first_case(chapter, other)
+        small = _first_case(chapter, other, scaled=result.verdict == PARTIAL)
         return judge_traced(small, trace_function(other, called, small.traced, labels.get))
 
     try:
@@ -131,8 +132,11 @@ def _trace_in_background(task: Task, function: FromNotebook, cases: list[Case[An
     return future
 
 
-def _first_case(chapter: str, task: Task) -> Plan:
+def _first_case(chapter: str, task: Task, *, scaled: bool) -> Plan:
+    """One case, to see whether a callee falls short; ``scaled``, with the realistic size, for its memory and time."""
     planned = plan(chapter, task)
+    if scaled and task.at_scale:
+        return replace(planned, cases=tuple(case for case in planned.cases if case.name == task.at_scale[1]))
     return replace(planned, cases=planned.first.cases[:1], at_scale=None)
 
 
@@ -186,14 +190,16 @@ def check_cells(
     source.trace(_missing(exports))
     report = _judged(chapter, planned, lambda task: (source, locate_cell), progress, more)
 
-    def first_case(other: Task) -> Result:
-        known = next((result for result in report.functions if result.name == other.name), None)
-        small = _first_case(chapter, other)
-        return known or judge_traced(small, source.programs(other, small.traced, "cpu"))
+    def first_case(other: Task, *, scaled: bool) -> Result:
+        if known := next((result for result in report.functions if result.name == other.name), None):
+            return known
+        small = _first_case(chapter, other, scaled=scaled)
+        return judge_traced(small, source.programs(other, small.traced, "cpu"))
 
     def with_more(task: Task, result: Result) -> Result:
         used = [found.uses for found in source.traced.get((task.name, "cpu"), ()) if isinstance(found, Traced)]
-        result = with_fault(chapter, result, used[0] if used else {}, first_case)
+        judged = partial(first_case, scaled=result.verdict == PARTIAL)
+        result = with_fault(chapter, result, used[0] if used else {}, judged)
         return with_quotes(result, notebook.line)
 
     report = replace(report, functions=tuple(map(with_more, tasks, report.functions)))

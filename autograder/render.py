@@ -298,11 +298,13 @@ def _result_rich(result: Result) -> list[RenderableType]:
         parts.append(_remark_rich(_line_rich(result.line, result.quoted), result.message))
     if result.original:
         parts.append(Text(f"  {ORIGINAL}: `meshcraft check … --json`", style="dim"))
-    failed = tuple(fact for fact in result.shown if fact.passed is False)
-    if failed or result.shown:
-        parts.append(_facts_rich(failed or result.shown))
-    if failed and (others := _others(result)):
-        parts.append(Text(others, style="dim"))
+    short = any(fact.passed is False for fact in result.shown)
+    folded = [fact for fact in result.shown if fact.passed or (fact.passed is None and not fact.interval)]
+    rows = tuple(fact for fact in result.shown if not short or fact not in folded)
+    if rows:
+        parts.append(_facts_rich(tuple(sorted(rows, key=lambda fact: fact.passed is not False))))
+    if short and folded:
+        parts.append(Text(_others(folded), style="dim"))
     for fact in result.shown:
         if not fact.passed and (fact.message or fact.line):
             where = _line_rich(fact.line, result.quoted, (f"{_mark(fact)} ", "red"), (plain(fact.name), "bold"), "  ")
@@ -313,12 +315,12 @@ def _result_rich(result: Result) -> list[RenderableType]:
     return [*parts, ""]
 
 
-def _others(result: Result) -> str:
-    """The facts that did not fail, in a sentence, for a terminal where some did."""
-    passed = sum(bool(fact.passed) for fact in result.shown)
-    open_ = [f"“{plain(fact.name)}”" for fact in result.shown if fact.passed is None]
+def _others(facts: list[Fact]) -> str:
+    """Facts that pass, or were not measured, in one line below those that failed."""
+    passed = sum(bool(fact.passed) for fact in facts)
+    unmeasured = [plain(fact.name) for fact in facts if fact.passed is None]
     parts = [f"{counted(passed, 'other fact')} {'passes' if passed == 1 else 'pass'}"] if passed else []
-    parts += [f"{NOT_MEASURED}: {listed(open_)}"] if open_ else []
+    parts += [f"{NOT_MEASURED}: {listed(unmeasured)}"] if unmeasured else []
     return "; ".join(parts)
 
 

@@ -104,7 +104,9 @@ def show_functions(row: dict[str, Any]) -> None:
     out().print(shown)
     if row["functions"]:
         following = next_function([one["function"] for one in row["functions"]], dict.fromkeys(row["passed"], True))
-        out().print(f"\nNext: {following}." if following else f"\nAll functions of {row['chapter']} pass.", markup=False)
+        out().print(
+            f"\nNext: {following}." if following else f"\nAll functions of {row['chapter']} pass.", markup=False
+        )
         out().print("[dim]times are estimates for learners who have read the page; they have not been measured[/]")
 
 
@@ -170,7 +172,8 @@ def check(
     if solution and notebook:
         raise UsageError("--solution judges the course's own functions and --notebook a file; give one of them")
     path = None if solution else require_notebook(chapter, notebook)
-    with spinner(f"judging {chapter}{f' {function}' if function else ''}", announced=True) as say:
+    doing = f"judging {function or 'all functions'} of {chapter}; this may take a minute"
+    with spinner(f"judging {chapter}", announced=doing) as say:
         from autograder import check as judge
         from autograder.contract import task as contract
 

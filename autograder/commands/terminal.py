@@ -108,10 +108,10 @@ def require_chapter(name: str, *, or_primer: bool = False) -> str:
 
 
 @contextmanager
-def spinner(text: str, *, announced: bool = False) -> Iterator[Callable[[str], None]]:
+def spinner(text: str, *, announced: str = "") -> Iterator[Callable[[str], None]]:
     """Show a spinner, if someone may be watching; call the result to update its text.
 
-    What takes long is ``announced``, by a line on standard error, where there is no terminal.
+    Where there is no terminal, ``announced`` is one line on standard error instead.
 
     Anything the learner's code prints meanwhile goes to standard error: standard output is for results. Ctrl-C ends the
     command with one word.
@@ -120,7 +120,7 @@ def spinner(text: str, *, announced: bool = False) -> Iterator[Callable[[str], N
     with interruptible():
         if not console.is_terminal:
             if announced:
-                console.print(f"{text} …", markup=False)
+                console.print(announced, markup=False, soft_wrap=True)
             with redirect_stdout(sys.stderr):
                 yield lambda message: None
             return

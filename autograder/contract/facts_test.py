@@ -409,3 +409,26 @@ def test_of_several_parts_the_first_that_is_wrong_asks_its_own_question():
         found = parts_match("values", [replace(e, measured=measured)], {name: f"about {name}?" for name in names})
         assert not found.passed and f"about {wrong}?" in found.message
     assert parts_match("values", [replace(e, measured=dict(e.expected))], dict.fromkeys(names, "")).passed
+
+
+def test_a_partial_answer_says_what_each_missed_fact_costs_and_that_adds_up():
+    facts = [
+        Fact("values", Kind.VALUES, True, weight=6),
+        Fact("bubble", Kind.TIME, False, point=True),
+        Fact("bytes", Kind.COMMUNICATION, False, weight=2),
+    ]
+    expected = "Of 8 points 2.22 are lost with “bubble” and 1.78 with “bytes”: 4 left."
+    assert conclude("f", 8, facts).reason.endswith(expected)
+    assert conclude("f", 2, [facts[0], facts[2]]).reason == "Of 2 points 0.5 are lost with “bytes”: 1.5 left."
+    assert conclude("f", 2, [facts[0]]).reason == ""
+
+
+def test_integers_are_not_looked_for_elsewhere_and_a_common_offset_is_said():
+    right = np.array([[0, 1], [2, 0], [1, 3]], np.int32)
+    e = replace(evidence(DRAWN, secret=False), expected={"values": right})
+    for measured, excerpt in (
+        (right + 1, "All of it is 1 too large."),
+        (np.maximum(right, 1), "All 2 that are wrong are 1 too large."),
+    ):
+        message = arrays_match("values", [replace(e, measured={"values": measured.astype(np.int32)})], "values").message
+        assert excerpt in message and "belongs" not in message, message

@@ -58,7 +58,9 @@ def _at_the_peak(e: Evidence, allowed: str, hint: str) -> tuple[str, str]:
         alike = [other for other in e.memory.alive if _array(other) == _array(largest)]
         message += f"; the largest, {_array(largest)}, has {_bytes(largest.bytes)}"
         if len(alike) > 1:
-            message += f", and the {len(alike)} of this shape have {_bytes(sum(other.bytes for other in alike))} together"
+            message += (
+                f", and the {len(alike)} of this shape have {_bytes(sum(other.bytes for other in alike))} together"
+            )
         if another := next((other.line for other in alike if other.line not in ("", largest.line)), ""):
             message += f", one of them from {another}"
     return f"{message}. {hint}", largest.line if largest else ""

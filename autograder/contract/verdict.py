@@ -275,8 +275,10 @@ class Result:
         # One of them also bears the rounding and, if it is what the exercise is about, what halving takes.
         bears = next((at for at, fact in enumerate(self.missed) if fact.point), 0)
         costs[bears] = round(costs[bears] + self.max_points - self.points - sum(costs), 2)
-        each = [f"“{fact.name}” {cost:g}" for fact, cost in zip(self.missed, costs, strict=True)]
-        return f"Of {self.max_points:g} points, {listed(each)} are lost: {self.points:g} left."
+        first, *more = [f"with “{fact.name}”" for fact in self.missed]
+        each = [f"{costs[0]:g} {'is' if costs[0] == 1 else 'are'} lost {first}"]
+        each += [f"{cost:g} {fact}" for cost, fact in zip(costs[1:], more, strict=True)]
+        return f"Of {self.max_points:g} points {listed(each)}: {self.points:g} left."
 
     @property
     def together(self) -> str:
