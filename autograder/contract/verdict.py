@@ -254,6 +254,8 @@ class Result:
     @property
     def reason(self) -> str:
         """The reason why it earns nothing, or at most half, whatever else passes; empty if facts count by weight."""
+        if self.verdict == STUDENT_ERROR:
+            return ""
         wrong = {kind: _WRONG[kind] for kind in _WRONG if any(fact.kind == kind for fact in self.missed)}
         values = [fact.name for fact in self.missed if fact.kind is Kind.VALUES]
         if values and "values" not in values:

@@ -95,7 +95,8 @@ MISTAKES = [
     Mistake(
         "zero2_step",
         "parts stacked by the reverse scan",
-        r"at the peak [\d.]+ GiB.*has 384 MiB, and the \d of this shape have \S+ \S+ together, one of them from zero2_step:\d+\. "
+        r"at the peak [\d.]+ GiB.*has 384 MiB, and the \d of this shape have \S+ \S+ together, "
+        r"one of them from zero2_step:\d+\. "
         r"No stack of whole gradients lives then: is there a second stack of parts\?",
         SCATTERED,
         never="Whose gradient is whole",
