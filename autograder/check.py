@@ -22,6 +22,7 @@ from autograder.checking.judging import (
     judge_function,
     judge_traced,
     locate_file,
+    plan_of_callee,
     trace_function,
     tracer,
 )
@@ -96,7 +97,7 @@ def check(function: Callable[..., Any], *, variant: str | None = None) -> CheckR
 
     def first_case(other: Task) -> Result:
         called = getattr(function, "__globals__", {})[other.name]
-        small = _first_case(chapter, other, scaled=result.verdict == PARTIAL)
+        small = plan_of_callee(chapter, other, scaled=result.verdict == PARTIAL)
         return judge_traced(small, trace_function(other, called, small.traced, labels.get))
 
     try:
@@ -130,14 +131,6 @@ def _trace_in_background(task: Task, function: FromNotebook, cases: list[Case[An
     future = pool.submit(trace_function, task, function, cases, locate_cell)
     pool.shutdown(wait=False)
     return future
-
-
-def _first_case(chapter: str, task: Task, *, scaled: bool) -> Plan:
-    """One case, to see whether a callee falls short; ``scaled``, with the realistic size, for its memory and time."""
-    planned = plan(chapter, task)
-    if scaled and task.at_scale:
-        return replace(planned, cases=tuple(case for case in planned.cases if case.name == task.at_scale[1]))
-    return replace(planned, cases=planned.first.cases[:1], at_scale=None)
 
 
 def check_notebook(
@@ -193,7 +186,7 @@ def check_cells(
     def first_case(other: Task, *, scaled: bool) -> Result:
         if known := next((result for result in report.functions if result.name == other.name), None):
             return known
-        small = _first_case(chapter, other, scaled=scaled)
+        small = plan_of_callee(chapter, other, scaled=scaled)
         return judge_traced(small, source.programs(other, small.traced, "cpu"))
 
     def with_more(task: Task, result: Result) -> Result:

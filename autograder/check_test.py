@@ -14,7 +14,7 @@ from autograder.check import check, check_notebook
 from autograder.checking import judging as checking
 from autograder.checking import kernel
 from autograder.checking.added import with_fault
-from autograder.checking.judging import judge_function
+from autograder.checking.judging import judge_function, plan_of_callee
 from autograder.contract.task import every_task, find_task, load
 from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, PASS, REFUSED, STUDENT_ERROR, Fact, Kind, conclude
 from autograder.grading.inside.intake import IntakeError
@@ -332,3 +332,11 @@ def test_a_function_that_falls_short_names_the_callee_that_does_so_by_itself():
     assert "falls short of “permute bytes” by itself" in found.message
     honest = conclude("ring_attention", 4, [right])
     assert with_fault("context_parallel", caller, used, lambda _: honest) == caller
+
+
+def test_a_callee_is_judged_at_the_realistic_size_where_only_that_can_show_what_it_lacks():
+    task = load("context_parallel").task("ring_attention")
+    assert task.at_scale is not None
+    small, scaled = (plan_of_callee("context_parallel", task, scaled=scaled) for scaled in (False, True))
+    assert (small.at_scale, scaled.at_scale) == (None, task.at_scale[0])
+    assert [case.name for case in scaled.cases] == [task.at_scale[1]] and len(small.cases) == 1

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from autograder.contract.task import Case, Evidence, Task
-from autograder.contract.verdict import PASS, STUDENT_ERROR, Fact, Result, counted
+from autograder.contract.verdict import PASS, Fact, Result, counted
 from autograder.grading.inside.intake import Notebook
 from autograder.grading.inside.launch import Limits
 from autograder.grading.inside.tracing import IT_RUNS, Problem, Traced, time_limit, trace_cases
-from autograder.grading.outside.judge import Plan, Stopped, judge, stopped
+from autograder.grading.outside.judge import Plan, Stopped, judge, plan, stopped
 from autograder.grading.outside.pipeline import trace_request, trace_together
 from autograder.grading.outside.workers import Worker, local_executor, local_tracer
 from course.program import Locate, Program, ProgramError
@@ -82,7 +82,7 @@ def judge_function(
     progress(f"tracing {counted(len(first.cases), 'first case')} of {len(planned.cases)}")
     traced = trace_function(planned.task, function, first.traced, locate)
     result = judge_traced(first, traced, progress, seen)
-    if result.verdict == STUDENT_ERROR and (wrong := _where_it_runs(first, function, locate)):
+    if IT_RUNS in result.message and (wrong := _where_it_runs(first, function, locate)):
         message = result.message.replace(IT_RUNS, f"{IT_RUNS}, and is wrong there, too: see below")
         return replace(result, message=message, facts=wrong), traced
     known = {case.name for case in first.traced}
@@ -99,8 +99,6 @@ def judge_function(
 
 def _where_it_runs(planned: Plan, function: Any, locate: Locate) -> tuple[Fact, ...]:
     """The facts that fail on the first case, of a function that raises an error on another: a cause may show there."""
-    if len(planned.cases) < 2:
-        return ()
     alone = replace(planned, cases=planned.cases[:1], at_scale=None)
     if isinstance(function, FromNotebook):
         (traced,) = function.trace([(planned.task, alone.traced, "cpu")])  # not what it keeps, which has the error
@@ -108,6 +106,14 @@ def _where_it_runs(planned: Plan, function: Any, locate: Locate) -> tuple[Fact, 
         traced = trace_function(planned.task, function, alone.traced, locate)
     found = judge_traced(alone, traced) if isinstance(traced, Traced) else None
     return tuple(fact for fact in found.missed if fact.kind.required) if found else ()
+
+
+def plan_of_callee(chapter: str, task: Task, *, scaled: bool) -> Plan:
+    """One case, to see whether a callee falls short; ``scaled``, with the realistic size, for its memory and time."""
+    planned = plan(chapter, task)
+    if scaled and task.at_scale:
+        return replace(planned, cases=tuple(case for case in planned.cases if case.name == task.at_scale[1]))
+    return replace(planned, cases=planned.first.cases[:1], at_scale=None)
 
 
 def judge_traced(

@@ -94,7 +94,8 @@ def _bring_up_to_date(built: Path, say: Callable[[str], None]) -> None:
             lines.append(_ESCAPES.sub("", line))
             say(lines[-1].strip().removeprefix("INFO").strip(" -"))
     if running.returncode:
-        raise SystemExit(complain(_why_not(lines)) or FAULT)
+        complain(_why_not(lines))
+        raise SystemExit(FAULT)
 
 
 def _why_not(lines: list[str]) -> str:

@@ -84,7 +84,7 @@ def test_a_secret_message_says_where_how_many_how_far_and_which_factor():
     )
     assert "by 7 times the largest expected one" in wrong.message
     assert "8 times too large, and axis 'data' has that size" in wrong.message
-    assert "norm over all leaves, every copy counted, is 8 times what it should be" in norm.message
+    assert "norm over all leaves on all devices together is 8 times what it should be" in norm.message
     (single, _) = both(ONE, True)
     assert re.search(r"1 of 32 elements is wrong, the worst at \[2, 5\] by 0\.\d+ times", single.message)
 
@@ -92,7 +92,7 @@ def test_a_secret_message_says_where_how_many_how_far_and_which_factor():
 def test_where_inputs_are_public_both_values_are_shown():
     wrong, norm = both(8 * DRAWN, False)
     assert re.search(r"measured -?[\d.]+, expected -?[\d.]+ at \[\d, \d\]", wrong.message)
-    assert re.search(r"the norm over all leaves, every copy counted, is [\d.]+ and should be [\d.]+", norm.message)
+    assert re.search(r"the norm over all leaves on all devices together is [\d.]+ and should be [\d.]+", norm.message)
 
 
 def test_a_tolerance_may_be_stated_and_none_means_to_the_last_bit():

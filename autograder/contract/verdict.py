@@ -378,6 +378,11 @@ def size(number: float) -> str:
     return f"{number / 1024**power:.4g} {UNITS[power]}"
 
 
+def in_bytes(number: float) -> str:
+    """Bytes with their unit, as in the table: ``2,880 bytes``, ``2.842 GiB``."""
+    return size(number) or counted(round(number), "byte")
+
+
 def listed(words: Iterable[str]) -> str:
     """``a, b and c``."""
     *before, last = words

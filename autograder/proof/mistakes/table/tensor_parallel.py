@@ -66,7 +66,7 @@ MISTAKES = [
     Mistake(
         "tp_attention",
         "q, k and v gathered one by one",
-        r"sends 2,160 in each of its 3 runs, and 4,320 bytes in all are enough.*do the products need other rows",
+        r"sends 2,160 bytes in each of its 3 runs, and 4,320 bytes in all are enough.*do the products need other rows",
         {
             'column_parallel_dense({"kernel": kernel.reshape(width, -1)}, x, axis_name)': (
                 'jnp.concatenate([column_parallel_dense({"kernel": k.reshape(width, -1)}, x, axis_name) '
