@@ -180,6 +180,7 @@ def check_cells(
     alone = len(tasks) == 1 and not more
     exports = [(one.task, (one.first if alone else one).traced, "cpu") for one in planned]
     exports += [export for each in more for task in tasks if task.at_scale for export in each.exports(task)]
+    progress("running the notebook's cells")
     source.trace(_missing(exports))
     report = _judged(chapter, planned, lambda task: (source, locate_cell), progress, more)
 

@@ -50,7 +50,7 @@ def of_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evidence
     if not np.any(measured):
         return "All of it is zero." if measured.size > 1 else "It is zero."
     right = errors <= tolerance * scale
-    if factor := _factor(measured, expected, e.case, _ratios(leaf, every)):
+    if factor := _factor(measured, expected, e.case, _ratios(e, leaf, every), [x.case for x in every]):
         return factor
     if not np.issubdtype(e.expected[leaf].dtype, np.floating):
         # Small integers agree by chance, so that moved parts would be found where nothing has moved.
@@ -133,13 +133,15 @@ def times(ratio: float) -> str:
     return f"{ratio:.4g} times what it should be"
 
 
-def having(size: float, case: Case[Any], others: Iterable[tuple[Case[Any], float]] = ()) -> str:
+def having(
+    size: float, case: Case[Any], others: Iterable[tuple[Case[Any], float]] = (), every: Iterable[Case[Any]] = ()
+) -> str:
     """The quantities of a case with that size: axes, alone or combined, or the number of microbatches; may be empty.
 
     ``others`` are cases with the size that the same quantity must have there; a quantity that differs in any of them is
-    left out, unless that leaves nothing.
+    left out, unless that leaves nothing. Axes that most of ``every`` case has come first: the function is about them.
     """
-    mesh, others = case.mesh, list(others)
+    mesh, others, every = case.mesh, list(others), list(every)
     axes = [axis for axis in mesh if mesh[axis] > 1]
     known = [
         some
@@ -152,10 +154,9 @@ def having(size: float, case: Case[Any], others: Iterable[tuple[Case[Any], float
     as_many = microbatches and all(abs(x.sizes.num_microbatches / there - 1) < 1e-3 for x, there in others)
     if not found and not as_many:
         found, as_many = known, microbatches
-    # An axis that every case has is the one that the function is about.
     alone = sorted(
         (some[0] for some in found if len(some) == 1),
-        key=lambda axis: sum(_together([axis], other) == 1 for other, _ in others),
+        key=lambda axis: sum(_together([axis], other) == 1 for other in every),
     )
     together = [listed(map(repr, some)) for some in found if len(some) > 1]
     matches = [f"axis {' or '.join(map(repr, alone))} has that size"] if alone else []
@@ -181,15 +182,25 @@ def _ratio(measured: np.ndarray, expected: np.ndarray) -> float:
     return 0 if abs(ratio) < 1e-6 or not off <= min(1e-3, max(abs(ratio - 1) / 10, 2e-5)) * scale else ratio
 
 
-def _ratios(leaf: str, every: Iterable[Evidence]) -> list[tuple[Case[Any], float]]:
-    """The common factor of a leaf in each case that has one, 1 where it is right."""
+def _ratios(e: Evidence, leaf: str, every: Iterable[Evidence]) -> list[tuple[Case[Any], float]]:
+    """The common factor of a leaf in each case that has one, 1 where it is right with the same choices."""
     both = [e for e in every if leaf in e.measured and leaf in e.expected]
     sides = [(e.case, *(side[leaf].astype(np.float64) for side in (e.measured, e.expected))) for e in both]
-    return [(case, ratio) for case, a, b in sides if a.shape == b.shape and (ratio := _ratio(a, b))]
+    found = [(case, _ratio(a, b)) for case, a, b in sides if a.shape == b.shape]
+    return [(x, r) for x, r in found if r and (abs(r - 1) > 1e-3 or _choices(x) == _choices(e.case))]
+
+
+def _choices(case: Case[Any]) -> dict[str, Any]:
+    """The sizes of a case that are no sizes: whether something is split, or in which order."""
+    return {name: value for name, value in vars(case.sizes).items() if isinstance(value, bool | str)}
 
 
 def _factor(
-    measured: np.ndarray, expected: np.ndarray, case: Case[Any], others: Sequence[tuple[Case[Any], float]]
+    measured: np.ndarray,
+    expected: np.ndarray,
+    case: Case[Any],
+    others: Sequence[tuple[Case[Any], float]],
+    every: Sequence[Case[Any]],
 ) -> str:
     """The one factor that the whole leaf is off by, since that says most about the cause.
 
@@ -200,9 +211,9 @@ def _factor(
         return ""
     single = _distinct(expected) < FEW
     whole = "It" if single else "All of it"
-    if larger := having(ratio, case, others) if ratio > 1 else "":
+    if larger := having(ratio, case, others, every) if ratio > 1 else "":
         return f"{whole} is {ratio:.4g} times too large, and {larger}: {_FACTORS[0]}"
-    if smaller := having(1 / ratio, case, [(x, 1 / r) for x, r in others]) if 0 < ratio < 1 else "":
+    if smaller := having(1 / ratio, case, [(x, 1 / r) for x, r in others], every) if 0 < ratio < 1 else "":
         return f"{whole} is {1 / ratio:.4g} times too small, and {smaller}: {_FACTORS[1]}"
     if abs(ratio + 1) < 1e-3:
         return f"{whole} has the opposite sign."

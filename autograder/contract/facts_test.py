@@ -280,6 +280,16 @@ def test_other_cases_tell_which_axis_a_factor_is():
         assert f"2 times too large, and axis '{axis}' has that size: sum or mean?" in said, said
 
 
+def test_all_axes_with_the_size_are_named_and_the_functions_own_is_the_first():
+    """A case that is right with another choice, as of what is split, does not tell which axis it is."""
+    model = Model(width=1, hidden=1, parallel=True)
+    base = evidence(2 * DRAWN, secret=True)
+    one = replace(base, case=Case("both", {"data": 2, "tensor": 2}, model))
+    right = replace(base, measured=base.expected, case=Case("split", {"tensor": 4}, model.but(parallel=False)))
+    said = arrays_match("gradients", [right, one], "gradients").message
+    assert "axis 'tensor' or 'data' has that size: sum or mean?" in said, said
+
+
 def test_numbers_that_differ_in_their_last_digits_are_written_with_them():
     e = evidence(np.nextafter(DRAWN, 9, dtype=np.float32), secret=False)
     excerpt = arrays_match("gradients", [e], "gradients", tolerance=0).message
