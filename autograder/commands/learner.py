@@ -107,7 +107,7 @@ def show_functions(row: dict[str, Any]) -> None:
         out().print(
             f"\nNext: {following}." if following else f"\nAll functions of {row['chapter']} pass.", markup=False
         )
-        out().print("[dim]times are estimates for learners who have read the page; they have not been measured[/]")
+        out().print("[dim]times are estimates for those who have read the page, and not measured[/]")
 
 
 def _show_bests(rows: list[dict[str, Any]]) -> None:

@@ -25,6 +25,7 @@ _BY_CHANCE = (0.1, 0.95)
 ROUNDING = "All of it is off by a little"
 MASKS_RIGHT = "What is dropped is right, so the masks are right, too; what is not dropped is wrong."
 KEYS = "is each mask drawn in the specified shape, and from the specified key: of which device, microbatch and layer?"
+ALWAYS_DROPS = f"There is dropout in every case here: {KEYS}"
 NEVER_SENT = "is something never sent, or by another collective?"
 _FACTORS = ("sum or mean?", "mean or sum?")
 # Dropped elements from which a statement about masks is more than chance.
@@ -93,7 +94,7 @@ def question(cause: str, hint: str, wrong: Iterable[Evidence], right: Iterable[E
     if cause.startswith(ROUNDING) or cause.endswith(_FACTORS):
         return ""
     unsure = all(dropped) and not kept and not cause and nothing_right
-    more = f"There is dropout in every case here: {KEYS}" if unsure else ""
+    more = ALWAYS_DROPS if unsure else ""
     return f"{hint.strip()} {more}".strip()
 
 

@@ -134,6 +134,8 @@ def values_and_gradients(
     if after and found.passed is False and found.unit == Unit.RELATIVE:
         begin = FIRST_LOSS if any(map(_first_loss_wrong, cases)) else FOLLOW
         found = replace(found, message=f"{found.message} {begin}")
+    if causes.ALWAYS_DROPS in found.message:  # said once
+        back = replace(back, message=back.message.replace(f" {causes.ALWAYS_DROPS}", ""))
     return [found, back, global_norm_matches(cases, norm)]
 
 
