@@ -28,7 +28,7 @@ from autograder.checking.judging import (
 )
 from autograder.checking.kernel import Line, labels_of, name_of, stale
 from autograder.contract.task import Case, Task, find_task, load
-from autograder.contract.verdict import PARTIAL, PASS, Fact, Report, Result
+from autograder.contract.verdict import PASS, Fact, Report, Result
 from autograder.grading.inside.cells import locate_cell
 from autograder.grading.inside.intake import Notebook, read_notebook
 from autograder.grading.inside.tracing import Problem, Traced
@@ -97,7 +97,7 @@ def check(function: Callable[..., Any], *, variant: str | None = None) -> CheckR
 
     def first_case(other: Task) -> Result:
         called = getattr(function, "__globals__", {})[other.name]
-        small = plan_of_callee(chapter, other, scaled=result.verdict == PARTIAL)
+        small = plan_of_callee(chapter, other, result)
         return judge_traced(small, trace_function(other, called, small.traced, labels.get))
 
     try:
@@ -184,16 +184,15 @@ def check_cells(
     source.trace(_missing(exports))
     report = _judged(chapter, planned, lambda task: (source, locate_cell), progress, more)
 
-    def first_case(other: Task, *, scaled: bool) -> Result:
+    def judged(other: Task, caller: Result) -> Result:
         if known := next((result for result in report.functions if result.name == other.name), None):
             return known
-        small = plan_of_callee(chapter, other, scaled=scaled)
+        small = plan_of_callee(chapter, other, caller)
         return judge_traced(small, source.programs(other, small.traced, "cpu"))
 
     def with_more(task: Task, result: Result) -> Result:
         used = [found.uses for found in source.traced.get((task.name, "cpu"), ()) if isinstance(found, Traced)]
-        judged = partial(first_case, scaled=result.verdict == PARTIAL)
-        result = with_fault(chapter, result, used[0] if used else {}, judged)
+        result = with_fault(chapter, result, used[0] if used else {}, partial(judged, caller=result))
         return with_quotes(result, notebook.line)
 
     report = replace(report, functions=tuple(map(with_more, tasks, report.functions)))

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -334,9 +335,15 @@ def test_a_function_that_falls_short_names_the_callee_that_does_so_by_itself():
     assert with_fault("context_parallel", caller, used, lambda _: honest) == caller
 
 
-def test_a_callee_is_judged_at_the_realistic_size_where_only_that_can_show_what_it_lacks():
+def test_a_callee_is_judged_on_as_few_cases_as_can_show_what_it_lacks():
     task = load("context_parallel").task("ring_attention")
     assert task.at_scale is not None
-    small, scaled = (plan_of_callee("context_parallel", task, scaled=scaled) for scaled in (False, True))
-    assert (small.at_scale, scaled.at_scale) == (None, task.at_scale[0])
-    assert [case.name for case in scaled.cases] == [task.at_scale[1]] and len(small.cases) == 1
+    right = Fact("values", Kind.VALUES, True)
+
+    def planned(name, kind):
+        caller = conclude("cp_transformer_step", 4, [right, Fact("some", kind, False, case=name)])
+        return plan_of_callee("context_parallel", task, replace(caller, cases=("one", "two")))
+
+    scaled, first, later = planned("one", Kind.MEMORY), planned("one", Kind.VALUES), planned("two", Kind.VALUES)
+    assert scaled.at_scale == task.at_scale[0] and [case.name for case in scaled.cases] == [task.at_scale[1]]
+    assert first.at_scale is later.at_scale is None and len(first.cases) == 1 < len(later.cases)

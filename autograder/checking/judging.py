@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autograder.contract.task import Case, Evidence, Task
-from autograder.contract.verdict import PASS, Fact, Result, counted
+from autograder.contract.verdict import PARTIAL, PASS, Fact, Result, counted
 from autograder.grading.inside.intake import Notebook
 from autograder.grading.inside.launch import Limits
 from autograder.grading.inside.tracing import IT_RUNS, Problem, Traced, time_limit, trace_cases
@@ -108,12 +108,18 @@ def _where_it_runs(planned: Plan, function: Any, locate: Locate) -> tuple[Fact, 
     return tuple(fact for fact in found.missed if fact.kind.required) if found else ()
 
 
-def plan_of_callee(chapter: str, task: Task, *, scaled: bool) -> Plan:
-    """One case, to see whether a callee falls short; ``scaled``, with the realistic size, for its memory and time."""
+def plan_of_callee(chapter: str, task: Task, caller: Result) -> Plan:
+    """The cases that show whether a callee falls short by itself: as few as the caller's result suggests.
+
+    A caller that is partial lacks memory or time, which shows at the realistic size. One that is right in its first
+    case may call what is right in its own.
+    """
     planned = plan(chapter, task)
-    if scaled and task.at_scale:
+    if caller.verdict == PARTIAL and task.at_scale:
         return replace(planned, cases=tuple(case for case in planned.cases if case.name == task.at_scale[1]))
-    return replace(planned, cases=planned.first.cases[:1], at_scale=None)
+    quick = planned.first.cases
+    later = all(fact.case not in caller.cases[:1] for fact in caller.missed)
+    return replace(planned, cases=quick if later else quick[:1], at_scale=None)
 
 
 def judge_traced(
