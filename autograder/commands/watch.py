@@ -234,9 +234,9 @@ class Watch:
 
     def _next(self) -> None:
         name = self._following()
-        if name == self.current:  # pressed again: the one after it
-            at = self.names.index(name) + 1
-            name = self._following([*self.names[at:], name])
+        if self.states[self.current] != "passes":  # one moves on from what is left for later, all the way round
+            at = self.names.index(self.current) + 1
+            name = self._following([*self.names[at:], *self.names[:at]])
         if not name:
             out().print(f"all functions of {self.chapter} pass", style="bold green", markup=False)
             return
