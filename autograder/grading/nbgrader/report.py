@@ -65,7 +65,7 @@ def class_report(course: Path, chapter: str, earlier: tuple[Path, ...] = ()) -> 
         "graded": len(judged),
         "max_points": judged[0]["max_points"] if judged else None,
         "mean_points": round(statistics.mean(row["points"] for row in judged), 2) if judged else None,
-        "median_points": statistics.median(row["points"] for row in judged) if judged else None,
+        "median_points": round(statistics.median(row["points"] for row in judged), 2) if judged else None,
         "histogram": _histogram([row["points"] for row in judged], judged[0]["max_points"] if judged else 0.0),
         "states": counts(rows),
         "functions": [_function(name, results[name]) for name in dict.fromkeys(_names(chapter, results))],
