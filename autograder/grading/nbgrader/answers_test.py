@@ -1,5 +1,6 @@
 """Written answers and damaged uploads: nothing is lost, and where it is unclear a person is asked."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -79,6 +80,19 @@ def test_a_damaged_upload_waits_for_a_person_and_their_points_settle_it(term):
     settled, scores = states(term), exported(term)
     assert [(settled[s]["state"], settled[s]["points"]) for s in ids] == [("graded", 5.0)] * len(ids)
     assert [scores[student]["score"] for student in ids] == ["6.0"] * len(ids)
+
+
+def test_of_copied_cells_the_last_counts_and_the_others_are_shown(term):
+    def copy(notebook):
+        again = deepcopy(cell(notebook, "question"))
+        again.id, again.source = "again", "Because of the bytes."
+        notebook.cells.append(again)
+
+    hand_in(term, "ada", copy, answer="Because.")
+    assert verdicts(grade(term)["ada"]) == {PASS}
+    answers = [each.source for each in booked(term, "ada").cells if each.source.startswith("Because")]
+    assert answers == ["Because.", "Because of the bytes."]
+    assert cell(booked(term, "ada"), "question").source == "Because of the bytes."
 
 
 def test_a_person_who_overrules_points_is_seen_in_status_and_refusals_of_the_sandbox_too(term):
