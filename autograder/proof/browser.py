@@ -102,7 +102,8 @@ def give_points(course: Path, given: list[tuple[str, str, str, float]]) -> None:
         formgrader = f"{address.scheme}://{address.netloc}/formgrader"
         page = stack.enter_context(browsing(f"{formgrader}?{address.query}"))
         for submission, cells in pages.items():
-            page.goto(f"{formgrader}/submissions/{submission}/")
+            # The fields listen only once the page has fetched the grades.
+            page.goto(f"{formgrader}/submissions/{submission}/", wait_until="networkidle")
             for name, points in cells.items():
                 field = page.locator(f"[id='{name}']")
                 with page.expect_response(lambda answer: saves(answer, "grade")) as saved:

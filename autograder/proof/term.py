@@ -274,7 +274,9 @@ def main() -> None:
         print(f"{name}: exported {got}, should be {wanted}")
     print(f"{found['compared'] - len(found['wrong'])} of {found['compared']} grades are as the table says")
     gradings = options.students * options.chapters
-    print(f"{gradings} submissions on {os.cpu_count()} cores: {found['seconds']}; {found['bytes'] >> 20} MiB on disk")
+    print(f"{gradings} submissions on {os.cpu_count()} cores, {found['bytes'] >> 20} MiB on disk")
+    for what, seconds in found["seconds"].items():
+        print(f"  {what}: {seconds:.2f} s")
     sys.exit(1 if found["wrong"] else 0)
 
 
