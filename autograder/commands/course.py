@@ -114,11 +114,11 @@ def init(
     for subject, message in made.items():
         out().print(f"{subject:<{widest}}  {message}", markup=False, soft_wrap=True)
     if not new and not chapter:
-        number, sentence = (
-            (changes[-1].number, changes[-1].sentence) if len(changes) > before else (0, "nothing changed")
-        )
         out().print("")
-        tell(sentence, number)
+        if len(changes) > before:
+            tell(changes[-1].sentence, changes[-1].number)
+        else:
+            out().print("nothing has changed")
         return
     out().print("\nnext", markup=False)
     steps = _next(folder.resolve(), [name.split()[1] for name in made if name.startswith("chapter ")])
