@@ -1,11 +1,13 @@
 """An instructor's session in nbgrader's formgrader, in a real browser that can reach nothing but this machine."""
 
 import csv
+import os
 import re
+from importlib.resources import files
 
 import nbformat
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import expect, sync_playwright
 
 from autograder.grading.nbgrader.batch import grade_course
 from autograder.grading.nbgrader.conftest import cell, hand_in
@@ -14,6 +16,7 @@ from autograder.grading.outside.sandbox import best_level
 from autograder.proof.browser import CHROMIUM, LAB, browsing, saves, serving
 from autograder.release.notebook import ROOT
 
+AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text()
 FORGERY = """All-gather twice, **because** it frees memory.
 <script>window.stolen = 1</script><img src="http://evil.example/x.png" onerror="window.stolen = 2">
 <svg onload="window.stolen = 3"></svg><a href="javascript:window.stolen = 4" autofocus onfocus="window.stolen = 5">x</a>
@@ -85,3 +88,18 @@ def in_canvas(meshcraft):
     points, row = csv.DictReader(text.splitlines())
     assert (points["FSDP (4711)"], row["ID"], row["SIS Login ID"]) == ("20.0", "101", "ada")
     return row["FSDP (4711)"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_report_and_feedback_fit_a_phone_and_are_accessible(course, meshcraft, scheme):
+    meshcraft("feedback", "fsdp", "--course", str(course))
+    meshcraft("report", "fsdp", "--course", str(course), "--html", str(course / "report.html"))
+    flags = ["--no-sandbox"] if os.getuid() == 0 else []
+    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=CHROMIUM, args=flags) as browser:
+        for name in ("report.html", "feedback/ada/fsdp/fsdp.html"):
+            page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme=scheme, bypass_csp=True)
+            page.goto((course / name).as_uri())
+            assert page.evaluate("document.documentElement.scrollWidth") == 390, name
+            page.evaluate(AXE)
+            found = page.evaluate("axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations)")
+            assert [each["id"] for each in found if each["impact"] in ("serious", "critical")] == [], name
