@@ -236,7 +236,7 @@ def table_html(facts: tuple[Fact, ...], *, notes: bool = True, quoted: Mapping[s
     rows = "".join(_fact_html(fact, columns, notes, quoted) for fact in facts)
     head = f'<tr style="background:none;"><th style="{_CELL}width:1em;"></th>{heads}</tr>'
     table = f'<table style="{_TABLE}"><thead style="border:none;">{head}</thead><tbody>{rows}</tbody></table>'
-    return f'<div style="{_SCROLL}">{table}</div>'
+    return f'<div tabindex="0" style="{_SCROLL}">{table}</div>'
 
 
 def _fact_html(fact: Fact, columns: list[int], notes: bool, quoted: Mapping[str, str]) -> str:

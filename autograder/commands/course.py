@@ -13,6 +13,7 @@ import typer
 from rich.text import Text
 
 from autograder.commands.instructor import Assignment, CourseFolder, assignments
+from autograder.commands.people import tell
 from autograder.commands.terminal import (
     SHORT,
     AsJson,
@@ -91,11 +92,13 @@ def init(
         from autograder.grading.nbgrader.group import require_group
         from autograder.grading.nbgrader.new_course import init_course
         from autograder.grading.nbgrader.points import parse_points
+        from autograder.grading.nbgrader.register import log
         from autograder.grading.nbgrader.rosters import read_students
 
         if group:
             require_group(group)
         there = [path.name for path in (folder / "source").glob("*") if path.is_dir()]
+        before = 0 if new else len(log(folder.resolve()))
         made = init_course(
             folder,
             chapters=chapters,
@@ -106,9 +109,17 @@ def init(
             drop=[require_chapter(each) for each in drop_chapter or []],
             withdraw=withdraw or [],
         )
+        changes = log(folder.resolve())
     widest = max(14, *map(len, made))
     for subject, message in made.items():
         out().print(f"{subject:<{widest}}  {message}", markup=False, soft_wrap=True)
+    if not new and not chapter:
+        out().print("")
+        if len(changes) > before:
+            tell(changes[-1].sentence, changes[-1].number)
+        else:
+            out().print("nothing has changed")
+        return
     out().print("\nnext", markup=False)
     steps = _next(folder.resolve(), [name.split()[1] for name in made if name.startswith("chapter ")])
     longest = max(len(command) for command, does in steps if does)

@@ -88,12 +88,12 @@ def grade_course(
         require_assignment(course, assignment)
         with open_ledger(course) as ledger:
             everyone = find_submissions(course, assignment)
+            chosen = _chosen(everyone, only)
+            require_released(course, assignment)
             for submission in everyone:
                 ledger.submit(assignment, submission.student, submission.key, submission.digest)
             ledger.forget(assignment, _renamed(everyone, ledger.status(assignment)))
             clean_half_made(course, ledger.status(assignment))
-            chosen = _chosen(everyone, only)
-            require_released(course, assignment)
             requested = tuple(sorted(requested_by(course, assignment).items()))
             model = Job(assignment, "", b"", "", secret(course), level, fingerprint(assignment), limits, requested)
             _Batch(ledger, model, again, on_progress, on_again).judge(chosen, pool)

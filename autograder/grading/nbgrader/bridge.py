@@ -5,6 +5,7 @@ sources of the student's cells.
 """
 
 from copy import deepcopy
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from nbformat.v4 import new_output
 from nbgrader import utils
 from nbgrader.api import Gradebook
 from nbgrader.converters import GenerateAssignment
+from nbgrader.exchange.default import ExchangeReleaseFeedback
 from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets.config import Config, PyFileConfigLoader
 
@@ -29,6 +31,7 @@ from autograder.release.converters import CHECK, course_config, gradebook_url
 from autograder.render import facts_html
 
 MISSING = "The cell for this answer is not in the notebook that was handed in; a person looks for the answer."
+RECEIPT = ("timestamp.txt", "submission_secret.txt")  # of a submission through the exchange
 FORMGRADER = Path(nbgrader.__file__).parent / "server_extensions" / "formgrader" / "templates"
 
 
@@ -68,6 +71,7 @@ def configure(config: Config, course: Path) -> None:
         "nbgrader.preprocessors.GetGrades",
         "autograder.grading.nbgrader.feedback.Waiting",
     ]
+    config.ExchangeFactory.release_feedback = f"{here}.ReleaseFeedback"
     # Formgrader shows students' text to people who may change grades, so none of the students' markup may run there.
     config.HTMLExporter.filters = {"markdown2html": "autograder.grading.nbgrader.feedback.prose"}
     config.HTMLExporter.extra_template_basedirs = [str(Path(__file__).parent / "templates"), str(FORMGRADER)]
@@ -92,6 +96,23 @@ def configuration(course: Path, assignment: str, student: str = "") -> Config:
     config.Autograde.merge(ours.Autograde)
     config.CourseDirectory.root, config.CourseDirectory.db_url = str(course), gradebook_url(course)
     return config
+
+
+class ReleaseFeedback(ExchangeReleaseFeedback):
+    """Release the feedback of those who submitted through the exchange, and name the others instead of failing."""
+
+    def copy_files(self) -> None:
+        names: Any = self.coursedir
+        pages = {*map(Path, glob(f"{self.src_path}/*.html"))}
+        received = {page for page in pages if all(page.with_name(name).is_file() for name in RECEIPT)}
+        others = sorted(page.parts[-3] for page in pages - received)
+        if others:
+            command = f"`meshcraft feedback {names.assignment_id} --zip FILE`"
+            self.log.warning("Not submitted through the exchange: %s; %s has their pages", ", ".join(others), command)
+        excluded = names.student_id_exclude
+        names.student_id_exclude = ",".join([*filter(None, [excluded]), *others])
+        super().copy_files()
+        names.student_id_exclude = excluded
 
 
 class Agrees(NbGraderPreprocessor):

@@ -11,8 +11,8 @@ from playwright.sync_api import expect
 
 from autograder.chapters.fsdp.mutants import CUT
 from autograder.grading.nbgrader.conftest import cell
-from autograder.grading.nbgrader.formgrader_test import CHROMIUM, PATIENCE, browsing, serving
 from autograder.grading.nbgrader.teaching_test import init, nbgrader, score_by_hand, student_home
+from autograder.proof.browser import CHROMIUM, PATIENCE, browsing, serving
 from autograder.release.notebook import ROOT
 
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))

@@ -107,7 +107,8 @@ def init_course(
         **({"dropped": f"{', '.join(settled.dropped)}; nothing of it is lost"} if settled.dropped else {}),
         **({"points": ", ".join(f"{n}: {p:g}" for n, p in settled.points.items())} if settled.points else {}),
         "late": policy(settled) or "nothing is taken off",
-        "variants": ", ".join(f"{name}: {which}" for name, which in settled.variants.items()) or "none are asked for",
+        "variants": ", ".join(f"{name}: {which}" for name, which in settled.variants.items())
+        or ("these chapters have none" if settled.vary else "none are asked for"),
         "exchange": settled.exchange or "nbgrader's own, as its configuration on this machine says",
         "students": f"{count} in the gradebook",
         "secret": f"{folder / course.HIDDEN / 'secret'}, only for you; keep a copy of it: grades are repeated with it",
@@ -312,7 +313,8 @@ def _log(
     now = state(folder)
     kept = {which: before.get(which) for which in now}
     parts = [
-        f"{name if subject == register.SETTING else f'{name} due'}: {_said(kept[subject, name])} → {_said(value)}"
+        f"{name.replace('_', ' ') if subject == register.SETTING else f'{name} due'}: "
+        f"{_said(kept[subject, name])} → {_said(value)}"
         for (subject, name), value in now.items()
         if kept[subject, name] != value
     ]
@@ -329,7 +331,13 @@ def _log(
 
 
 def _said(value: Any) -> str:
-    return "none" if value in (None, "", [], {}) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        value = [f"{name} {_said(each)}" for name, each in value.items()]
+    if isinstance(value, list | tuple):
+        value = ", ".join(map(str, value))
+    return "none" if value in (None, "") else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _few(names: list[str]) -> str:
