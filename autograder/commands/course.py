@@ -50,7 +50,8 @@ def init(
         float | None, typer.Option(metavar="MINUTES", help="How late counts as on time; 15, for example.")
     ] = None,
     points: Annotated[
-        list[str] | None, typer.Option(metavar="FUNCTION=POINTS", help="What a function is worth: fsdp_loss=10.")
+        list[str] | None,
+        typer.Option(metavar="FUNCTION=POINTS", help="What a function is worth: fsdp_loss=10; 0 for not graded."),
     ] = None,
     drop_chapter: Annotated[
         list[str] | None,
@@ -72,6 +73,10 @@ def init(
     exchange: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="nbgrader's exchange, which students can reach.")
     ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Processor time of a submission before a person looks; 0: the usual."),
+    ] = None,
     variants: Annotated[
         bool | None,
         typer.Option("--variants/--no-variants", help="Ask for variants of some functions, drawn from the secret."),
@@ -86,6 +91,7 @@ def init(
     chapters = [require_chapter(each) for each in chapter or (known if new else [])]
     settings = {"name": name, "late_per_day": _percent(late_per_day), "late_at_most": _percent(late_at_most)}
     settings |= {"vary": variants, "late_grace": late_grace, "group": group, "site": site and site.rstrip("/")}
+    settings["budget"] = budget
     settings["exchange"] = str(exchange.resolve()) if exchange else None
     with spinner("making the course"):
         from autograder.grading.nbgrader.group import require_group

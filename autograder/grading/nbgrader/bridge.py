@@ -29,6 +29,7 @@ from autograder.release.converters import CHECK, course_config, gradebook_url
 from autograder.render import facts_html
 
 MISSING = "The cell for this answer is not in the notebook that was handed in; a person looks for the answer."
+UNGRADED = "This function is not graded in this course."
 FORMGRADER = Path(nbgrader.__file__).parent / "server_extensions" / "formgrader" / "templates"
 
 
@@ -177,6 +178,9 @@ def _summary(result: Result) -> dict[str, Any]:
 def _output(cell: NotebookNode, results: dict[str, Result]) -> NotebookNode:
     name = cell.metadata.nbgrader.grade_id
     result = results.get(name.removeprefix(CHECK))
+    if result is None and not cell.metadata.nbgrader.points:
+        data = {"text/plain": "0.0", "text/html": f"<p>{UNGRADED}</p>"}
+        return new_output("execute_result", data=data, execution_count=None)
     if result is None:
         raise BridgeError(f"no verdict for the cell {name}; grade this submission again")
     points = float(cell.metadata.nbgrader.points)
