@@ -22,7 +22,7 @@ from autograder.contract.verdict import FIRST_LOSS, FOLLOW, LIMIT_EXCEEDED, REFU
 from autograder.contract.wrapping import Wrapped, Wrapping, trace
 from course.curriculum import CHAPTERS as CURRICULUM
 from course.curriculum import chapter as find_chapter
-from course.curriculum import contract_folder, is_own
+from course.curriculum import contract_folder, is_own, own_page
 from course.program import Costs, Leaf, Memory, Timeline
 from course.program.program import path_name
 
@@ -242,7 +242,7 @@ class Contract:
         missed = [fact for fact in result.missed if not any(said in fact.message for said in elsewhere)]
         names = [fact.name for fact in missed if fact.kind != Kind.FORM]
         found = [known.get(f"{result.name}.{name}", known.get(name)) for name in [*names, result.verdict]]
-        here = self.chapter if is_own(self.chapter) else ""  # a course's own chapter has no page on the site
+        here = self.chapter if is_own(self.chapter) and not own_page(self.chapter) else ""  # it has no page
         return list(dict.fromkeys(place for place in found if place and place[0] != here))
 
     def task(self, name: str) -> Task:

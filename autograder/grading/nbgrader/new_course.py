@@ -11,11 +11,11 @@ from typing import Any
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
-from autograder.contract.task import contract_files
+from autograder.contract.task import contract_files, load
 from autograder.contract.verdict import counted
 from autograder.grading.nbgrader import course, register, varied
 from autograder.grading.nbgrader.group import share
-from autograder.grading.nbgrader.points import points_in, read, require_agreement, set_points, worth
+from autograder.grading.nbgrader.points import points_in, read, require_agreement, set_points, ungraded, worth
 from autograder.grading.nbgrader.rosters import COLUMNS
 from autograder.grading.nbgrader.settings import FILE, CourseError, Settings, checked, read_settings, write_settings
 from autograder.release.converters import write_notebook
@@ -107,6 +107,7 @@ def init_course(
         **({"dropped": f"{', '.join(settled.dropped)}; nothing of it is lost"} if settled.dropped else {}),
         **({"points": ", ".join(f"{n}: {p:g}" for n, p in settled.points.items())} if settled.points else {}),
         "late": policy(settled) or "nothing is taken off",
+        **({"budget": f"{settled.budget:g} processor seconds for a submission"} if settled.budget else {}),
         "variants": ", ".join(f"{name}: {which}" for name, which in settled.variants.items()) or "none are asked for",
         "exchange": settled.exchange or "nbgrader's own, as its configuration on this machine says",
         "students": f"{count} in the gradebook",
@@ -242,14 +243,15 @@ def _assignments(
 def hand_out(folder: Path, chapter: str) -> bool:
     """Put a course's own chapter beside its notebook, as ``check`` needs it there; return True if that changes it.
 
-    Students get what decides the verdicts and the hints; solution, mutants and alternatives stay here.
+    Students get what decides the verdicts, the hints and the page; solution, mutants and alternatives stay here.
     """
     if not is_own(chapter):
         return False
     inside = contract_folder(chapter)
     answers = ("mutants.py", "alternatives.py")
     wanted = {path: path.read_bytes() for path in contract_files(chapter) if path.name not in answers}
-    wanted |= {path: path.read_bytes() for path in (inside / "chapter.toml", inside / "hints.md") if path.exists()}
+    beside = (inside / name for name in ("chapter.toml", "hints.md", "page.md"))
+    wanted |= {path: path.read_bytes() for path in beside if path.exists()}
     target, changed = folder / "source" / chapter / "chapters" / chapter, False
     for path, data in wanted.items():
         copy = target / path.relative_to(inside)
@@ -343,7 +345,13 @@ def _with_points(settings: Settings, points: Mapping[str, float], dropped: Colle
         own = worth(Settings(), chapter)
         merged = {n: p for n, p in merged.items() if not n.startswith(f"{chapter}.") or own[n.partition(".")[2]] != p}
     try:
-        return checked(replace(settings, points=merged, dropped=tuple(sorted(dropped))))
+        settled = checked(replace(settings, points=merged, dropped=tuple(sorted(dropped))))
+        for chapter in {name.partition(".")[0] for name in merged}:
+            if len(ungraded(settled, chapter)) == len(load(chapter).tasks):
+                raise ValueError(
+                    f"no function of {chapter} would be graded; --drop-chapter {chapter} takes it out of the course"
+                )
+        return settled
     except ValueError as error:
         raise CourseError(f"{error}; points are given as --points fsdp_loss=10") from None
 
