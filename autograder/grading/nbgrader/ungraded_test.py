@@ -35,7 +35,7 @@ def test_an_ungraded_function_is_named_in_the_notebook_and_earns_and_costs_nothi
     (page,), problems = write_feedback(course, "fsdp")
     assert not problems and UNGRADED in page.read_text()
     assert read_settings(course).budget == 240
-    changed(course, {NAME: 4.0})
+    changed(course, {NAME: 3.0})
     again = nbformat.read(course / "release" / "fsdp" / "fsdp.ipynb", as_version=4)
     assert not any("not graded" in each.source for each in again.cells)
     assert find_submissions(course, "fsdp")[0].key == before
