@@ -53,6 +53,10 @@ def init(
         list[str] | None,
         typer.Option(metavar="FUNCTION=POINTS", help="What a function is worth: fsdp_loss=10; 0 for not graded."),
     ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FUNCTION.FACT=FACTOR", help="Times a limit: 'fsdp_loss.live temporaries=1.5'; 1: ours."),
+    ] = None,
     drop_chapter: Annotated[
         list[str] | None,
         typer.Option(metavar="CHAPTER", help="A chapter that no longer counts; --chapter takes it back."),
@@ -95,6 +99,7 @@ def init(
     settings["exchange"] = str(exchange.resolve()) if exchange else None
     with spinner("making the course"):
         from autograder.grading.nbgrader.group import require_group
+        from autograder.grading.nbgrader.limited import parse_limits
         from autograder.grading.nbgrader.new_course import init_course
         from autograder.grading.nbgrader.points import parse_points
         from autograder.grading.nbgrader.rosters import read_students
@@ -109,6 +114,7 @@ def init(
             settings={field: value for field, value in settings.items() if value is not None},
             students=read_students(students) if students else [],
             points=parse_points(points or [], [*there, *chapters]),
+            limits=parse_limits(limit or [], [*there, *chapters]),
             drop=[require_chapter(each) for each in drop_chapter or []],
             withdraw=withdraw or [],
         )

@@ -74,11 +74,20 @@ class Judged:
         cases: Evidence of every case that was run.
         at_scale: Evidence at the realistic size; None if a check skips it.
         references: Figures of the reference and the naive baselines at scale, with this jax; may be empty.
+        factors: A course's factors on the limits of facts, by the fact's name.
+        adjustable: Facts whose limit a course may change, filled while facts are computed.
     """
 
     cases: list[Evidence]
     at_scale: Evidence | None
     references: dict[str, Any]
+    factors: Mapping[str, float] = field(default_factory=dict)
+    adjustable: set[str] = field(default_factory=set)
+
+    def factor(self, name: str) -> float:
+        """The course's factor on a fact's limit; 1 if it keeps that limit."""
+        self.adjustable.add(name)
+        return self.factors.get(name, 1.0)
 
     @property
     def all(self) -> list[Evidence]:

@@ -22,6 +22,7 @@ from autograder.grading.nbgrader.course import (
 )
 from autograder.grading.nbgrader.group import share
 from autograder.grading.nbgrader.ledger import TRIES, Entry, Ledger, digest, needs_human
+from autograder.grading.nbgrader.limited import require_possible, require_stated
 from autograder.grading.nbgrader.names import name_problem, same_name, student_name
 from autograder.grading.nbgrader.points import require_released, scaled, ungraded, worth
 from autograder.grading.nbgrader.pools import Job, NewPool, Outcome, dask_pool, grade_one, local_pool, verdict_for_all
@@ -96,7 +97,10 @@ def grade_course(
             require_released(course, assignment)
             requested = tuple(sorted(requested_by(course, assignment).items()))
             settings = read_settings(course)
-            chosen_here = ungraded(settings, assignment), settings.budget
+            factors = require_stated(course, assignment)
+            require_possible(assignment, factors)
+            own_limits = tuple((name, tuple(each.items())) for name, each in factors.items())
+            chosen_here = ungraded(settings, assignment), settings.budget, own_limits
             model = Job(
                 assignment, "", b"", "", secret(course), level, fingerprint(assignment), limits, requested, *chosen_here
             )

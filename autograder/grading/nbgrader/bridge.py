@@ -19,9 +19,10 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets.config import Config, PyFileConfigLoader
 
 from autograder.contract.verdict import NEEDS_HUMAN, Report, Result
-from autograder.grading.inside.intake import read_notebook
+from autograder.grading.inside.intake import Cell, read_notebook
 from autograder.grading.nbgrader.course import CONFIG_FILE, CourseError, open_ledger
 from autograder.grading.nbgrader.ledger import digest
+from autograder.grading.nbgrader.limited import require_same
 from autograder.grading.nbgrader.points import require_agreement, scaled, worth
 from autograder.grading.nbgrader.restore import is_missing, restore
 from autograder.grading.nbgrader.settings import read_settings
@@ -96,11 +97,14 @@ def configuration(course: Path, assignment: str, student: str = "") -> Config:
 
 
 class Agrees(NbGraderPreprocessor):
-    """Require, before a notebook is released, that its graded cells are those of the course."""
+    """Require, before a notebook is released, that its graded cells and its limits are those of the course."""
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         chapter = resources["nbgrader"]["assignment"]
-        require_agreement(nb, chapter, read_settings(Path.cwd()), f"source/{chapter}/{chapter}.ipynb")
+        settings, where = read_settings(Path.cwd()), f"source/{chapter}/{chapter}.ipynb"
+        require_agreement(nb, chapter, settings, where)
+        code = [Cell("", cell.source) for cell in nb.cells if cell.cell_type == "code"]
+        require_same(code, chapter, settings, where)
         return nb, resources
 
 

@@ -51,6 +51,7 @@ class Job:
         variants: The course's variants by function.
         ungraded: Functions that the course does not grade.
         budget: The course's processor seconds for a submission; 0 for the usual limit.
+        factors: The course's factors on limits, by function and fact.
     """
 
     chapter: str
@@ -64,6 +65,7 @@ class Job:
     variants: tuple[tuple[str, str], ...] = ()
     ungraded: tuple[str, ...] = ()
     budget: float = 0.0
+    factors: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -220,12 +222,13 @@ def _warm_grader(job: Job):
     from autograder.grading.outside import pipeline
     from autograder.grading.outside.sandbox import best_level
 
-    which = (job.chapter, job.secret, job.level, job.limits, job.variants, job.ungraded, job.budget)
+    which = (job.chapter, job.secret, job.level, job.limits, job.variants, job.ungraded, job.budget, job.factors)
     if _own.__dict__.get("which") != which or "grader" not in _own.__dict__:
         close_grader()
         level, limits = job.level or best_level(), job.limits or pipeline.LIMITS
         options = {"level": level, "limits": limits, "variants": dict(job.variants)}
         options |= {"ungraded": job.ungraded, "budget": job.budget}
+        options |= {"factors": {name: dict(each) for name, each in job.factors}}
         _own.grader = pipeline.Grader(job.chapter, secret=job.secret, **options)
         _own.which = which
     return _own.grader

@@ -30,6 +30,7 @@ class Settings:
     0 means that it is not graded. ``dropped`` has the chapters that no longer count, ``group`` the Unix group of the
     assistants, and ``site`` the address of the course's pages for links in feedback. ``budget`` is the processor
     seconds that a submission may take before a person has to look at it; 0 for the usual limit.
+    ``limits`` has factors on limits of facts, as ``chapter.function.fact``.
     """
 
     name: str = "course"
@@ -44,6 +45,7 @@ class Settings:
     group: str = ""
     site: str = ""
     budget: float = 0.0
+    limits: dict[str, float] = field(default_factory=dict)
 
 
 def read_settings(folder: Path) -> Settings:
@@ -87,6 +89,9 @@ def checked(settings: Settings) -> Settings:
             f"budget is {settings.budget:g}; it is processor seconds for a submission, at least {LEAST_BUDGET}, "
             "or 0 for the usual"
         )
+    for name, factor in settings.limits.items():
+        if len(name.split(".", 2)) != 3 or not 0.1 <= factor <= 10:
+            raise ValueError(f"the limit {name!r} is {factor:g}; write CHAPTER.FUNCTION.FACT and 0.1 to 10 times ours")
     if settings.site and not re.fullmatch(r"https?://[^\s\"'<>]+", settings.site):
         raise ValueError(f"the site is {settings.site!r}; write its address, such as https://example.org/meshcraft")
     return settings

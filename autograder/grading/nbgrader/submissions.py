@@ -76,11 +76,13 @@ def misplaced(course: Path) -> dict[str, str]:
 
 
 def _requested(course: Path, assignment: str) -> str:
-    """The course's variants and ungraded functions as text for the key of a verdict; empty if there are none."""
+    """The course's variants, ungraded functions and limits as text for the key of a verdict; empty for none."""
     settings = read_settings(course)
     requested = requested_in(settings.variants, assignment)
+    own = {name: factor for name, factor in sorted(settings.limits.items()) if name.startswith(f"{assignment}.")}
+    limits = "".join(f"|{name} {factor:g}" for name, factor in own.items())
     skipped = "".join(f"|{name} is not graded" for name in ungraded(settings, assignment))
-    return "".join(f"|{name}={variant}" for name, variant in requested.items()) + skipped
+    return "".join(f"|{name}={variant}" for name, variant in requested.items()) + skipped + limits
 
 
 @cache

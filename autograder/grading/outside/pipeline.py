@@ -53,6 +53,7 @@ LEAST = 1 / 6
 # The only verdicts that a student's process may claim.
 _THEIRS = (STUDENT_ERROR, LIMIT_EXCEEDED, FAIL, REFUSED)
 NONE: Mapping[str, str] = {}
+NO_LIMITS: Mapping[str, Mapping[str, float]] = {}
 _NO_MEMORY = ("bad_alloc", "out of memory", "Cannot allocate memory")
 
 
@@ -117,6 +118,7 @@ class Grader:
         limits: Limits for tracing one function, and for each of its Programs.
         variants: The course's variants by function; see ``varied``.
         ungraded: Functions that the course does not grade.
+        factors: The course's factors on limits, by function and fact.
         budget: The course's processor seconds for a submission; 0 for the usual limit.
     """
 
@@ -130,7 +132,9 @@ class Grader:
         variants: Mapping[str, str] = NONE,
         ungraded: Collection[str] = (),
         budget: float = 0.0,
+        factors: Mapping[str, Mapping[str, float]] = NO_LIMITS,
     ):
+        self.factors = factors
         self.variants, self.ungraded, self.budget = variants, ungraded, budget
         self.chapter, self.secret, self.level, self.limits = chapter, secret, level, limits
         self.contract = load(chapter)
@@ -181,9 +185,8 @@ class Grader:
 
     def _grade_task(self, task: Task, notebook: Notebook, budget: Budget, *, patient: bool) -> tuple[Result, bool]:
         variant = self.variants.get(task.name, "")
-        planned = plan(
-            self.chapter, task, stretched=True, secret=self.secret, submission=notebook.digest, variant=variant
-        )
+        how: dict[str, Any] = {"variant": variant, "factors": self.factors.get(task.name, {})}
+        planned = plan(self.chapter, task, stretched=True, secret=self.secret, submission=notebook.digest, **how)
         request = trace_request(self.chapter, task, notebook, planned.traced, self.limits, patient=patient)
         denied: tuple[str, ...] = ()
         left_out = False
