@@ -24,6 +24,7 @@ def changed(course, *given):
 
 def limit_of(result):
     (fact,) = [fact for fact in result.facts if fact.name == FACT]
+    assert isinstance(fact.limit, float)
     return fact.limit
 
 
