@@ -51,7 +51,12 @@ def init(
         float | None, typer.Option(metavar="MINUTES", help="How late counts as on time; 15, for example.")
     ] = None,
     points: Annotated[
-        list[str] | None, typer.Option(metavar="FUNCTION=POINTS", help="What a function is worth: fsdp_loss=10.")
+        list[str] | None,
+        typer.Option(metavar="FUNCTION=POINTS", help="What a function is worth: fsdp_loss=10; 0 for not graded."),
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FUNCTION.FACT=FACTOR", help="Times a limit: 'fsdp_loss.live temporaries=1.5'; 1: ours."),
     ] = None,
     drop_chapter: Annotated[
         list[str] | None,
@@ -73,6 +78,10 @@ def init(
     exchange: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="nbgrader's exchange, which students can reach.")
     ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Processor time of a submission before a person looks; 0: the usual."),
+    ] = None,
     variants: Annotated[
         bool | None,
         typer.Option("--variants/--no-variants", help="Ask for variants of some functions, drawn from the secret."),
@@ -87,9 +96,11 @@ def init(
     chapters = [require_chapter(each) for each in chapter or (known if new else [])]
     settings = {"name": name, "late_per_day": _percent(late_per_day), "late_at_most": _percent(late_at_most)}
     settings |= {"vary": variants, "late_grace": late_grace, "group": group, "site": site and site.rstrip("/")}
+    settings["budget"] = budget
     settings["exchange"] = str(exchange.resolve()) if exchange else None
     with spinner("making the course"):
         from autograder.grading.nbgrader.group import require_group
+        from autograder.grading.nbgrader.limited import parse_limits
         from autograder.grading.nbgrader.new_course import init_course
         from autograder.grading.nbgrader.points import parse_points
         from autograder.grading.nbgrader.register import log
@@ -106,6 +117,7 @@ def init(
             settings={field: value for field, value in settings.items() if value is not None},
             students=read_students(students) if students else [],
             points=parse_points(points or [], [*there, *chapters]),
+            limits=parse_limits(limit or [], [*there, *chapters]),
             drop=[require_chapter(each) for each in drop_chapter or []],
             withdraw=withdraw or [],
         )

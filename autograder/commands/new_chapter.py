@@ -34,8 +34,8 @@ next, in the course folder
   meshcraft check {name} --solution
   meshcraft check-course {name}
   meshcraft init . --chapter {name}
-then edit solutions/{name}.py and chapters/{name}/ (wrapping.py, __init__.py, chapter.toml, mutants.py, alternatives.py,
-hints.md). The page "An exercise of your own" says how."""
+then edit solutions/{name}.py and chapters/{name}/ (wrapping.py, __init__.py, chapter.toml, page.md, mutants.py,
+alternatives.py, hints.md). The page "An exercise of your own" says how."""
 
 
 def new_chapter(
@@ -82,7 +82,8 @@ def _in_course(folder: Path, words: dict[str, str], after: str) -> None:
         raise UsageError(f"{folder} is not a course folder; `meshcraft init {folder}` makes one")
     moved = {Path(path.as_posix().removeprefix("autograder/")): text for path, text in _files(words).items()}
     files = {path: text for path, text in moved.items() if path.parts[0] != "site"}
-    files[Path("chapters", name, "chapter.toml")] = _filled(TEMPLATE / "chapter.toml.template", words)
+    for more in ("chapter.toml", "page.md"):
+        files[Path("chapters", name, more)] = _filled(TEMPLATE / f"{more}{SUFFIX}", words)
     if there := [str(path) for path in files if (folder / path).exists()]:
         raise UsageError(f"{listed(there)} would be overwritten; move it away, or choose another name than {name}")
     _write(folder, files)

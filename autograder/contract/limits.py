@@ -42,10 +42,11 @@ def temporaries_within(judged: Judged, ratio: float, hint: str, **how: Any) -> F
 def temporaries_at_most(judged: Judged, most: Callable[[Case[Any]], int], hint: str, *, weight: float = 1) -> Fact:
     """Limit live temporaries at scale to this many bytes, a closed form of the case."""
     name, figure, e = "live temporaries", "temporaries", judged.at_scale
+    factor = judged.factor(name)
     if barred := _barred(name, Kind.MEMORY, judged, figure, weight=weight):
         return barred
     assert e
-    resident, limit = e.memory.temporaries, most(e.case)
+    resident, limit = e.memory.temporaries, factor * most(e.case)
     message, line = _at_the_peak(e, f"{in_bytes(limit)} are allowed", hint) if resident > limit else ("", "")
     known = {key: judged.references[figure].get(key) for key in (REFERENCE, NAIVE)}
     return facts.at(e, name, Kind.MEMORY, message, resident, limit, unit=Unit.BYTES, line=line, weight=weight, **known)
@@ -88,10 +89,11 @@ def largest_within(
 ) -> Fact:
     """Limit the elements of every temporary at scale to ``most``; ``least`` as for ``_within``."""
     name, e = "largest temporary", judged.at_scale
+    factor = judged.factor(name)
     if barred := _barred(name, Kind.MEMORY, judged, "temporaries", least=least, weight=weight):
         return barred
     assert e
-    largest, elements, limit = e.memory.largest, e.memory.largest_numbers, most(e.case)
+    largest, elements, limit = e.memory.largest, e.memory.largest_numbers, factor * most(e.case)
     message, line = "", ""
     if largest and elements > limit:
         message = f"an array {_array(largest)} is held at some moment, {elements:,} elements. {hint}"
@@ -299,6 +301,7 @@ def _within(
         than: ``reference`` or ``naive``.
         least: The share of the reference's FLOPs below which part of the work must be missing.
     """
+    ratio *= judged.factor(name)
     if barred := _barred(name, kind, judged, figure, than, least, weight):
         return barred
     e, known = judged.at_scale, judged.references[figure]

@@ -21,9 +21,10 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets.config import Config, PyFileConfigLoader
 
 from autograder.contract.verdict import NEEDS_HUMAN, Report, Result
-from autograder.grading.inside.intake import read_notebook
+from autograder.grading.inside.intake import Cell, read_notebook
 from autograder.grading.nbgrader.course import CONFIG_FILE, CourseError, open_ledger
 from autograder.grading.nbgrader.ledger import digest
+from autograder.grading.nbgrader.limited import require_same
 from autograder.grading.nbgrader.points import require_agreement, scaled, worth
 from autograder.grading.nbgrader.restore import is_missing, restore
 from autograder.grading.nbgrader.settings import read_settings
@@ -32,6 +33,7 @@ from autograder.render import facts_html
 
 MISSING = "The cell for this answer is not in the notebook that was handed in; a person looks for the answer."
 RECEIPT = ("timestamp.txt", "submission_secret.txt")  # of a submission through the exchange
+UNGRADED = "This function is not graded in this course."
 FORMGRADER = Path(nbgrader.__file__).parent / "server_extensions" / "formgrader" / "templates"
 
 
@@ -116,11 +118,14 @@ class ReleaseFeedback(ExchangeReleaseFeedback):
 
 
 class Agrees(NbGraderPreprocessor):
-    """Require, before a notebook is released, that its graded cells are those of the course."""
+    """Require, before a notebook is released, that its graded cells and its limits are those of the course."""
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         chapter = resources["nbgrader"]["assignment"]
-        require_agreement(nb, chapter, read_settings(Path.cwd()), f"source/{chapter}/{chapter}.ipynb")
+        settings, where = read_settings(Path.cwd()), f"source/{chapter}/{chapter}.ipynb"
+        require_agreement(nb, chapter, settings, where)
+        code = [Cell("", cell.source) for cell in nb.cells if cell.cell_type == "code"]
+        require_same(code, chapter, settings, where)
         return nb, resources
 
 
@@ -198,6 +203,9 @@ def _summary(result: Result) -> dict[str, Any]:
 def _output(cell: NotebookNode, results: dict[str, Result]) -> NotebookNode:
     name = cell.metadata.nbgrader.grade_id
     result = results.get(name.removeprefix(CHECK))
+    if result is None and not cell.metadata.nbgrader.points:
+        data = {"text/plain": "0.0", "text/html": f"<p>{UNGRADED}</p>"}
+        return new_output("execute_result", data=data, execution_count=None)
     if result is None:
         raise BridgeError(f"no verdict for the cell {name}; grade this submission again")
     points = float(cell.metadata.nbgrader.points)

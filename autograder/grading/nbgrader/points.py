@@ -29,6 +29,12 @@ def worth(settings: Settings, chapter: str) -> dict[str, float]:
     return {name: settings.points.get(f"{chapter}.{name}", points) for name, points in own.items()}
 
 
+def ungraded(settings: Settings, chapter: str) -> tuple[str, ...]:
+    """The chapter's functions that this course does not grade: those worth 0 points."""
+    points = worth(settings, chapter)
+    return tuple(task.name for task in load(chapter).tasks if not points[task.name])
+
+
 def scaled(report: Report, points: Mapping[str, float]) -> Report:
     """The report with each function's points out of what it is worth in this course."""
     return replace(report, functions=tuple(_scaled(result, points) for result in report.functions))
@@ -75,13 +81,15 @@ def set_points(notebook: NotebookNode, points: Mapping[str, float], before: Mapp
             cell.metadata.nbgrader.points = points[name]
             changed = True
     for name in points:
-        heading = re.compile(
-            rf"(^##+ .*`{re.escape(name)}`.*\n\n\*[^\n]*; ){before[name]:g} points?(\.\*)$", re.MULTILINE
-        )
+        heading = re.compile(rf"(^##+ .*`{re.escape(name)}`.*\n\n\*[^\n]*; ){_said(before[name])}(\.\*)$", re.MULTILINE)
         for cell in notebook.cells:
-            says = f"{points[name]:g} point{'s' * (points[name] != 1)}"
+            says = _said(points[name])
             cell.source = heading.sub(lambda found, says=says: f"{found[1]}{says}{found[2]}", cell.source)
     return changed
+
+
+def _said(points: float) -> str:
+    return f"{points:g} point{'s' * (points != 1)}" if points else "not graded in this course"
 
 
 def points_in(notebook: NotebookNode) -> dict[str, float]:
