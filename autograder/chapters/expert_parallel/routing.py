@@ -77,6 +77,7 @@ ROUTE = Task(
         Case("6 experts", ALONE, _FEW, quick=True),
         Case("one choice of 5 experts", ALONE, Routing(tokens=17, num_experts=5, k=1, capacity=3), quick=True),
         Case("all of 3 experts", ALONE, Routing(tokens=8, num_experts=3, k=3, capacity=6)),
+        Case("more experts than tokens", ALONE, Routing(tokens=5, num_experts=9, k=2, capacity=2)),
     ),
     unseen=lambda rng: unseen_case(rng, unseen_routing(rng), (1,)),
     draw=draw_route,
