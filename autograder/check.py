@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from autograder.checking.judging import (
     judge_function,
     judge_traced,
     locate_file,
+    plan_of_callee,
     trace_function,
     tracer,
 )
@@ -59,7 +61,7 @@ class CheckResult:
 
         console = Console(width=100)
         with console.capture() as capture:
-            console.print(facts_table(self.report))
+            console.print(facts_table(self.report), crop=False)
         return capture.get().rstrip()
 
 
@@ -95,7 +97,7 @@ def check(function: Callable[..., Any], *, variant: str | None = None) -> CheckR
 
     def first_case(other: Task) -> Result:
         called = getattr(function, "__globals__", {})[other.name]
-        small = _first_case(chapter, other)
+        small = plan_of_callee(chapter, other, result)
         return judge_traced(small, trace_function(other, called, small.traced, labels.get))
 
     try:
@@ -116,11 +118,11 @@ def check(function: Callable[..., Any], *, variant: str | None = None) -> CheckR
 def _remember_and_suggest(chapter: str, result: Result, *, kept: bool) -> tuple[str, ...]:
     """Record the verdict if file and kernel agree; after a pass, suggest the next step."""
     names = [task.name for task in load(chapter).tasks]
-    passed = {result.name: result.verdict == PASS}
-    if kept and (path := path_here()):
+    path = path_here()
+    if kept and path:
         remember(path, chapter, [result])
-        passed = passing(path, chapter)
-    return (way_on(chapter, result, next_function(names, passed, result.name)),) if result.verdict == PASS else ()
+    passed = (passing(path, chapter) if path else {}) | {result.name: result.verdict == PASS}
+    return (way_on(chapter, result, next_function(names, passed)),) if result.verdict == PASS else ()
 
 
 def _trace_in_background(task: Task, function: FromNotebook, cases: list[Case[Any]]) -> Future[Traced | Problem]:
@@ -129,11 +131,6 @@ def _trace_in_background(task: Task, function: FromNotebook, cases: list[Case[An
     future = pool.submit(trace_function, task, function, cases, locate_cell)
     pool.shutdown(wait=False)
     return future
-
-
-def _first_case(chapter: str, task: Task) -> Plan:
-    planned = plan(chapter, task)
-    return replace(planned, cases=planned.first.cases[:1], at_scale=None)
 
 
 def check_notebook(
@@ -183,17 +180,19 @@ def check_cells(
     alone = len(tasks) == 1 and not more
     exports = [(one.task, (one.first if alone else one).traced, "cpu") for one in planned]
     exports += [export for each in more for task in tasks if task.at_scale for export in each.exports(task)]
+    progress("running the notebook's cells")
     source.trace(_missing(exports))
     report = _judged(chapter, planned, lambda task: (source, locate_cell), progress, more)
 
-    def first_case(other: Task) -> Result:
-        known = next((result for result in report.functions if result.name == other.name), None)
-        small = _first_case(chapter, other)
-        return known or judge_traced(small, source.programs(other, small.traced, "cpu"))
+    def judged(other: Task, caller: Result) -> Result:
+        if known := next((result for result in report.functions if result.name == other.name), None):
+            return known
+        small = plan_of_callee(chapter, other, caller)
+        return judge_traced(small, source.programs(other, small.traced, "cpu"))
 
     def with_more(task: Task, result: Result) -> Result:
         used = [found.uses for found in source.traced.get((task.name, "cpu"), ()) if isinstance(found, Traced)]
-        result = with_fault(chapter, result, used[0] if used else {}, first_case)
+        result = with_fault(chapter, result, used[0] if used else {}, partial(judged, caller=result))
         return with_quotes(result, notebook.line)
 
     report = replace(report, functions=tuple(map(with_more, tasks, report.functions)))
@@ -243,7 +242,7 @@ def _judged(
         function, locate = find(one.task)
         name = one.task.name
         result, _ = judge_function(one, function, locate, lambda text, name=name: progress(f"{name}: {text}"))
-        for each in more if one.task.at_scale and result.facts else ():
+        for each in more if one.task.at_scale and result.facts and not result.message else ():
             result = with_facts(result, each.facts(one.task, result, function, locate))
         results.append(result)
     return Report(chapter, tuple(results), notes=tuple(note for each in more for note in each.notes))

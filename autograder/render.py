@@ -28,6 +28,8 @@ from autograder.contract.verdict import (
     Report,
     Result,
     Unit,
+    counted,
+    listed,
     size,
 )
 
@@ -85,10 +87,18 @@ def facts_table(judgement: Report | Result) -> Group:
     results = judgement.functions if isinstance(judgement, Report) else (judgement,)
     parts = [part for result in results for part in _result_rich(result)]
     if isinstance(judgement, Report):
-        parts += [Text(plain(note), style="dim") for note in judgement.notes]
+        parts += [_note_rich(note) for note in judgement.notes]
         if len(results) > 1:
             parts.append(Text(f"{number(judgement.points)} of {number(judgement.max_points)} points", style="bold"))
     return Group(*parts)
+
+
+def _note_rich(note: str) -> Text:
+    """A note, the command in it on a line that a terminal does not break: print it with ``crop=False``."""
+    before, command, *after = [*plain(note).split("`"), ""]
+    if command.startswith("meshcraft ") and after == ["", ""]:
+        return Text(f"{before.rstrip(' ,')}:\n  {command}", style="dim", no_wrap=True, overflow="ignore")
+    return Text(plain(note), style="dim")
 
 
 def plain(text: object) -> str:
@@ -288,8 +298,13 @@ def _result_rich(result: Result) -> list[RenderableType]:
         parts.append(_remark_rich(_line_rich(result.line, result.quoted), result.message))
     if result.original:
         parts.append(Text(f"  {ORIGINAL}: `meshcraft check … --json`", style="dim"))
-    if result.shown:
-        parts.append(_facts_rich(result.shown))
+    short = any(fact.passed is False for fact in result.shown)
+    folded = [fact for fact in result.shown if fact.passed or (fact.passed is None and not fact.interval)]
+    rows = tuple(fact for fact in result.shown if not short or fact not in folded)
+    if rows:
+        parts.append(_facts_rich(tuple(sorted(rows, key=lambda fact: fact.passed is not False))))
+    if short and folded:
+        parts.append(Text(_others(folded), style="dim"))
     for fact in result.shown:
         if not fact.passed and (fact.message or fact.line):
             where = _line_rich(fact.line, result.quoted, (f"{_mark(fact)} ", "red"), (plain(fact.name), "bold"), "  ")
@@ -298,6 +313,15 @@ def _result_rich(result: Result) -> list[RenderableType]:
     if result.denied:
         parts.append(Text(f"\n{DENIED}: {', '.join(map(plain, result.denied))}", style="dim"))
     return [*parts, ""]
+
+
+def _others(facts: list[Fact]) -> str:
+    """Facts that pass, or were not measured, in one line below those that failed."""
+    passed = sum(bool(fact.passed) for fact in facts)
+    unmeasured = [plain(fact.name) for fact in facts if fact.passed is None]
+    parts = [f"{counted(passed, 'other fact')} {'passes' if passed == 1 else 'pass'}"] if passed else []
+    parts += [f"{NOT_MEASURED}: {listed(unmeasured)}"] if unmeasured else []
+    return "; ".join(parts)
 
 
 def _line_rich(line: str, quoted: Mapping[str, str], *before: str | tuple[str, str]) -> Text:

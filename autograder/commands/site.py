@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -26,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HOST, PORT = "127.0.0.1", 8000
 SOURCES = ("site", "course", "autograder", "solutions", "exercises")
 KINDS = tuple(".md .py .json .toml .yml .html .css .js .svg .ipynb".split())
+_INSTALL = f"{sys.executable} -m pip install -e '{ROOT}[site]'"
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 WRITTEN_LAST = Path("search/search_index.json")  # missing from an interrupted build
 
 
@@ -78,19 +81,30 @@ def _bring_up_to_date(built: Path, say: Callable[[str], None]) -> None:
         if mark.exists():
             return complain(f"the pages are older than their sources, and {missing[0]}, which builds them, is missing")
         raise UsageError(
-            f"the pages have to be built, and {missing[0]} is not installed; install what builds them: "
-            f"{sys.executable} -m pip install -e '{ROOT}[site]'"
+            f"the pages have to be built, and {missing[0]} is not installed; install what builds them: {_INSTALL}"
         )
     err().print("building the pages; the first time it takes some minutes", style="dim")
     command = [sys.executable, "-m", "mkdocs", "build", "-f", str(ROOT / "site" / "mkdocs.yml"), "-d", str(built)]
     lines = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
+    environment = {**os.environ, "NO_COLOR": "1", "NO_MKDOCS_2_WARNING": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as running:
         for line in running.stdout or ():
-            lines.append(line)
-            say(line.strip().removeprefix("INFO").strip(" -"))
+            lines.append(_ESCAPES.sub("", line))
+            say(lines[-1].strip().removeprefix("INFO").strip(" -"))
     if running.returncode:
-        complain("the pages could not be built:\n" + "".join(lines[-12:]))
+        complain(_why_not(lines))
         raise SystemExit(FAULT)
+
+
+def _why_not(lines: list[str]) -> str:
+    """The errors in MkDocs' output, or its last lines if it names none, and what to install for a missing plugin."""
+    errors = [line for line in lines if line.startswith(("ERROR", "CRITICAL"))] or lines[-12:]
+    text = f"the pages could not be built:\n{''.join(errors)}".rstrip()
+    if "plugin is not installed" in text or "No module named" in text:
+        text += f"\ninstall what builds them: {_INSTALL}"
+    return text
 
 
 def _newest() -> float:

@@ -78,3 +78,12 @@ def test_wrong_use_is_a_sentence(meshcraft, repository, monkeypatch):
     assert "the pages are older than their sources" in meshcraft("site", "fsd").err
     (repository / "site" / "mkdocs.yml").unlink()
     assert "run it in a clone" in meshcraft("site").err
+
+
+def test_what_cannot_be_built_is_the_error_alone_and_what_to_install(meshcraft, repository):
+    (repository / "site" / "mkdocs.yml").write_text(CONFIG.replace("}]}", "}], plugins: [nosuchplugin]}"))
+    ended = meshcraft("site")
+    assert ended.status == 3 and "\x1b" not in ended.err and "Material" not in ended.err
+    shown = ended.err.splitlines()[1:]
+    assert shown[0] == "meshcraft: the pages could not be built:" and len(shown) == 3
+    assert "nosuchplugin" in shown[1] and "-m pip install -e" in shown[2]

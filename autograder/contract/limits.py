@@ -8,7 +8,7 @@ from typing import Any
 from autograder.contract import facts
 from autograder.contract.facts import plain, unmeasured
 from autograder.contract.task import Case, Evidence, Judged
-from autograder.contract.verdict import Fact, Kind, Limit, Unit, counted, size
+from autograder.contract.verdict import Fact, Kind, Limit, Unit, counted, in_bytes
 
 # A forward and backward pass is 3/4 of a step that recomputes every activation, slightly less if the first
 # layer's input needs no gradient.
@@ -46,26 +46,24 @@ def temporaries_at_most(judged: Judged, most: Callable[[Case[Any]], int], hint: 
         return barred
     assert e
     resident, limit = e.memory.temporaries, most(e.case)
-    message, line = _at_the_peak(e, f"{limit:,.0f} are allowed", hint) if resident > limit else ("", "")
+    message, line = _at_the_peak(e, f"{in_bytes(limit)} are allowed", hint) if resident > limit else ("", "")
     known = {key: judged.references[figure].get(key) for key in (REFERENCE, NAIVE)}
     return facts.at(e, name, Kind.MEMORY, message, resident, limit, unit=Unit.BYTES, line=line, weight=weight, **known)
 
 
 def _at_the_peak(e: Evidence, allowed: str, hint: str) -> tuple[str, str]:
-    message, largest = f"at the peak {_bytes(e.memory.temporaries)} of temporaries live at once, {allowed}", None
+    message, largest = f"at the peak {in_bytes(e.memory.temporaries)} of temporaries live at once, {allowed}", None
     if e.memory.alive:
-        largest, *others = e.memory.alive
-        message += f"; the largest, {_array(largest)}, has {_bytes(largest.bytes)}"
-        alike = [other for other in others if _array(other) == _array(largest)]
-        if another := next((other.line for other in alike if other.line not in ("", largest.line)), ""):
-            message += f", and so has another one from {another}"
+        largest = e.memory.alive[0]
+        alike = [other for other in e.memory.alive if _array(other) == _array(largest)]
+        message += f"; the largest, {_array(largest)}, has {in_bytes(largest.bytes)}"
         if len(alike) > 1:
-            message += f" ({len(alike) + 1} of this shape have {_bytes((len(alike) + 1) * largest.bytes)} in all)"
+            message += (
+                f", and the {len(alike)} of this shape have {in_bytes(sum(other.bytes for other in alike))} together"
+            )
+        if another := next((other.line for other in alike if other.line not in ("", largest.line)), ""):
+            message += f", one of them from {another}"
     return f"{message}. {hint}", largest.line if largest else ""
-
-
-def _bytes(number: float) -> str:
-    return size(number) or f"{number:,.0f} bytes"
 
 
 def _array(temporary: Any) -> str:

@@ -22,6 +22,8 @@ from autograder.contract.wrapping import Mismatch, Traceable, trace
 from autograder.grading.inside.wording import worded
 from course.program import Locate, Program, ProgramError
 
+IT_RUNS = "it runs"
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -122,7 +124,7 @@ def trace_cases(
         before = f"in {called}, which {task.name} calls{_call(error, task, locate)}: " if called else ""
         others = [other.mesh_text for other in cases if other.name in programs]
         there = case and case.mesh_text not in others
-        where = f" (on mesh {case.mesh_text}; on mesh {others[0]} it runs)" if case and others and there else ""
+        where = f" (on mesh {case.mesh_text}; on mesh {others[0]} {IT_RUNS})" if case and others and there else ""
         return replace(result, message=f"{before}{result.message}{where}")
     return Traced(programs, line)
 

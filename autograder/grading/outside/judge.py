@@ -125,10 +125,10 @@ def judge(
     """
     seen = {} if seen is None else seen
     try:
-        for case in plan.cases:
+        for number, case in enumerate(plan.cases, 1):
             if case.name not in seen:
                 if progress:
-                    progress(case.name)
+                    progress(f"case {number} of {len(plan.cases)}, {case.name}")
                 seen[case.name] = _run(plan, case, programs, line, execute)
     except ProgramError as error:
         return stopped(plan.task, refused(str(error)[:2000]))

@@ -66,7 +66,7 @@ MISTAKES = [
     Mistake(
         "zero1_step",
         "gradients summed, not averaged",
-        r"begin with “gradients”.*leaf norm on mesh data=8: measured \S+, expected \S+ \(on data=0\)"
+        r"begin with “gradients”.*leaf norm on mesh data=8: measured \S+, expected \S+ \(on the device at data 0\)"
         r".*8 times too large.*sum or mean\?",
         {"return total / lax.axis_size(axis_name)": "return total"},
         never=r"the clipping, the two corrections|at \[0\]",
@@ -95,7 +95,8 @@ MISTAKES = [
     Mistake(
         "zero2_step",
         "parts stacked by the reverse scan",
-        r"at the peak [\d.]+ GiB.*has 384 MiB, and so has another one from zero2_step:\d+( \([^)]*\))?\. "
+        r"at the peak [\d.]+ GiB.*has 384 MiB, and the \d of this shape have \S+ \S+ together, "
+        r"one of them from zero2_step:\d+\. "
         r"No stack of whole gradients lives then: is there a second stack of parts\?",
         SCATTERED,
         never="Whose gradient is whole",
