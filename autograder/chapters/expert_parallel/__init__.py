@@ -51,7 +51,7 @@ PROMISES = {
     },
     "balancing_loss": {
         "the mean over devices of what you return is the loss over all tokens": BOTH,
-        "Which of the two factors must a device know": (),
+        "Of `load` and `gate`, which must be over all tokens": (),
         "Balance without a loss is what the bias is for": ("values",),
         "One that got exactly its share keeps its bias": ("values",),
         "Return it too": ("values",),
