@@ -41,6 +41,7 @@ PROMISES = {
         "The bias is no parameter: it only steers the choice": BOTH,
         "Shapes must be known before any token is": (),
         "A choice that finds it full is *dropped*": ("values",),
+        "`top_k` takes the lower index": ("values",),
         "Write `route`": (),
         "Everything is exact": ("values",),
         "Of equal scores, the lower index counts as larger": ("values",),

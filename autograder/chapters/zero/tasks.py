@@ -301,7 +301,8 @@ def sharded_adamw_facts(judged: Judged) -> list[Fact]:
 _PARTS = {
     "values/norm": "Of which devices' parts is it the norm, and before or after clipping? ",
     "values/state/count": (
-        "The norm is right. How many updates have been made, this one included, and do the corrections use that number? "
+        "The norm is right. How many updates have been made, this one included, and do the corrections use that "
+        "number? "
     ),
     "values/state": "Norm and count are right. Which factor scales the gradient, and for which leaves? ",
     "values/params": (
