@@ -217,9 +217,9 @@ def time_gained(judged: Judged, share: float, hint: str, *, weight: float = 1) -
     took, most, message = e.timeline.seconds, known[NAIVE] - share * judged.references["exposed"][NAIVE], ""
     if took > most:
         message = (
-            f"on {e.timeline.machine} a step takes {_ms(took)} ms and the naive baseline's {_ms(known[NAIVE])} ms. "
-            f"Hiding the communication should save at least {share:.2g} of what that exposes, and work that only fills "
-            f"the wait saves nothing. {hint}"
+            f"on {e.timeline.machine} a step takes {_ms(took)} ms, and the naive baseline takes {_ms(known[NAIVE])} "
+            f"ms. Hiding the communication should save at least {share:.2g} of what that exposes, and work that only "
+            f"fills the wait saves nothing. {hint}"
         )
     shown = {key: 1e3 * known[key] for key in (REFERENCE, NAIVE) if key in known}
     how = {"unit": Unit.MILLISECONDS, "of": e.timeline.machine, "weight": weight}

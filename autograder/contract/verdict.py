@@ -259,7 +259,7 @@ class Result:
         wrong = {kind: _WRONG[kind] for kind in _WRONG if any(fact.kind == kind for fact in self.missed)}
         values = [fact.name for fact in self.missed if fact.kind is Kind.VALUES]
         if values and "values" not in values:
-            wrong[Kind.VALUES] = f"wrong {listed(f'“{name}”' for name in values)}"
+            wrong[Kind.VALUES] = f"wrong {listed(values)}"
         if wrong:
             text = " and ".join(wrong.values()).capitalize()
             return f"{text} earn nothing, whatever else is met. {self.together}".strip()

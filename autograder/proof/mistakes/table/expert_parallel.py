@@ -22,4 +22,52 @@ MISTAKES = [
         },
         never="has what belongs",
     ),
+    Mistake(
+        "route",
+        "gates divided by their sum",
+        r"Of which numbers is a gate",
+        {
+            "return jnp.take_along_axis(gates, experts, axis=1), experts": (
+                "kept = jnp.take_along_axis(gates, experts, axis=1)\n"
+                "    return kept / kept.sum(1, keepdims=True), experts"
+            )
+        },
+    ),
+    Mistake(
+        "balancing_loss",
+        "each device's own balance",
+        r"A mean of products is not the product of means.*Which factor carries a gradient",
+        {
+            "lax.psum(jnp.sum(experts.reshape(-1, 1) == jnp.arange(num_experts), axis=0), axes)": (
+                "jnp.sum(experts.reshape(-1, 1) == jnp.arange(num_experts), axis=0)"
+            ),
+            "bias + rate * jnp.sign(1 / num_experts - load)": (
+                "bias + rate * jnp.sign(1 / num_experts - lax.pmean(load, axes))"
+            ),
+        },
+    ),
+    Mistake(
+        "balancing_loss",
+        "bias in proportion",
+        r"By how much does a bias change",
+        {"jnp.sign(1 / num_experts - load)": "(1 / num_experts - load)"},
+    ),
+    Mistake(
+        "dispatch",
+        "dropped tokens in the last place",
+        r"where does a dropped choice go\?.*the gradient in the case.*what does a dropped choice add to it",
+        {'mode="drop"': 'mode="clip"'},
+    ),
+    Mistake(
+        "combine",
+        "mean over choices",
+        r"0\.5 times what it should be\. Is it the sum over a token's choices of gate times result",
+        {"jnp.sum(gates[:, :, None] * each, axis=1)": "jnp.mean(gates[:, :, None] * each, axis=1)"},
+    ),
+    Mistake(
+        "moe_step",
+        "experts averaged over both axes",
+        r"4 times too large, and axis 'expert' has that size: sum or mean",
+        {"return lax.pmean(gradient, data_axis) / lax.axis_size(expert_axis)": "return lax.pmean(gradient, data_axis)"},
+    ),
 ]

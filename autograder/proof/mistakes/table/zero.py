@@ -15,7 +15,7 @@ MISTAKES = [
     Mistake(
         "shard_optimizer_state",
         "split along the first dim",
-        r"Wrong “split dims” earn nothing.*leaf .* on mesh data=8: measured P\('data'\)",
+        r"Wrong split dims earn nothing.*leaf .* on mesh data=8: measured P\('data'\)",
         {
             "parts, specs = shard_params(params, axis_name, min_size)": (
                 "parts, specs = shard_params(params, axis_name, min_size)\n"
@@ -30,8 +30,28 @@ MISTAKES = [
     Mistake(
         "global_norm",
         "split leaves counted twice",
-        r"How often does each element of each leaf count.*One norm for all devices",
+        r"It is too large: which leaf is added up over devices.*One norm for all devices",
         {"lax.psum(total, axes) if axes else total": "lax.psum(total, axes) if axes else 2 * total"},
+    ),
+    Mistake(
+        "global_norm",
+        "nothing added up",
+        r"No device knows the parts of the others",
+        {"lax.psum(total, axes) if axes else total": "total"},
+        never="too large",
+    ),
+    Mistake(
+        "global_norm",
+        "first of several axes",
+        r"Devices disagree: of which leaves are parts missing\? An entry of a spec may name several axes",
+        {"lax.psum(total, axes) if axes else total": "lax.psum(total, axes[:1]) if axes else total"},
+    ),
+    Mistake(
+        "sharded_adamw",
+        "count not raised",
+        r"The norm is right\. How many updates have been made, this one included",
+        {'state["count"] + 1': 'state["count"]'},
+        never="Which factor",
     ),
     Mistake(
         "sharded_adamw",
