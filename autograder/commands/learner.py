@@ -1,4 +1,4 @@
-"""The learner's commands: list, start, check, watch, hint, reset."""
+"""The learner's commands: list, start, check, hint, reset."""
 
 from __future__ import annotations
 
@@ -215,21 +215,6 @@ def _more_facts(chapter: str, aot: bool, mesh: Mesh, say: Callable[[str], None])
 
         more.append(measured_here(chapter, say))
     return more
-
-
-def watch(
-    chapter: ChapterName,
-    notebook: NotebookFile = None,
-    script: Annotated[
-        bool, typer.Option("--script", help="Also write the notebook as a script next to it: edit either.")
-    ] = False,
-) -> None:
-    """Judge each change when you save, until you press q; keys show hints, the profile and more."""
-    require_chapter(chapter)
-    path = require_notebook(chapter, notebook)
-    with spinner("starting"):
-        from autograder.commands.watch import run
-    run(chapter, path, script=script)
 
 
 def hint(
