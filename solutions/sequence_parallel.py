@@ -199,7 +199,7 @@ if __name__ == "__main__":
 #
 # `jax.checkpoint(f)` saves the arguments of `f` instead of what it computes inside, and runs `f` again in the backward
 # pass. A product whose result only the next step needs is then not run again, but a collective in front of it is. So
-# with the right borders, a layer saves *less* than the formula, and repeats a norm, a GELU and a gather.
+# with the right checkpoints, a layer saves *less* than the formula, and repeats a norm, a GELU and a gather.
 #
 # - `x` and the result are in parts. **Dropout** as in `tp_transformer`: this device's key is `fold_in(key, its place on
 #   the axis)`, split in two; the first half is for what attention adds, the second for what the MLP adds.
