@@ -17,7 +17,7 @@ from autograder.release.notebook import ROOT
 
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 RIGHT = nbformat.read(ROOT / "autograder/proof/demo/submitted/right/fsdp/fsdp.ipynb", as_version=4)
-FUNCTION, FOLLOWING = "gather_params", "fsdp_loss"
+FUNCTION, FOLLOWING = "gather_params", "shard_params"
 # Records the text of the status line below `check`'s cell, each time it changes.
 WATCH = """() => {
     window.lines = [];
