@@ -156,6 +156,14 @@ def test_check_explains_a_notebook_that_cannot_be_read(meshcraft, judge):
     assert ended.err.startswith("judging all functions of fsdp;")
 
 
+def test_a_check_cell_that_asks_for_what_its_function_does_not_have_is_explained(meshcraft, tmp_path):
+    meshcraft("start", "fsdp", "--no-open")
+    path = tmp_path / "fsdp" / "fsdp.ipynb"
+    path.write_text(path.read_text().replace("check(fsdp_loss)", "check(fsdp_loss, variant='other')"))
+    ended = meshcraft("check", "fsdp", "fsdp_loss")
+    assert ended.status == 2 and "meshcraft: fsdp_loss has no variant 'other'; it has: none." in ended.err
+
+
 def test_check_names_the_functions_that_exist(meshcraft):
     meshcraft("start", "fsdp", "--no-open")
     ended = meshcraft("check", "fsdp", "nothing")

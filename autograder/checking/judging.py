@@ -14,7 +14,7 @@ from autograder.contract.task import Case, Evidence, Task
 from autograder.contract.verdict import PARTIAL, PASS, Fact, Result, counted
 from autograder.grading.inside.intake import Notebook
 from autograder.grading.inside.launch import Limits
-from autograder.grading.inside.tracing import IT_RUNS, Problem, Traced, time_limit, trace_cases
+from autograder.grading.inside.tracing import Problem, Traced, time_limit, trace_cases
 from autograder.grading.outside.judge import Plan, Stopped, judge, plan, stopped
 from autograder.grading.outside.pipeline import trace_request, trace_together
 from autograder.grading.outside.workers import Worker, local_executor, local_tracer
@@ -82,8 +82,8 @@ def judge_function(
     progress(f"tracing {counted(len(first.cases), 'first case')} of {len(planned.cases)}")
     traced = trace_function(planned.task, function, first.traced, locate)
     result = judge_traced(first, traced, progress, seen)
-    if IT_RUNS in result.message and (wrong := _where_it_runs(first, function, locate)):
-        message = result.message.replace(IT_RUNS, f"{IT_RUNS}, and is wrong there, too: see below")
+    if isinstance(traced, Problem) and traced.runs and (wrong := _where_it_runs(first, function, locate)):
+        message = f"{result.message}. On mesh {traced.runs} it is wrong, too: see below"
         return replace(result, message=message, facts=wrong), traced
     known = {case.name for case in first.traced}
     others = [case for case in planned.traced if case.name not in known]

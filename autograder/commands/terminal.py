@@ -192,6 +192,6 @@ def _status(error: Exception) -> int | None:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return FAULT
     names = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("autograder.")}
-    if names & {"UsageError", "IntakeError", "CourseError", "BuildError", "SandboxUnavailable"}:
+    if names & {"UsageError", "IntakeError", "CourseError", "BuildError", "SandboxUnavailable", "ChoiceError"}:
         return USAGE
     return FAULT if names & {"LedgerError", "NbgraderError", "BridgeError"} else None

@@ -140,7 +140,7 @@ def having(
     """The quantities of a case with that size: axes, alone or combined, or the number of microbatches; may be empty.
 
     ``others`` are cases with the size that the same quantity must have there; a quantity that differs in any of them is
-    left out, unless that leaves nothing. Axes that most of ``every`` case has come first: the function is about them.
+    left out, unless that leaves nothing. Axes that most cases of ``every`` have come first: the function is about them.
     """
     mesh, others, every = case.mesh, list(others), list(every)
     axes = [axis for axis in mesh if mesh[axis] > 1]

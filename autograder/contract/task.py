@@ -66,6 +66,10 @@ class Evidence:
     drawn: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
+class ChoiceError(LookupError):
+    """A notebook or a course asks for a variant or a limit that the function does not have."""
+
+
 @dataclass(frozen=True)
 class Judged:
     """The inputs from which a task's facts are computed.
@@ -189,12 +193,12 @@ class Task:
         """The variant with that name; None for an empty name.
 
         Raises:
-            LookupError: There is no such variant.
+            ChoiceError: There is no such variant.
         """
         found = next((variant for variant in self.variants if variant.name == name), None)
         if name and found is None:
             known = ", ".join(variant.name for variant in self.variants) or "none"
-            raise LookupError(f"{self.name} has no variant {name!r}; it has: {known}. The notebook says which is asked")
+            raise ChoiceError(f"{self.name} has no variant {name!r}; it has: {known}. Its `check` cell asks for it")
         return found
 
     def stretched(self) -> tuple[Case[Any], ...]:

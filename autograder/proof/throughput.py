@@ -37,15 +37,15 @@ def measure(folder: Path, size: int, workers: int) -> dict[str, Any]:
     from autograder.grading.nbgrader.batch import grade_course
     from autograder.grading.nbgrader.feedback import write_feedback
     from autograder.grading.outside.sandbox import best_level
-    from autograder.proof.bench_grading import _course, _memory, timed
+    from autograder.proof.bench_grading import demo_class, resident, timed
     from autograder.proof.demo import CHAPTER, HERE
 
-    course = _course(folder, tuple(sorted(path.name for path in (HERE / "submitted").iterdir())), size)
-    ended, held, done = {"start": time.monotonic()}, [_memory()], threading.Event()
+    course = demo_class(folder, tuple(sorted(path.name for path in (HERE / "submitted").iterdir())), size)
+    ended, held, done = {"start": time.monotonic()}, [resident()], threading.Event()
 
     def watch() -> None:
         while not done.wait(1):
-            held.append(_memory())
+            held.append(resident())
 
     watcher = threading.Thread(target=watch)
     watcher.start()

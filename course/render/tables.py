@@ -133,6 +133,10 @@ def rich_sections(prediction: Prediction) -> list[RenderableType]:
     return parts
 
 
+def _too_wide(table: Table, console: Console, options: ConsoleOptions) -> bool:
+    return console.measure(table, options=options.update(max_width=10_000)).maximum > options.max_width
+
+
 @dataclass(frozen=True)
 class Fitting:
     """A table of figures for a terminal; if that is too narrow, shares are below their figures."""
@@ -141,7 +145,7 @@ class Fitting:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         whole = rich_table(self.section)
-        if console.measure(whole, options=options.update(max_width=10_000)).maximum > options.max_width:
+        if _too_wide(whole, console, options):
             rows = tuple(
                 tuple(cell.stacked if isinstance(cell, Figure) else cell for cell in row) for row in self.section.rows
             )
@@ -159,7 +163,7 @@ class FittingLines:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         whole = rich_table(self.section)
-        if console.measure(whole, options=options.update(max_width=10_000)).maximum > options.max_width:
+        if _too_wide(whole, console, options):
             rows = [[cell.replace(", ", "\n") for cell in row] for row in self.section.rows]
             heads = [max(map(len, column.rstrip(">").split())) for column in self.section.columns]
             widths = [

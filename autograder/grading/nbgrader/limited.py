@@ -9,6 +9,7 @@ from pathlib import Path
 from autograder.contract.task import load
 from autograder.contract.verdict import listed
 from autograder.grading.inside.intake import Cell, read_notebook
+from autograder.grading.nbgrader.points import the_one
 from autograder.grading.nbgrader.settings import CourseError, Settings, read_settings
 from autograder.grading.outside.released import limits_stated
 
@@ -26,20 +27,19 @@ def limits_in(settings: Settings, chapter: str) -> Factors:
 
 
 def parse_limits(given: list[str], chapters: list[str]) -> dict[str, float]:
-    """Parse ``fsdp_loss.live temporaries=1.5`` into factors by ``chapter.function.fact``.
+    """Parse ``fsdp_loss.live temporaries=1.5``, or with the chapter first, into factors by ``chapter.function.fact``.
 
     Raises:
         CourseError: It is not of that form, or no chapter of the course has such a function.
     """
-    known = {task.name: chapter for chapter in chapters for task in load(chapter).tasks}
-    found = {}
+    known = {f"{chapter}.{task.name}" for chapter in chapters for task in load(chapter).tasks}
+    found: dict[str, float] = {}
     for text in given:
-        name, _, number = text.rpartition("=")
-        function, _, fact = name.partition(".")
-        if function not in known or not fact:
-            raise CourseError(f"{text!r} names no function of this course; write fsdp_loss.live temporaries=1.5")
+        name, _, number = text.partition("=")
+        function, _, fact = name.rpartition(".")
+        which = the_one(function or name, known, "limits are given as fsdp_loss.live temporaries=1.5")
         try:
-            found[f"{known[function]}.{function}.{fact}"] = float(number)
+            found[f"{which}.{fact}"] = float(number)
         except ValueError:
             raise CourseError(f"--limit {text!r} has no number; write for example {name}=1.5") from None
     return found

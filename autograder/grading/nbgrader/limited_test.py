@@ -3,7 +3,8 @@
 import nbformat
 import pytest
 
-from autograder.check import check_notebook
+from autograder.check import check, check_notebook
+from autograder.contract.task import ChoiceError
 from autograder.contract.verdict import PARTIAL, PASS
 from autograder.grading.inside.intake import read_notebook
 from autograder.grading.nbgrader.bridge import Agrees
@@ -13,6 +14,7 @@ from autograder.grading.nbgrader.settings import CourseError, read_settings, wri
 from autograder.grading.nbgrader.submissions import find_submissions
 from autograder.grading.outside.pipeline import Grader
 from autograder.grading.outside.sandbox import best_level
+from solutions.fsdp import fsdp_loss
 
 NAME, FACT = "fsdp_loss", "live temporaries"
 
@@ -60,8 +62,11 @@ def test_a_limit_of_no_fact_one_that_the_solution_misses_and_one_changed_by_hand
         CourseError, match=r"own fsdp_loss would not meet “live temporaries”: .* choose a larger factor"
     ):
         changed(course, f"{NAME}.{FACT}=0.5")
-    with pytest.raises(CourseError, match="names no function of this course"):
+    with pytest.raises(CourseError, match="'nothing' is not in this course"):
         changed(course, "nothing.values=2")
+    assert parse_limits([f"fsdp.{NAME}.{FACT}=2"], ["fsdp"]) == parse_limits([f"{NAME}.{FACT}=2"], ["fsdp", "zero"])
+    with pytest.raises(ChoiceError, match="no fact 'values' whose limit a course may change"):
+        check(fsdp_loss, limits={"values": 2.0})
     with pytest.raises(CourseError, match=r"0.1 to 10 times ours"):
         changed(course, f"{NAME}.{FACT}=40")
     settings = read_settings(course)

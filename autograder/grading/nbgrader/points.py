@@ -7,7 +7,7 @@ grading.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +47,19 @@ def _scaled(result: Result, points: Mapping[str, float]) -> Result:
     return replace(result, points=round(result.points * most / result.max_points, 2), max_points=most)
 
 
+def the_one(name: str, known: Collection[str], usage: str) -> str:
+    """The ``chapter.function`` that a name stands for, which may leave out the chapter where that is clear.
+
+    Raises:
+        CourseError: It stands for none, or for several.
+    """
+    which = [each for each in sorted(known) if name in (each, each.partition(".")[2])]
+    if len(which) != 1:
+        several = f"is in several chapters; write one of {', '.join(which)}" if which else "is not in this course"
+        raise CourseError(f"{name!r} {several}; {usage}")
+    return which[0]
+
+
 def parse_points(given: list[str], chapters: list[str]) -> dict[str, float]:
     """Parse ``fsdp_loss=10`` or ``fsdp.question=4`` into points by ``chapter.function``.
 
@@ -61,12 +74,9 @@ def parse_points(given: list[str], chapters: list[str]) -> dict[str, float]:
     found: dict[str, float] = {}
     for text in given:
         name, _, number = text.partition("=")
-        which = [each for each in sorted(known) if name in (each, each.partition(".")[2])]
-        if len(which) != 1:
-            several = f"is in several chapters; write one of {', '.join(which)}" if which else "is not in this course"
-            raise CourseError(f"{name!r} {several}; points are given as fsdp_loss=10 or fsdp.question=4")
+        which = the_one(name, known, "points are given as fsdp_loss=10 or fsdp.question=4")
         try:
-            found[which[0]] = float(number)
+            found[which] = float(number)
         except ValueError:
             raise CourseError(f"--points {text!r} has no number; write for example {name}=10") from None
     return found

@@ -84,7 +84,7 @@ def state(
             cells.append(new_markdown_cell(f"**In this course:** {variant.sentence}", id=f"{MARK}{name}"[:64]))
         if name in limits:
             text = "; ".join(f"“{fact}” {factor:g} times" for fact, factor in limits[name].items())
-            text = f"**In this course** these limits are other than stated above: {text} as large."
+            text = f"**In this course** these limits differ from those stated above: {text} as large."
             cells.append(new_markdown_cell(text, id=f"{LIMIT_MARK}{name}"[:64]))
         checked = name.removeprefix(CHECK)
         if name.startswith(CHECK):

@@ -14,7 +14,7 @@ import jax
 import msgspec
 import numpy as np
 
-from autograder.contract.task import Case, Evidence, Judged, Task, Variant, load, named, references
+from autograder.contract.task import Case, ChoiceError, Evidence, Judged, Task, Variant, load, named, references
 from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, Fact, Kind, Result, conclude
 from autograder.grading.inside import wire
 from autograder.grading.inside.tracing import Problem, refused
@@ -92,7 +92,7 @@ def plan(
         factors: The course's factors on the limits of facts, by the fact's name.
 
     Raises:
-        LookupError: The task has no such variant.
+        ChoiceError: The task has no such variant.
     """
     seed, shared = (_seed(secret, f"{whose}|{chapter}|{task.name}") for whose in (submission, "all"))
     cases = (*task.cases, *(task.stretched() if stretched else ()))
@@ -165,7 +165,7 @@ def _concluded(
     found = plan.task.facts(judged)
     if unknown := sorted({*judged.factors} - judged.adjustable):
         names = ", ".join(sorted(judged.adjustable)) or "none"
-        raise LookupError(
+        raise ChoiceError(
             f"{plan.task.name} has no fact {unknown[0]!r} whose limit a course may change; it has: {names}"
         )
     facts = [

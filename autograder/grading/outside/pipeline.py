@@ -357,7 +357,8 @@ def _accepted(message: TraceMessage, blobs: list[bytes]) -> tuple[TraceMessage, 
     """Accept one function's message and its Programs by case, or a problem that a student's process may claim."""
     if problem := message.problem:
         verdict = problem.verdict if problem.verdict in _THEIRS else REFUSED
-        kept = Problem(verdict, problem.message[:2000], problem.line[:100], problem.original[:8000])
+        texts = problem.message[:2000], problem.line[:100], problem.original[:8000], problem.runs[:100]
+        kept = Problem(verdict, *texts)
         return replace(message, problem=kept), {}
     if not message.cases or len(message.cases) != len(blobs):
         raise wire.WireError("its cases and Programs do not fit together")

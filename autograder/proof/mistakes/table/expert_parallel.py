@@ -7,7 +7,8 @@ MISTAKES = [
         "moe_layer",
         "way back with the axes of the way there",
         r"cuts its dim split_axis, here of size 3, into one part for each device on axis tensor, here 2.*"
-        r"on mesh expert=8 it runs, and is wrong there, too: see below.*values.*Whose tokens did this expert serve",
+        r"on mesh expert=8 it runs.*On mesh expert=8 it is wrong, too: see below.*values.*"
+        r"Whose tokens did this expert serve",
         {"split_axis=1, concat_axis=0": "split_axis=0, concat_axis=1"},
         line="returned = lax.all_to_all(computed, axis_name, split_axis=0, concat_axis=1, tiled=True)",
     ),
