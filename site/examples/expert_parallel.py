@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -124,10 +124,11 @@ def with_compiler() -> Table:
 
 
 # --8<-- [start:single]
-def small(balance: float):
+@cache
+def small():
     """A decoder with 8 experts on one device, its first parameters, and batches for it."""
     sizes = {"width": 32, "hidden": 32, "num_layers": 2, "num_heads": 2, "num_experts": 8, "k": 2, "vocab": 64}
-    model = moe_transformer(**sizes, max_seq=16, balance=balance, z=0.0)
+    model = moe_transformer(**sizes, max_seq=16, balance=0.0, z=0.0)
     params = jax.jit(model.init)(jax.random.key(0))
     batches = [token_batch(0, i, batch=16, seq=16, vocab=64) for i in range(80)]
     return model, params, jax.tree.map(lambda *rows: jnp.stack(rows), *batches)
@@ -139,7 +140,7 @@ def small(balance: float):
 @example
 def nothing() -> Table:
     """The gradient that reaches a router, of the language model's loss alone."""
-    _, params, _ = small(0.0)
+    _, params, _ = small()
     layer = jax.tree.map(lambda leaf: leaf[0], params["layers"]["moe"])
     x = jax.random.normal(jax.random.key(1), (64, 32))
 
@@ -156,8 +157,9 @@ def nothing() -> Table:
         "divided by the sum of the chosen, k = 1": lambda gates: gates / gates.sum(1, keepdims=True),
     }
     table = Table("what multiplies an expert's output", "norm of the router's gradient .1e")
+    gradient = jax.jit(jax.grad(loss), static_argnums=1)
     for name, way in ways.items():
-        table.add(name, float(jnp.linalg.norm(jax.grad(loss)(layer["router"]["kernel"], way))))
+        table.add(name, float(jnp.linalg.norm(gradient(layer["router"]["kernel"], way))))
     norms = [next(iter(row.values())) for row in table.rows.values()]
     assert norms[0] > 1e-3 and all(norm < 1e-7 for norm in norms[1:])
     return table
@@ -193,7 +195,8 @@ def bars(groups: dict[str, np.ndarray]) -> str:
 def balanced() -> Table:
     """Load per expert before and after 80 steps of SGD from a router with a preference, balanced or not."""
     table = Table("after 80 steps", "whole loss .3f", "busiest expert .3f", "least busy expert .3f")
-    model, params, batches = small(0.0)
+    model, params, batches = small()
+    params = jax.tree.map(jnp.copy, params)
     params["layers"]["moe"]["router"]["kernel"] *= 6
     batches = jax.tree.map(lambda leaf: leaf[:80], batches)
     first = jax.tree.map(lambda leaf: leaf[0], batches)
@@ -213,7 +216,7 @@ def balanced() -> Table:
         params, losses = lax.scan(step, params, batches)
         return losses[-1], loads(model, params, first)
 
-    groups = {"before": np.asarray(loads(model, params, first))}
+    groups = {"before": np.asarray(jax.jit(partial(loads, model))(params, first))}
     for name, weight, rate in (("without", 0.0, 0.0), ("with the loss", 0.1, 0.0), ("with the bias", 0.0, 0.01)):
         loss, load = train(params, jnp.float32(weight), jnp.float32(rate))
         groups[name] = np.asarray(load)
@@ -227,7 +230,8 @@ def balanced() -> Table:
 @example
 def losses() -> Table:
     """Twenty steps on four meshes, with a place for every token."""
-    model, params, batches = small(0.1)
+    model, params, batches = small()
+    model = replace(model, balance=0.1)
     batches = jax.tree.map(lambda leaf: leaf[:20], batches)
     specs = jax.tree.map_with_path(
         lambda path, _: P(None, "expert") if any(entry.key == "experts" for entry in path) else P(), params

@@ -1,6 +1,6 @@
 """Tensor parallelism: the array that travels, the features that hide it, and gradients of another scale."""
 
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -138,21 +138,21 @@ def batch_of(number):
     return regression_batch(0, number, batch=32, num_inputs=8, num_outputs=4)
 
 
+@partial(jax.jit, static_argnums=0)
+def update(optimizer, gradients, state, params):
+    with jax.numpy_dtype_promotion("standard"):  # Adam mixes an integer count with floats
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+
 def train(optimizer, gradients_of, params):
     """The loss on one device before some steps, and the global norm at the first step."""
-
-    @jax.jit
-    def update(gradients, state, params):
-        with jax.numpy_dtype_promotion("standard"):  # Adam mixes an integer count with floats
-            updates, state = optimizer.update(gradients, state, params)
-            return optax.apply_updates(params, updates), state
-
     state, losses, norms = optimizer.init(params), [], []
     for number in range(21):
         losses.append(float(on_one_device(params, batch_of(number))[0]))
         gradients = gradients_of(params, batch_of(number))
-        norms.append(float(optax.global_norm(gradients)))
-        params, state = update(gradients, state, params)
+        norms += [float(optax.global_norm(gradients))] if number == 0 else []
+        params, state = update(optimizer, gradients, state, params)
     return [*(losses[i] for i in (0, 1, 2, 5, 10, 20)), norms[0]]
 
 

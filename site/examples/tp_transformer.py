@@ -140,10 +140,15 @@ def raw_gradients(params, batch, specs):
 def scale() -> Table:
     """Three rules for the gradients of one step, and their effect on each leaf, compared with a single device."""
     model = transformer(width=16, hidden=24, num_layers=1, num_heads=4, vocab=32, max_seq=8)
-    # Zero biases and unit norms would hide the effect of a rule.
-    params = jax.tree.map(
-        lambda leaf: leaf + 0.1 * jnp.sin(1.0 + jnp.arange(leaf.size).reshape(leaf.shape)), model.init(KEY)
-    )
+
+    @jax.jit
+    def moved(key):  # zero biases and unit norms would hide the effect of a rule
+        def move(leaf):
+            return leaf + 0.1 * jnp.sin(1.0 + jnp.arange(leaf.size).reshape(leaf.shape))
+
+        return jax.tree.map(move, model.init(key))
+
+    params = moved(KEY)
     batch = token_batch(0, 0, batch=4, seq=8, vocab=32)
 
     def apart(params):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from showing import Table, by_compiler, compiled, draw, example, kept, look, over, realistic, say, sent, wrong
+from showing import Table, by_compiler, compiled, draw, example, kept, over, program, realistic, say, sent, wrong
 
 from autograder.contract.task import load
 from course.machines import machine
@@ -157,8 +157,12 @@ def stages() -> Table:
 
 
 @cache
+def traced(function, microbatches: int, rows: int):
+    return program(TASK, function, realistic(TASK, num_microbatches=microbatches, rows=rows))
+
+
 def predicted(function, microbatches: int = 4, rows: int = 1024, where: str = "8xH100"):
-    return look(TASK, function, realistic(TASK, num_microbatches=microbatches, rows=rows), where)
+    return predict(traced(function, microbatches, rows), where)
 
 
 @example
