@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from autograder.chapters.closed_forms import ring
@@ -111,16 +111,22 @@ def draw_balance(rng: np.random.Generator, case: Case[Routing]) -> dict[str, Any
     }
 
 
+@partial(jax.jit, static_argnums=3)
+def _balance(logits: jax.Array, bias: jax.Array, upstream: jax.Array, k: int) -> tuple[jax.Array, ...]:
+    """Both losses over all tokens, each expert's load, and the gradient of the logits."""
+
+    def losses(logits):
+        balance, z, load = balance_and_z(logits, bias, k)
+        return (balance, z), load
+
+    (balance, z), back, load = jax.vjp(losses, logits, has_aux=True)
+    return balance, z, load, *back((upstream[0], upstream[1]))
+
+
 def balance_oracle(inputs: dict[str, Any], case: Case[Routing]) -> dict[str, Any]:
     """The losses over all tokens; each device's gradient is that of its own loss, of which the mean is taken."""
     s, n = case.sizes, devices_of(case)
-
-    def losses(logits):
-        balance, z, load = balance_and_z(logits, inputs["bias"], s.k)
-        return (balance, z), load
-
-    (balance, z), back, load = jax.vjp(losses, inputs["logits"], has_aux=True)
-    (gradients,) = back(tuple(jnp.asarray(inputs["upstream"])))
+    balance, z, load, gradients = _balance(inputs["logits"], inputs["bias"], inputs["upstream"], s.k)
     after = inputs["bias"] + np.float32(s.rate) * np.sign(np.float32(1 / s.num_experts) - np.asarray(load))
     return {
         "values": {"balance": np.asarray(balance), "z": np.asarray(z), "bias": np.repeat(after[None], n, 0)},

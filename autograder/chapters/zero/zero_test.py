@@ -32,14 +32,19 @@ def optax_steps(inputs, case):
     )
     before: Any = optimizer.init(params)
     clip, _, *rest = before
+
+    @jax.jit
+    def update(gradients, state, params):
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = optimizer.update(gradients, state, params)
+            return optax.apply_updates(params, updates), state
+
     drawn = inputs["state"]
     state: Any = (clip, optax.ScaleByAdamState(drawn["count"], drawn["m"], drawn["v"]), *rest)
     for number in range(case.sizes.steps):
         rows = jax.tree.map(lambda leaf, i=number: leaf[i], inputs["batch"])
         _, gradients = loss_and_gradients(case.sizes.model)(params, rows)
-        with jax.numpy_dtype_promotion("standard"):
-            updates, state = optimizer.update(gradients, state, params)
-            params = optax.apply_updates(params, updates)
+        params, state = update(gradients, state, params)
     return params, state[1].mu
 
 
