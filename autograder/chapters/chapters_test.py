@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from autograder.chapters.promises_test import PROMISES_TO_COME
+from autograder.chapters.wrong_answers_test import JUDGED_UNSEEN
 from autograder.check import check_solution
 from autograder.contract.task import load, references
 from autograder.contract.verdict import FAIL, PASS, STUDENT_ERROR
@@ -142,7 +143,7 @@ def test_references_are_fresh(chapter):
     assert references(chapter) == measure(chapter), "run `meshcraft build`"
 
 
-@pytest.mark.parametrize(("chapter", "task"), TASKS)
+@pytest.mark.parametrize(("chapter", "task"), [task for task in TASKS if FULL or task not in JUDGED_UNSEEN])
 def test_unseen_cases_are_legal_for_every_draw(chapter, task):
     found = load(chapter).task(task)
     solution = getattr(importlib.import_module(f"solutions.{chapter}"), task)

@@ -10,10 +10,13 @@ import jax
 
 from autograder.chapters.mutant import Mutant, mutant
 from autograder.checking.judging import executor, locate_file
-from autograder.contract.task import Case, load
+from autograder.contract.task import Case, Evidence, load
 from autograder.contract.verdict import Result
 from autograder.grading.inside.tracing import Problem, trace_cases
 from autograder.grading.outside.judge import Plan, judge, plan, stopped
+
+# The Programs that were exported so far, and the evidence of the cases that ran, by case.
+Known = tuple[dict[str, bytes], dict[str, Evidence]]
 
 
 def doubles_gradients(tree: Any) -> Any:
@@ -28,37 +31,38 @@ def judged(chapter: str, mutant: Mutant, *, full: bool) -> Result:
     """
     task = load(chapter).task(mutant.task)
     planned = plan(chapter, task)
-    programs: dict[str, bytes] = {}
     if full:
-        return _judged(planned, mutant, programs)
+        return _judged(planned, mutant)
+    known: Known = {}, {}
     shown_by = set(mutant.shown_by or (task.cases[0].name,))
     small = replace(planned, cases=tuple(c for c in planned.cases if c.name in shown_by), at_scale=None)
-    result = _judged(small, mutant, programs)
+    result = _judged(small, mutant, known)
     short = {fact.name for fact in result.missed}
     if task.at_scale is None or short == mutant.fails:
         return result
     needed = shown_by | {task.at_scale[1]}
-    return _judged(replace(planned, cases=tuple(c for c in planned.cases if c.name in needed)), mutant, programs)
+    return _judged(replace(planned, cases=tuple(c for c in planned.cases if c.name in needed)), mutant, known)
 
 
 def judged_on(chapter: str, task: str, function: Callable[..., Any], cases: tuple[Case[Any], ...]) -> Result:
     """The judgement of a function on these cases only, at small sizes."""
     planned = plan(chapter, load(chapter).task(task))
-    return _judged(replace(planned, cases=cases, at_scale=None), mutant(task, function), {})
+    return _judged(replace(planned, cases=cases, at_scale=None), mutant(task, function))
 
 
 def judged_unseen(chapter: str, task: str, function: Callable[..., Any], seed: int = 0) -> Result:
     """The judgement of a function on one case that official grading may draw, and on nothing else."""
     planned = plan(chapter, load(chapter).task(task), secret=str(seed).encode())
     only = replace(planned, cases=planned.cases[-1:], at_scale=None)
-    return _judged(only, mutant(task, function), {})
+    return _judged(only, mutant(task, function))
 
 
-def _judged(planned: Plan, mutant: Mutant, programs: dict[str, bytes]) -> Result:
-    """The judgement on a plan; ``programs`` has the programs exported so far, and receives the rest."""
+def _judged(planned: Plan, mutant: Mutant, known: Known | None = None) -> Result:
+    """The judgement on a plan; what is not yet known is exported and run, and then known."""
+    programs, seen = known or ({}, {})
     missing = [case for case in planned.traced if case.name not in programs]
     traced = trace_cases(planned.task, mutant.function, missing, locate_file(mutant.function))
     if isinstance(traced, Problem):
         return stopped(planned.task, traced)
     programs |= {name: program.serialise() for name, program in traced.programs.items()}
-    return judge(planned, programs, traced.line, executor().ask)
+    return judge(planned, programs, traced.line, executor().ask, seen=seen)
