@@ -14,6 +14,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from autograder import cli
 from autograder.grading.inside.launch import Limits
 from autograder.grading.nbgrader.batch import grade_course
 from autograder.grading.nbgrader.feedback import write_feedback
@@ -135,26 +136,31 @@ def test_a_browser_runs_and_loads_nothing_for_any_page(course, tmp_path):
             assert (title, requests) == (f"{CHAPTER}: feedback", set()), page.parent.parent.name
 
 
-def meshcraft(*arguments, course):
-    done = subprocess.run(
-        [sys.executable, "-m", "autograder.cli", *arguments, "--course", str(course)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    return done.stdout, done.stderr
+@pytest.fixture
+def meshcraft(course, monkeypatch, capfd):
+    """Run the command on the course; return what it and its processes write to stdout and stderr."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["meshcraft", *arguments, "--course", str(course)])
+        with pytest.raises(SystemExit):
+            cli.main()
+        return capfd.readouterr()
+
+    return run
 
 
 @pytest.mark.parametrize("command", ["grade", "status", "feedback"])
-def test_terminal_shows_no_character_that_acts_and_no_forged_line(course, command):
-    for text in meshcraft(command, CHAPTER, course=course):
+def test_terminal_shows_no_character_that_acts_and_no_forged_line(meshcraft, command):
+    written = meshcraft(command, CHAPTER)
+    assert any(written)
+    for text in written:
         assert strange(text) == []
         forged = ("meshcraft: all", "SYSTEM", '{"verdict"', "10 of 10 points")
         assert [line for line in text.splitlines() if line.startswith(forged)] == []
 
 
-def test_csv_has_a_row_for_each_student_and_no_formula(course):
-    text, _ = meshcraft("export", CHAPTER, course=course)
+def test_csv_has_a_row_for_each_student_and_no_formula(meshcraft):
+    text, _ = meshcraft("export", CHAPTER)
     assert strange(text.replace("\n", "")) == []
     rows = list(csv.reader(io.StringIO(text)))
     assert len(rows) >= len(ATTACKS) + len(STUDENTS) + 1
@@ -164,8 +170,8 @@ def test_csv_has_a_row_for_each_student_and_no_formula(course):
     assert [cell for cell in cells if "\n" in cell or "\r" in cell] == []
 
 
-def test_names_that_nbgrader_cannot_take_need_a_person_and_say_why(course):
-    listed = json.loads(meshcraft("status", CHAPTER, "--json", course=course)[0])
+def test_names_that_nbgrader_cannot_take_need_a_person_and_say_why(meshcraft):
+    listed = json.loads(meshcraft("status", CHAPTER, "--json").out)
     rows = {row["student"]: row for row in (listed["submissions"] if isinstance(listed, dict) else listed)}
     for name in STUDENTS.values():
         if name_problem(name):
