@@ -15,6 +15,7 @@ from course.program.ir import COLLECTIVES, Block, Module, Op, Value, unsupported
 # Limit on operations evaluated for one device; those on many elements count more.
 MAX_EVALUATED = 1_000_000
 MAX_DECISIONS = 1_000_000
+_CONTROL = ("while", "case")
 _TOO_LONG = "following the program's counters takes too long; use fewer trips"
 _UNKNOWN = "depends on data, or on integers that overflow or divide by zero, so its cost cannot be known"
 
@@ -37,9 +38,8 @@ def follow(module: Module, device: int) -> Followed:
     Raises:
         ProgramError: A trip count or a branch depends on data.
     """
-    if device not in module.followed:
-        alike = module.followed and not depends_on_device(module)
-        module.followed[device] = next(iter(module.followed.values())) if alike else _Run(module, device).follow()
+    if module.followed is None:
+        object.__setattr__(module, "followed", _Devices(module))  # a cache: the dataclass is frozen otherwise
     return module.followed[device]
 
 
@@ -73,12 +73,16 @@ def executed(block: Block, decisions: Iterator[int]) -> Iterator[Block]:
 
 def control(block: Block) -> list[Op]:
     """The loops and branches of a block, in order."""
-    return [op for op in block.ops if op.kind in ("while", "case")]
+    return [op for op in block.ops if op.kind in _CONTROL]
 
 
 def depends_on_device(module: Module) -> bool:
     """True if devices may make different decisions; otherwise they all run the same ops."""
-    return any(op.kind in ("partition_id", "replica_id") for op in _deciding(module.main))
+    return _told_apart(_deciding(module.main))
+
+
+def _told_apart(deciding: set[Op]) -> bool:
+    return any(op.kind in ("partition_id", "replica_id") for op in deciding)
 
 
 def _deciding(main: Block) -> set[Op]:
@@ -121,28 +125,48 @@ def _decided_by(op: Op) -> list[Value]:
     return [op.operands[0]] if op.kind == "case" else []
 
 
+class _Devices(dict[int, Followed]):
+    """The decisions of each device, from one survey of the operations that they depend on."""
+
+    def __init__(self, module: Module):
+        super().__init__()
+        deciding, everything = _deciding(module.main), list(walk(module.main))
+        blocks = [module.main, *(region for op in everything for region in op.regions)]
+        self.module, self.alike = module, not _told_apart(deciding)
+        self.makers = {result: op for op in everything for result in op.results}
+        self.relevant = {
+            block: [(op, _work(op)) for op in block.ops if op in deciding or op.kind in _CONTROL] for block in blocks
+        }
+
+    def __missing__(self, device: int) -> Followed:
+        self[device] = next(iter(self.values())) if self and self.alike else _Run(self, device).follow()
+        return self[device]
+
+
+def _work(op: Op) -> float:
+    """What evaluating an operation adds towards ``MAX_EVALUATED``."""
+    return 1 + sum(result.elements for result in op.results if result.elements <= MAX_ELEMENTS) / 64
+
+
 class _Run:
     """Evaluate for one device the inputs of its decisions, and nothing else."""
 
-    def __init__(self, module: Module, device: int):
-        self.main, self.device = module.main, device
-        self.data_branches, self.alike = module.data_branches, module.alike
+    def __init__(self, devices: _Devices, device: int):
+        self.main, self.device = devices.module.main, device
+        self.data_branches, self.alike = devices.module.data_branches, devices.module.alike
         self.known: Known = {}
         self.found: list[int] = []
         self.on_data: set[Op] = set()
         self.left: float = MAX_EVALUATED
-        deciding = _deciding(module.main)
-        self.makers = {result: op for op in walk(module.main) for result in op.results}
-        blocks = [module.main, *(region for op in walk(module.main) for region in op.regions)]
-        self.relevant = {b: [op for op in b.ops if op in deciding or op.kind in ("while", "case")] for b in blocks}
+        self.makers, self.relevant = devices.makers, devices.relevant
 
     def follow(self) -> Followed:
         self._run(self.main)
         return Followed(tuple(self.found), frozenset(self.on_data))
 
     def _run(self, block: Block) -> None:
-        for op in self.relevant[block]:
-            self.left -= 1 + sum(result.elements for result in op.results if result.elements <= MAX_ELEMENTS) / 64
+        for op, work in self.relevant[block]:
+            self.left -= work
             if self.left < 0:
                 raise unsupported(op, op.line, _TOO_LONG)
             if op.kind == "while":

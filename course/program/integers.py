@@ -37,6 +37,8 @@ def evaluate(op: Op, known: Known, device: int) -> None:
     if op.kind == "optimization_barrier":  # from remat: each value by itself, whichever other values pass through
         bind(op.results, op.operands, known)
         return
+    if op.kind == "constant" and op.results[0] in known:  # from an earlier trip of a loop
+        return
     for result in op.results:
         known.pop(result, None)
     if not op.results or any(result.elements > MAX_ELEMENTS or result.dtype not in DTYPES for result in op.results):

@@ -102,7 +102,7 @@ class Module:
     data_branches: bool = False
     alike: bool = False
     shorter: Module | None = field(default=None, compare=False, repr=False)
-    followed: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
+    followed: Any = field(default=None, compare=False, repr=False)
 
 
 def unsupported(op: Op | None, line: str, what: str) -> ProgramError:
