@@ -71,7 +71,9 @@ def compute(chapter: str) -> dict[str, Any]:
 def run(chapter: str, names: list[str]) -> dict[str, Any]:
     """Run examples in a separate process: the named ones, or all that are not kept."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{EXAMPLES}", "COLUMNS": "110"}
-    environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)  # as for a reader
+    environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)  # what is kept was compiled as for a reader
+    if not names:  # the others measure no times, and compiling is most of what they cost
+        environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     with tempfile.NamedTemporaryFile() as out:
         code = f"import runner; runner.main({chapter!r}, {names!r}, {out.name!r})"
         flags = [] if version("jax") == JAX else ["-O"]
