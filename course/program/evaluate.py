@@ -38,9 +38,11 @@ def follow(module: Module, device: int) -> Followed:
     Raises:
         ProgramError: A trip count or a branch depends on data.
     """
-    if module.followed is None:
-        object.__setattr__(module, "followed", _Devices(module))  # a cache: the dataclass is frozen otherwise
-    return module.followed[device]
+    devices = module.followed
+    if devices is None:
+        devices = _Devices(module)
+        object.__setattr__(module, "followed", devices)  # a cache: the dataclass is frozen otherwise
+    return devices[device]
 
 
 def taken(block: Block, decisions: Iterator[int]) -> Iterator[tuple[Op, int]]:
