@@ -55,7 +55,7 @@ def exported(function, rows=TOKENS, hidden=HIDDEN, dtype=jnp.bfloat16, platform=
     return over({"tensor": 8}, local, inputs, specs, out, platform=platform)
 
 
-@example
+@example("counted in the program", timeline="predicted, idealised", witnesses_memory="predicted")
 def program() -> dict[str, Table]:
     table = Table("first witness: the program", "what is sent s", "MiB .2f", "up s", "down s", "operations d")
     found = {name: predict(exported(function), IDEAL) for name, function in RINGS.items()}
@@ -73,7 +73,7 @@ def program() -> dict[str, Table]:
     steps = compare("second witness: timeline", found, *columns)
     drawn = {"gathered": NONE, "ring": SCAN, "both": BOTH}
     draw_timelines("witnesses", **{picture: found[name].timeline for picture, name in drawn.items()})
-    draw("witnesses_memory", memory_svg(found[NONE].memory, IDEAL.memory_bytes))
+    draw("witnesses_memory", memory_svg(found[NONE].memory, IDEAL.memory_bytes), "predicted")
     rows = 2 * TOKENS * WIDTH / MIB
     say(
         best=f"{steps[NONE].computing / steps[NONE].step:.2f}",
@@ -83,7 +83,7 @@ def program() -> dict[str, Table]:
     return {"program": table, "timeline": steps}
 
 
-@example
+@example("predicted, idealised")
 def passes() -> Table:
     found = {name: look(TASK, function) for name, function in MLPS.items()}
     columns = "step, us .1f", "computing .1f", "exposed .1f", "times .2f", "sent, MiB .1f", "resident, MiB .1f"
@@ -97,7 +97,7 @@ def passes() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def costs_of_a_step() -> Table:
     """The cost of a step of the judged rings: 512 rows per device, in float32."""
     rows, features = TOKENS // 8, HIDDEN // 8
@@ -132,7 +132,7 @@ def costs_of_a_step() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def least_features() -> Table:
     table = Table("machine", "TFLOP/s in bfloat16 .1f", "GB/s each way g", "least $f$ in bfloat16 ,.0f", markdown=True)
     for name in ("8xA100", "8xH100", "8xTPUv5e"):
@@ -174,7 +174,7 @@ def break_even(ring, plain):
     return high
 
 
-@example
+@example("predicted, idealised", "predicted, calibrated")
 def loses() -> Table:
     ring, plain = both()
     table = Table("8 H100, 4,096 rows", "all-gather, us .1f", "ring, us .1f", "times .2f")
@@ -192,7 +192,7 @@ def loses() -> Table:
     return table
 
 
-@example
+@example("predicted, calibrated")
 def messages() -> Table:
     columns = "a message, MiB .3f", "permute, GB/s .1f", "ring, times .2f", "break-even, GB/s .0f"
     table = Table("rows in all", *columns)
@@ -213,7 +213,7 @@ def messages() -> Table:
     return table
 
 
-@example
+@example("predicted, idealised", "predicted, calibrated")
 def features() -> Table:
     table = Table("hidden on a device", "idealised, times .2f", "measured, times .2f")
     for hidden in (4096, 9216, 18432, 36864, 73728):
@@ -224,7 +224,7 @@ def features() -> Table:
     return table
 
 
-@kept()
+@kept("compiled")
 def third() -> dict[str, Table]:
     programs = {name: exported(function, platform="cuda") for name, function in RINGS.items()}
     precise = {name: exported(RINGS[name], dtype=jnp.float32, platform="cuda") for name in (LOOP, SCAN)}
@@ -249,7 +249,7 @@ def third() -> dict[str, Table]:
     return dict(zip(("third", "precise", "merged"), tables, strict=True))
 
 
-@kept()
+@kept("compiled")
 def compiled_passes() -> Table:
     reports = by_compiler(TASK, {name: MLPS[name] for name in DRAWN})
     table = compiled("an MLP in float32, forward and backward", reports, *COMPILED)

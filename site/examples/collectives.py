@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from showing import Table, draw, example, holdings, kept, over, say
+from showing import Table, draw, draw_steps, example, holdings, kept, over, say
 
 from course.machines import machine
 from course.predict import predict
 from course.program import costs, parse
 from course.program.compiled import compile_all
-from course.render import side_by_side
 from solutions.collectives import ring_all_gather, ring_all_reduce
 
 MIB, LINK = 2**20, machine("8xH100").links[0]
@@ -68,7 +67,7 @@ def ways(n):
     }
 
 
-@example
+@example("counted by closed form")
 def sent() -> Table:
     holdings(
         {"data": 4, "tensor": 2},
@@ -85,7 +84,7 @@ def sent() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def times() -> str:
     table = Table(("devices", "array"), *(f"{name} ,.1f" for name in ways(8)))
     lines = []
@@ -138,14 +137,14 @@ def profiled(name):
     """Three ways to sum 64 MiB, side by side on a machine."""
     found = {way: predict(exported(function, 64 * MIB), name) for way, function in SUMS.items()}
     short = name.removeprefix("8x").lower()
-    draw(f"profile_{short}", side_by_side({way: prediction.timeline for way, prediction in found.items()}))
+    draw_steps(f"profile_{short}", {way: prediction.timeline for way, prediction in found.items()})
     table = Table(f"64 MiB on {name}", *(f"{way} s" for way in found))
     for figure in ("step", "busy", "exposed: data", "sent by a device", "memory at the peak", "of it temporaries"):
         table.add(figure, *(prediction.figures()[figure].partition(" (")[0] for prediction in found.values()))
     return found, table
 
 
-@example
+@example("predicted, idealised")
 def h100() -> Table:
     found, table = profiled("8xH100")
     naive, rings = found["gather and add"], found["two rings"]
@@ -156,7 +155,7 @@ def h100() -> Table:
     return table
 
 
-@example
+@example("predicted, calibrated")
 def a5000() -> Table:
     found, table = profiled("8xA5000")
     naive, rings, psum = (one.timeline for one in found.values())
@@ -168,7 +167,7 @@ def a5000() -> Table:
     return table
 
 
-@example
+@example("predicted, idealised")
 def lines() -> str:
     found = predict(exported(ring_all_reduce, 64 * MIB), "8xH100")
     shown, root = ["two rings: us computing, us sending, your line"], Path(__file__).parents[2]
@@ -180,7 +179,7 @@ def lines() -> str:
     return "\n".join(shown)
 
 
-@example
+@example("predicted, idealised", "predicted, calibrated")
 def sizes() -> str:
     table = Table(("microseconds", "array"), *(f"{way} ,.1f" for way in SUMS))
     machines = ("8xH100", "8xA5000", "8xH100-calibrated")
@@ -199,7 +198,7 @@ def sizes() -> str:
     return "\n".join(parts)
 
 
-@kept()
+@kept("compiled")
 def with_compiler() -> Table:
     programs = [exported(function, 64 * MIB, "cuda") for function in SUMS.values()]
     reports = compile_all(programs, machine("8xH100"))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from showing import Table, compiled, draw, example, kept, look, over, realistic, say, sent, wrong
+from showing import Table, compiled, draw, draw_steps, example, kept, look, over, realistic, say, sent, wrong
 
 from autograder.chapters.expert_parallel.wrapping import expert_specs, layer_params
 from autograder.contract.task import load
@@ -19,7 +19,7 @@ from course.machines import H100, machine, scaled
 from course.mesh import as_varying, make_mesh
 from course.moe import balance_and_z, expert_mlp, moe_loss, moe_transformer
 from course.program.compiled import DEFAULT_FLAGS, compile_all
-from course.render import schedule_svg, timeline_svg
+from course.render import schedule_svg
 from course.schedules import dualpipe
 from solutions.expert_parallel import combine, dispatch, moe_layer, moe_step, overlapped_moe, route
 
@@ -30,7 +30,7 @@ ALL, TWO, FOUR = "all places at once", "2 chunks", "4 chunks"
 AXES = ("data", "expert")
 
 
-@example
+@example("counted in the program", "predicted")
 def masks() -> Table:
     """More and more experts, the same tokens and places in all: what a mask multiplies, and what indices do."""
     columns = (f"{way} {what}" for way in ("mask", "indices") for what in ("product, TFLOP .2f", "memory, MiB .0f"))
@@ -49,7 +49,7 @@ def masks() -> Table:
     return table
 
 
-@example
+@example("counted by closed form", "counted in the program")
 def travels() -> Table:
     """Bytes of a layer, forward and backward: the closed form, and what the analysis finds."""
     table = Table(
@@ -64,7 +64,7 @@ def travels() -> Table:
     return table
 
 
-@example
+@example("predicted, idealised")
 def nodes() -> Table:
     """Sixteen devices in two nodes: experts over all of them, or inside a node with a copy on each."""
     where = scaled(H100, 16, 2)
@@ -84,7 +84,7 @@ def overlapped(name: str):
     return look(CHUNKED, overlapped_moe, realistic(CHUNKED, num_chunks=chunks))
 
 
-@example
+@example("predicted, idealised", dualpipe="counted by closed form")
 def overlap() -> Table:
     table = Table("places travel", "step, ms .2f", "computing, ms .2f", "exposed, ms .2f")
     for name in (ALL, TWO, FOUR):
@@ -93,7 +93,7 @@ def overlap() -> Table:
             name, *(1e3 * s for s in (found.seconds, found.seconds - found.exposed_seconds, found.exposed_seconds))
         )
     for name, picture in ((ALL, "before"), (TWO, "half"), (FOUR, "after")):
-        draw(f"overlap_{picture}", timeline_svg(overlapped(name).timeline))
+        draw_steps(f"overlap_{picture}", {"": overlapped(name).timeline})
     assert table[FOUR].exposed < 0.4 * table[ALL].exposed and table[FOUR].step < 0.9 * table[ALL].step
     draw("dualpipe", schedule_svg(dualpipe(4, 8)))
     peak = machine("8xH100").peak("f32")
@@ -116,7 +116,7 @@ def forward(name: str):
     return over(case.mesh, local, {"params": shapes, "x": x}, ins, {"y": P("expert")}, platform="cuda")
 
 
-@kept()
+@kept("compiled")
 def with_compiler() -> Table:
     reports = compile_all([forward(ALL), forward(FOUR)], machine("8xH100"), DEFAULT_FLAGS)
     columns = "beside products s", "replayed, ms .2f", "exposed, ms .2f"
@@ -136,7 +136,7 @@ def small(balance: float):
 # --8<-- [end:single]
 
 
-@example
+@example("run on CPU devices")
 def nothing() -> Table:
     """The gradient that reaches a router, of the language model's loss alone."""
     _, params, _ = small(0.0)
@@ -189,7 +189,7 @@ def bars(groups: dict[str, np.ndarray]) -> str:
     return "".join([*parts, "</svg>"])
 
 
-@example
+@example("run on CPU devices")
 def balanced() -> Table:
     """Load per expert before and after 80 steps of SGD from a router with a preference, balanced or not."""
     table = Table("after 80 steps", "whole loss .3f", "busiest expert .3f", "least busy expert .3f")
@@ -224,7 +224,7 @@ def balanced() -> Table:
     return table
 
 
-@example
+@example("run on CPU devices")
 def losses() -> Table:
     """Twenty steps on four meshes, with a place for every token."""
     model, params, batches = small(0.1)
@@ -252,7 +252,7 @@ def losses() -> Table:
     return table
 
 
-@example
+@example("run on CPU devices")
 def each_device() -> Table:
     """Two devices with a favourite expert each: the loss of each device's own tokens, and of all."""
     load, gate = np.eye(2), np.array([[0.9, 0.1], [0.1, 0.9]])

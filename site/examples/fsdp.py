@@ -68,7 +68,7 @@ def predicted(function, tokens: int = 2048):
     return look(TASK, function, realistic(TASK, rows=tokens))
 
 
-@example
+@example("predicted, idealised")
 def prefetch() -> Table:
     found = {name: predicted(function) for name, function in WAYS.items()}
     table = compare(
@@ -84,7 +84,7 @@ def prefetch() -> Table:
     drawn = {"before": BEFORE, "half": "ahead forward only", "after": AFTER}
     draw_timelines("prefetch", **{picture: found[name].timeline for picture, name in drawn.items()})
     for name, picture in (("ahead, JAX with checkpoint", "kept"), (AFTER, "memory")):
-        draw(f"prefetch_{picture}", memory_svg(found[name].memory, MACHINE.memory_bytes))
+        draw(f"prefetch_{picture}", memory_svg(found[name].memory, MACHINE.memory_bytes), "predicted")
     before, after = table[BEFORE], table[AFTER]
     say(
         share=f"{before.exposed / before.step:.0%}".replace("%", " %"),
@@ -94,7 +94,7 @@ def prefetch() -> Table:
     return table
 
 
-@example
+@example("predicted, idealised")
 def transfers() -> str:
     found, lines = predicted(WAYS[BEFORE]), [f"{BEFORE}, on one device:"]
     bars = [bar for bar in found.timeline.bars if bar.device == 0 and bar.stream == "data"]
@@ -106,7 +106,7 @@ def transfers() -> str:
     return "\n".join(lines)
 
 
-@example
+@example("predicted, idealised")
 def tokens() -> Table:
     table = Table("tokens a device", "when it computes, ms .2f", "ahead, ms .2f", "ratio .2f", "still exposed .0%")
     for count in (512, 1024, 2048, 4096, 8192):
@@ -121,7 +121,7 @@ def tokens() -> Table:
     return table
 
 
-@kept()
+@kept("compiled")
 def with_compiler() -> dict[str, object]:
     ways = {name: WAYS[name] for name in (BEFORE, "ahead forward only", AFTER)}
     columns = "matrices overlapping a product s", "replayed, ms .2f", "exposed, ms .2f", "resident, GiB .2f"
@@ -139,7 +139,7 @@ def with_compiler() -> dict[str, object]:
     }
 
 
-@example
+@example("predicted, idealised", links="counted in the program")
 def hybrid() -> dict[str, Table]:
     """Two nodes of eight A100: the step split over all sixteen devices, and split within a node only."""
     nodes = machine("2x8xA100")
@@ -176,7 +176,7 @@ def hybrid() -> dict[str, Table]:
     return {"links": links, "nodes": steps}
 
 
-@example
+@example("counted by closed form")
 def worked() -> dict[str, Table]:
     """The course's Transformer with 6.7 billion parameters, trained with Adam in float32 on 8 devices."""
     sizes: dict[str, Any] = {"num_layers": 32, "width": 4096, "hidden": 16384, "vocab": 32768, "max_seq": 2048}
@@ -216,7 +216,7 @@ def worked() -> dict[str, Table]:
     return {"parameters": parameters, "memory": memory, "sent": sent}
 
 
-@example
+@example("counted by closed form")
 def networks() -> Table:
     """Tokens at which a gather takes as long as the products of its layer: b/2 (n-1)/n C/beta."""
     h100, table = machine("8xH100"), Table("network", "each way, GB/s .0f", "tokens per device ,.0f", markdown=True)
@@ -255,7 +255,7 @@ def sharded(part, number):
 # --8<-- [end:functions]
 
 
-@example
+@example("run on CPU devices")
 def gradient_scale() -> str:
     """Each of 8 devices has one number of the batch; the loss is that number times the sum of ``weights``."""
     lines, weights, mesh = [], jnp.ones(8), {"data": 8}

@@ -53,7 +53,7 @@ def form(stages, microbatches, repeats):
     return 1 - repeats * microbatches / num_ticks(stages, microbatches, repeats)
 
 
-@example
+@example("predicted, idealised", "counted by closed form")
 def bubbles() -> str:
     columns = "1 repeat .4f", "its formula .4f", "2 repeats .4f", "their formula .4f"
     table, useful = Table("microbatches", *columns), 8 * 2 * 2 * 64 * 64 * 256 / FREE_NETWORK.peak("f32")
@@ -66,7 +66,11 @@ def bubbles() -> str:
         table.add(count, *cells)
     for name, sizes in {"plain": (4, 4, 1), "looped": (4, 4, 2), "few": (4, 2, 2), "many": (2, 5, 2)}.items():
         built = breadth_first(*sizes) if sizes[2] > 1 else gpipe(*sizes[:2])
-        draw(f"bubble_{name}", schedule_svg(timeline(forward(*sizes), FREE_NETWORK), forwards(built)))
+        draw(
+            f"bubble_{name}",
+            schedule_svg(timeline(forward(*sizes), FREE_NETWORK), forwards(built)),
+            "predicted, idealised",
+        )
     for stages, count in ((4, 8), (4, 2)):
         for repeats in (1, 2, 4, 8):
             say(**{f"bubble_{count}_{repeats}": f"{round(100 * form(stages, count, repeats), 1):g}"})
@@ -75,7 +79,7 @@ def bubbles() -> str:
     return f"bubble of the program on a free network, and of the formula, 8 layers on 4 stages\n{table}"
 
 
-@example
+@example("predicted, calibrated")
 def network() -> str:
     columns = (
         "1 repeat .3f",
@@ -93,7 +97,7 @@ def network() -> str:
     return f"{head}\n{table}"
 
 
-@example
+@example("measured", "predicted, calibrated")
 def published() -> Table:
     """The step that the UvA tutorials time on 8 A5000, with the timeline's prediction."""
     found = [timeline(parse(uva_pipeline(looped)), A5000).seconds for looped in (False, True)]
@@ -106,7 +110,7 @@ def published() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def averages() -> Table:
     sizes, table = realistic(TASK).sizes, Table("", " s", markdown=True)
     weights = 2 * sizes.width * sizes.hidden
@@ -123,7 +127,7 @@ def located(file):
     return "looping_pipeline" if file.endswith(("looping_pipeline.py", "looping_pipeline/mutants.py", ">")) else None
 
 
-@example
+@example("predicted, calibrated")
 def sync() -> dict[str, Table]:
     table = Table("averaged over data", "step, ms .1f", "exposed over data, ms .1f", "share .2f", "resident, GiB .2f")
     programs = {name: program(TASK, function, locate=located) for name, function in WAYS.items()}

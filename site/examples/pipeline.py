@@ -27,7 +27,7 @@ MIB, GB, H100 = 2**20, 1e9, machine("8xH100")
 WATTS = 700  # NVIDIA H100 Tensor Core GPU datasheet: SXM, maximum thermal design power
 
 
-@example
+@example("counted by closed form", numbers_layers="diagram")
 def numbers() -> str:
     """The model that the page on FSDP works through, compared with FSDP: 8 stages, 32 microbatches of one sequence."""
     stages, microbatches, seq, width = 8, 32, 2048, 4096
@@ -90,7 +90,7 @@ def executed(function, stages, count):
     return case, timeline(parse(program(EXECUTE, function, case)), machine(EXECUTE.machine))
 
 
-@example
+@example("predicted, idealised", "counted by closed form")
 def bubbles() -> Table:
     columns = "ticks .0f", "bubble on the timeline .4f", "(S-1)/(M+S-1) .4f"
     table = Table(("stages", "microbatches"), *columns, markdown=True)
@@ -104,12 +104,16 @@ def bubbles() -> Table:
             assert round(row.ticks) == stages + count - 1 and abs(found / row["(S-1)/(M+S-1)"] - 1) < 0.01
             if stages == 4 and count in (1, 4, 16):
                 name = {1: "one", 4: "few", 16: "many"}[count]
-                draw(f"bubble_{name}", schedule_svg(executed(idle, 4, count)[1], forwards(gpipe(4, count))))
+                draw(
+                    f"bubble_{name}",
+                    schedule_svg(executed(idle, 4, count)[1], forwards(gpipe(4, count))),
+                    "predicted, idealised",
+                )
     assert (8 - 1) / (63 + 8 - 1) == 0.1, "with 63 microbatches the bubble is a tenth"
     return table
 
 
-@example
+@example("predicted, idealised")
 def idles() -> Table:
     ways = {"garbage": garbage, "nothing": nothing, "nothing, all kept": idle}
     columns = "GFLOPs a stage .1f", "step, ms .3f", "computing, ms .3f", "energy, J .2f"
@@ -130,11 +134,11 @@ def idles() -> Table:
     for name in ("garbage", "nothing"):
         case = Case("", {"pipe": 4}, Blocks(rows=2048, width=4096, backward=False, num_microbatches=4))
         time = timeline(parse(program(EXECUTE, ways[name], case)), machine(EXECUTE.machine))
-        draw(f"idle_{name}", schedule_svg(time, forwards(gpipe(4, 4))))
+        draw(f"idle_{name}", schedule_svg(time, forwards(gpipe(4, 4))), "predicted, idealised")
     return table
 
 
-@example
+@example("predicted, idealised", "counted by closed form")
 def memory() -> Table:
     columns = "kept, MiB .0f", "step, ms .3f", "computed again, MiB .0f", "its step, ms .3f", "closed form, MiB .0f"
     table = Table("microbatches", *columns)
@@ -144,7 +148,7 @@ def memory() -> Table:
             found = look(STEP, function, case, H100)
             figures += [found.memory.temporaries / MIB, 1e3 * found.timeline.seconds]
             if count == 32:
-                draw(f"memory_{name}", memory_svg(found.memory))
+                draw(f"memory_{name}", memory_svg(found.memory), "predicted")
         row = table.add(count, *figures, most_bytes(case) / MIB)
         assert row["computed again"] <= row["closed form"] and row["its step"] < row.step
     few, many = table["4"], table["32"]
@@ -165,7 +169,7 @@ BY_COND = {
 }
 
 
-@example
+@example("predicted, idealised")
 def losses() -> Table:
     """The loss of a model with 32,768 outputs."""
     ways = {
@@ -207,7 +211,7 @@ def located(file):
     return "loss" if file == __file__ else None
 
 
-@example
+@example("run on CPU devices")
 def hang() -> str:
     """The gradient of a replicated head, used in a branch of the last stage; as it is, or typed as varying."""
     lines = []

@@ -43,7 +43,7 @@ STEPS = {
 }
 
 
-@example
+@example("predicted, calibrated")
 def command() -> str:
     arguments = "plan --layers 16 --width 2048 --heads 16 --batch 64 --machine 8xH100".split()
     done = CliRunner(env={"COLUMNS": "110"}).invoke(app, arguments)
@@ -51,7 +51,7 @@ def command() -> str:
     return done.output.rstrip("\n")
 
 
-@kept()
+@kept("predicted, idealised", "counted by closed form")
 def lenses() -> Table:
     table = Table("step", "closed form s", "timeline s", "error .1%", "its closed form s", "liveness s", "its error s")
     errors, sizes = {}, {}
@@ -73,7 +73,7 @@ def lenses() -> Table:
     return table
 
 
-@example
+@example("predicted, idealised")
 def stages() -> Table:
     """A billion parameters on eight devices, in 16 microbatches: what data parallelism splits."""
     table = Table("ZeRO", "step, ms .1f", "of it data, ms .1f", "state, GB .1f", "all, GB .1f")
@@ -99,7 +99,7 @@ def mesh_of(found) -> str:
     return " ".join(f"{axis}={size}" for axis, size in found.choice.mesh.items() if size > 1)
 
 
-@example
+@example("predicted, calibrated")
 def schedules() -> Table:
     """GPT-3's 175 billion parameters on eight stages of eight devices, in 32 microbatches of one sequence."""
     table = Table("schedule", "repeats s", "step, s .2f", "bubble, s .2f", "activations, GB .1f")
@@ -114,7 +114,7 @@ def schedules() -> Table:
     return table
 
 
-@example
+@example("predicted, calibrated")
 def contexts() -> Table:
     """Two million tokens a step in sequences of several lengths: the best mesh, and the best without ``context``."""
     where, table = (
@@ -132,7 +132,7 @@ def contexts() -> Table:
     return table
 
 
-@example
+@example("counted by closed form", "sourced")
 def mixtures() -> Table:
     """Counted parameters of published mixtures, all of them and those that a token uses, and published ones."""
     columns = (
@@ -163,7 +163,7 @@ def mixtures() -> Table:
     return table
 
 
-@example
+@example("predicted, calibrated")
 def experts() -> Table:
     """Mixtral on 64 devices by the size of the axis ``expert``: the best mesh of each."""
     where, sizes = cluster(64), replace(MODELS["mixtral-8x7b"], seq=4096)
@@ -180,7 +180,7 @@ def experts() -> Table:
     return table
 
 
-@example
+@example("measured", "predicted, calibrated")
 def chips() -> Table:
     table = Table("chip", "of the peaks .2f", "single runs s", "runs s", "error .1%", "on papers not fitted on .1%")
     for chip, f in factors().items():
@@ -207,7 +207,7 @@ def weak_scaling(run):
     return measured, (run.estimate(where.efficiency.matmul), whole, plans.best)
 
 
-@example
+@example("measured", "predicted, calibrated")
 def published() -> Table:
     columns = "measured .1%", "same configuration s", "best, no FSDP s", "best of all s"
     table, found = Table(("parameters", "GPUs", "batch"), *columns), []

@@ -6,11 +6,13 @@ cells of a ``Table``, and arguments of ``say``, can be quoted in sentences. An `
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import jax
+from origins import Origin, example, kept, predicted_on
 
 from autograder.contract.task import Case, Task, trace
 from autograder.proof.coverage import mutants
@@ -21,41 +23,46 @@ from course.predict import Prediction, predict
 from course.program import Locate, Program, export
 from course.program.compiled import DEFAULT_FLAGS, GpuReport, compile_all
 from course.program.simulator import Timeline
-from course.render import holdings_svg, timeline_svg
+from course.program.simulator.trace import to_trace
+from course.render import holdings_svg, side_by_side
 
-EXAMPLES: dict[str, Callable[[], Any]] = {}
-KEPT: dict[str, bool] = {}
 PICTURES: dict[str, str] = {}
+DRAWN: dict[str, tuple[Origin, ...]] = {}
+TRACES: dict[str, str] = {}
 FIGURES: dict[str, Any] = {}
+__all__ = ["example", "kept"]
 UNITS = {"ms": 1e-3, "us": 1e-6, "µs": 1e-6, "MiB": 2**20, "GiB": 2**30, "GB": 1e9}
 
 
-def example(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Run this function whenever the site is built."""
-    EXAMPLES[function.__name__] = function
-    return function
-
-
-def kept(*, slow: bool = False) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Show what ``site/computed.py --keep CHAPTER`` recorded: it takes long (``slow``: minutes), or a GPU compiler."""
-
-    def mark(function: Callable[[], Any]) -> Callable[[], Any]:
-        KEPT[function.__name__] = slow
-        return example(function)
-
-    return mark
-
-
-def draw(name: str, svg: str) -> None:
+def draw(name: str, svg: str, *origins: Origin) -> None:
     """Save a picture."""
     PICTURES[name] = svg
+    if origins:
+        DRAWN[name] = origins
+
+
+def draw_steps(name: str, steps: Mapping[str, Timeline], until: float = 0.0) -> None:
+    """Save timelines as one picture, and as a trace to download, with a process for each device of each."""
+    machines = {timeline.machine for timeline in steps.values()}
+    draw(name, side_by_side(steps, until=until), *sorted({predicted_on(one) for one in machines}))
+    events: list[dict[str, Any]] = []
+    for number, (heading, timeline) in enumerate(steps.items()):
+        for event in to_trace(timeline)["traceEvents"]:
+            if event["name"] == "process_name" and heading:
+                event["args"] = {"name": f"{heading}, {event['args']['name']}"}
+            if "id" in event:
+                event["id"] = f"{number}-{event['id']}"
+            events.append({**event, "pid": 1000 * number + event["pid"]})
+    about = {"machine": ", ".join(sorted(machines)), "step_seconds": [t.seconds for t in steps.values()]}
+    trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+    TRACES[name] = json.dumps(trace, separators=(",", ":"))
 
 
 def draw_timelines(chapter: str, **timelines: Timeline) -> None:
     """Save several timelines as pictures of their own, on one time scale."""
     until = max(timeline.seconds for timeline in timelines.values())
     for name, timeline in timelines.items():
-        draw(f"{chapter}_{name}", timeline_svg(timeline, until=until))
+        draw_steps(f"{chapter}_{name}", {"": timeline}, until)
 
 
 def say(**figures: object) -> None:
@@ -85,6 +92,7 @@ class Table:
         self.markdown = markdown
         self.rows: dict[str, Row] = {}
         self.labels: list[tuple[str, ...]] = []
+        self.origins: set[Origin] = set()  # as far as it is known from the figures
 
     def add(self, label: object, *figures: Any) -> Row:
         """Append a row; ``label`` is a tuple if there are several."""
@@ -185,7 +193,7 @@ def by_compiler(task: Task, ways: dict[str, Callable[..., Any]], **more: Any) ->
 def holdings(mesh: dict[str, int], **drawn: tuple[tuple[int, ...], Any, tuple[str, str] | None]) -> None:
     """Draw shardings; by the picture's name: a shape, its spec and the names of its dims."""
     for name, (shape, spec, labels) in drawn.items():
-        draw(name, holdings_svg(shape, spec, mesh, labels=labels or (), show_spec=True))
+        draw(name, holdings_svg(shape, spec, mesh, labels=labels or (), show_spec=True), "diagram")
 
 
 def sent(found: Prediction) -> float:
@@ -221,6 +229,7 @@ def compare(head: str, found: dict[str, Prediction], *columns: str, base: str = 
             figure = MEASURES[measure](one)
             figures.append(figure / MEASURES[measure](first) if ratio else figure / UNITS[own or unit])
         table.add(name, *figures)
+        table.origins.add(predicted_on(one.timeline.machine))
     return table
 
 
@@ -232,6 +241,7 @@ def beside(c: Any) -> str:
 def compiled(head: str, reports: dict[str, GpuReport], *columns: str, least: int = 0) -> Table:
     """Compiled programs side by side; ``beside`` counts collectives of ``least`` bytes that span a product."""
     table = Table(head, *columns)
+    table.origins.add("compiled")
     for name, report in reports.items():
         large = [c for c in report.collectives if c.operand_bytes >= least]
         spanning, every = sum(c.count for c in large if c.spans_matmul), sum(c.count for c in large)

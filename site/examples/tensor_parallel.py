@@ -45,7 +45,7 @@ def located(file):
     return "tensor_parallel" if file.endswith((*FILES, ">")) else None
 
 
-@example
+@example("counted by closed form")
 def arrays() -> Table:
     sizes, columns = realistic(TASK).sizes, ("MiB ,.0f", "times sent, forward and backward d", "MiB sent in all ,.0f")
     table = Table(("array", "elements"), *columns, markdown=True)
@@ -61,7 +61,7 @@ def arrays() -> Table:
     return table
 
 
-@example
+@example("predicted, idealised")
 def ways() -> Table:
     found = {name: look(TASK, function, locate=located) for name, function in WAYS.items()}
     columns = "step, ms .2f", "busy, ms .2f", "exposed, ms .2f", "sent, MiB ,.0f", "resident, MiB ,.0f"
@@ -83,7 +83,7 @@ def ways() -> Table:
     return table
 
 
-@example
+@example("predicted, idealised")
 def rows() -> Table:
     table = Table(("rows there, rows back", "rows"), "step, ms .2f", "exposed .0%", "weights come, ms .2f")
     for count in (512, 1024, 4096, 16384, 65536):
@@ -96,7 +96,7 @@ def rows() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def features() -> Table:
     h100 = machine("8xH100")
     table = Table(("devices", "over"), "each way, GB/s .0f", "hidden features ,.0f", markdown=True)
@@ -156,7 +156,7 @@ def train(optimizer, gradients_of, params):
     return [*(losses[i] for i in (0, 1, 2, 5, 10, 20)), norms[0]]
 
 
-@example
+@example("run on CPU devices")
 def scale() -> dict[str, Table]:
     """Each step under four optimizers, a table each."""
     gradients = {
@@ -178,7 +178,7 @@ def scale() -> dict[str, Table]:
     return tables
 
 
-@example
+@example("run on CPU devices")
 def ratios() -> dict[str, object]:
     """Step B's gradient relative to one device's, leaf by leaf and mesh by mesh."""
     params, batch, shapes = jax.jit(MODEL.init)(jax.random.key(0)), batch_of(0), ((2, 4), (1, 8), (8, 1))

@@ -15,11 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from showing import FIGURES, Table, draw, example, kept, over, say
+from showing import FIGURES, Table, draw_steps, example, kept, over, say
 
 from course.mesh import make_mesh
 from course.predict import predict
-from course.render import timeline_svg
 from course.render.svg import AXES, MATMUL, Mark, hatchings, svg, text
 from course.render.svg import draw as mark_svg
 
@@ -103,7 +102,7 @@ def picture(computing, sums, arrived, length) -> str:
     return svg(LEFT + ACROSS + 24, y + 44, title, told, inside, "recorded", least=0.9)
 
 
-@kept(slow=True)
+@kept("measured", slow=True)
 def recorded() -> dict[str, object]:
     found = events()
     steps = [e for e in found if e.get("name") == "train"]
@@ -143,11 +142,11 @@ def recorded() -> dict[str, object]:
     return {"recorded": table, "kernels": kernels, "picture": picture(computing, sums, arrived, length)}
 
 
-@example
+@example()
 def simulated() -> None:
     """The same step, of the same size, on 8 idealised H100."""
     inputs = {"w": jnp.zeros((LAYERS, WIDTH, WIDTH)), "x": jnp.zeros((ROWS, WIDTH))}
     program = over({"data": 8}, lambda w, x: {"w": step(w, x)}, inputs, {"w": P(), "x": P("data")}, {"w": P()})
     found = predict(program, "8xH100").timeline
-    draw("simulated", timeline_svg(found))
+    draw_steps("simulated", {"": found})
     say(simulated=f"{1e6 * found.seconds:,.0f}", exposed=f"{100 * found.exposed_seconds / found.seconds:.0f}")

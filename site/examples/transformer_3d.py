@@ -33,7 +33,7 @@ TICKS, ONCE = "gathered in every tick", "gathered once for a repeat"
 WAYS = {TICKS: gathers_in_every_tick, "gathered once, and everything kept": keeps_everything, ONCE: forward_3d}
 
 
-@example
+@example("counted in the program", "counted by closed form")
 def numbers() -> Table:
     """A Transformer of about a billion parameters, 32 sequences; without a pipeline, a repeat for each layer."""
     columns = (
@@ -88,7 +88,7 @@ def exposed_over_data(module, where):
     return step, 1e3 * step.seconds, 1e3 * (step.seconds - timeline(module, where, free=("data",)).seconds)
 
 
-@example
+@example("predicted, idealised")
 def gathers() -> dict[str, object]:
     case = realistic(TASK)
     steps = {}
@@ -269,7 +269,7 @@ def compiled(step, config=LARGE):
     return 1e3 * report.replay.seconds, 1e3 * sum(report.replay.exposed.values()), report.memory.temporaries / GIB
 
 
-@kept(slow=True)
+@kept("compiled", slow=True)
 def peers() -> dict[str, object]:
     """Ours, placed and guided: compiled for 8 H100."""
     table = Table(("data x pipe x tensor", "step"), "ms .1f", "exposed, ms .1f", "resident, GiB .2f")
@@ -291,7 +291,7 @@ def peers() -> dict[str, object]:
     return {"peers_sizes": sizes, "peers": table}
 
 
-@kept(slow=True)
+@kept("predicted", "compiled", slow=True)
 def barrier() -> Table:
     """One microbatch, so that ticks are not a loop: recomputation with and without a barrier around it."""
     table = Table(
@@ -349,7 +349,7 @@ def fsdp_row(table, mesh, fsdp, by_compiler):
     )
 
 
-@kept(slow=True)
+@kept("predicted, idealised", "compiled", slow=True)
 def billion() -> dict[str, object]:
     """Two meshes, with FSDP and without; ``again`` recomputes a row."""
     table = fsdp_table()

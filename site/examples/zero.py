@@ -10,14 +10,28 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from showing import Table, by_compiler, compiled, draw, example, kept, look, over, realistic, say, sent, wrong
+from showing import (
+    Table,
+    by_compiler,
+    compiled,
+    draw,
+    draw_steps,
+    example,
+    kept,
+    look,
+    over,
+    realistic,
+    say,
+    sent,
+    wrong,
+)
 
 from autograder.contract.task import load
 from course.machines import machine
 from course.mesh import abstract_mesh, as_varying
 from course.model import mlp
 from course.predict import Prediction, predict
-from course.render import memory_svg, timeline_svg
+from course.render import memory_svg
 from course.train import AdamW
 from solutions.fsdp import fsdp_loss, shard_params
 from solutions.zero import global_norm, sharded_adamw, zero1_step, zero2_step
@@ -128,7 +142,7 @@ def measured(step, mesh: dict[str, int], moments: bool, parameters: bool) -> Pre
     return predict(over(mesh, local, inputs, ins, outs, donate=("params", "m", "v")), MACHINE)
 
 
-@example
+@example("counted by closed form", "counted in the program", "predicted")
 def stages() -> Table:
     """Bytes a parameter by the formula, and what the analyses find at the peak of a step on 8 devices."""
     ways = {
@@ -161,7 +175,7 @@ def predicted(function, microbatches: int = 4, rows: int = 1024, where: str = "8
     return look(TASK, function, realistic(TASK, num_microbatches=microbatches, rows=rows), where)
 
 
-@example
+@example("predicted, idealised")
 def microbatches() -> dict[str, Table]:
     """4,096 rows a device in more and more microbatches: whole gradients added up, or parts of them."""
     tables = {}
@@ -185,7 +199,7 @@ def microbatches() -> dict[str, Table]:
     return tables
 
 
-@example
+@example("predicted, idealised")
 def gradients() -> Table:
     """Where the gradient is whole: four steps with the same results."""
     found = {name: predicted(function) for name, function in WAYS.items()}
@@ -195,8 +209,8 @@ def gradients() -> Table:
         held = one.memory.temporaries / 2**30
         table.add(name, *figures, held, one.memory.temporaries / found[IN_PLACE].memory.temporaries)
     for name, picture in ((WHOLE, "before"), (AFTER, "after"), (STACKED, "stacked"), (IN_PLACE, "in_place")):
-        draw(f"held_{picture}", memory_svg(found[name].memory, MACHINE.memory_bytes))
-    draw("timeline", timeline_svg(found[IN_PLACE].timeline))
+        draw(f"held_{picture}", memory_svg(found[name].memory, MACHINE.memory_bytes), "predicted")
+    draw_steps("timeline", {"": found[IN_PLACE].timeline})
     layer = 2 * 4 * 4096 * 16384
     part = 4 * COUNT / 8
     # A reduce-scatter frees one matrix's gradient while the other's is computed.
@@ -207,7 +221,7 @@ def gradients() -> Table:
     return table
 
 
-@example
+@example()
 def questions() -> None:
     """The page's questions: 7 billion parameters on 64 devices, and 10 GB on 8 devices in 8 microbatches."""
     first, second = 8 + 8 / 64, 4 + 12 / 64
@@ -215,7 +229,7 @@ def questions() -> None:
     say(parts_gb=f"{(8 + 1) * 10 * 7 / 8:g}", whole_gb=f"{2 * 10 * 7 / 8:g}")
 
 
-@kept()
+@kept("compiled")
 def with_compiler() -> Table:
     reports = by_compiler(TASK, WAYS)
     return compiled("compiled for 8 H100", reports, "replayed, ms .1f", "exposed, ms .1f", "temporaries, GiB .2f")
