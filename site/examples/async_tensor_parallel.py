@@ -57,7 +57,9 @@ def exported(function, rows=TOKENS, hidden=HIDDEN, dtype=jnp.bfloat16, platform=
 
 @example("counted in the program", timeline="predicted, idealised", witnesses_memory="predicted")
 def program() -> dict[str, Table]:
-    table = Table("first witness: the program", "what is sent s", "MiB .2f", "up s", "down s", "operations d")
+    table = Table(
+        "first witness: the program", "what is sent s", "MiB .2f", "up s", "down s", "operations d", markdown=True
+    )
     found = {name: predict(exported(function), IDEAL) for name, function in RINGS.items()}
     for name, one in found.items():
         times: Counter[str] = Counter()
@@ -83,10 +85,18 @@ def program() -> dict[str, Table]:
     return {"program": table, "timeline": steps}
 
 
-@example("predicted, idealised")
+@example("predicted, idealised", "predicted, calibrated")
 def passes() -> Table:
     found = {name: look(TASK, function) for name, function in MLPS.items()}
-    columns = "step, us .1f", "computing .1f", "exposed .1f", "times .2f", "sent, MiB .1f", "resident, MiB .1f"
+    columns = (
+        "step, us .1f",
+        "calibrated .1f",
+        "computing .1f",
+        "exposed .1f",
+        "times .2f",
+        "sent, MiB .1f",
+        "resident, MiB .1f",
+    )
     table = compare("forward and backward", found, *columns)
     draw_timelines("passes", **{picture: found[name].timeline for name, picture in DRAWN.items()})
     none, forward, by_jax, unrolled, kept, again = table.rows.values()
@@ -177,7 +187,7 @@ def break_even(ring, plain):
 @example("predicted, idealised", "predicted, calibrated")
 def loses() -> Table:
     ring, plain = both()
-    table = Table("8 H100, 4,096 rows", "all-gather, us .1f", "ring, us .1f", "times .2f")
+    table = Table("8 H100, 4,096 rows", "all-gather, us .1f", "ring, us .1f", "times .2f", markdown=True)
     for name, where in {
         "idealised": IDEAL,
         "measured products": replace(IDEAL, matmul_rates=MEASURED.matmul_rates),
@@ -195,7 +205,7 @@ def loses() -> Table:
 @example("predicted, calibrated")
 def messages() -> Table:
     columns = "a message, MiB .3f", "permute, GB/s .1f", "ring, times .2f", "break-even, GB/s .0f"
-    table = Table("rows in all", *columns)
+    table = Table("rows in all", *columns, markdown=True)
     for rows in (1024, 4096, 16384, 65536):
         ring, plain = both(rows)
         size = 2 * rows // 8 * WIDTH
@@ -215,7 +225,7 @@ def messages() -> Table:
 
 @example("predicted, idealised", "predicted, calibrated")
 def features() -> Table:
-    table = Table("hidden on a device", "idealised, times .2f", "measured, times .2f")
+    table = Table("hidden on a device", "idealised, times .2f", "measured, times .2f", markdown=True)
     for hidden in (4096, 9216, 18432, 36864, 73728):
         ring, plain = both(hidden=hidden)
         table.add(f"{hidden // 8:,}", times(ring, plain, IDEAL), times(ring, plain))

@@ -68,13 +68,14 @@ def predicted(function, tokens: int = 2048):
     return look(TASK, function, realistic(TASK, rows=tokens))
 
 
-@example("predicted, idealised")
+@example("predicted, idealised", "predicted, calibrated")
 def prefetch() -> Table:
     found = {name: predicted(function) for name, function in WAYS.items()}
     table = compare(
         "weights are gathered",
         found,
         "step, ms .2f",
+        "calibrated .2f",
         "computing .2f",
         "exposed .2f",
         "times .2f",
@@ -108,7 +109,9 @@ def transfers() -> str:
 
 @example("predicted, idealised")
 def tokens() -> Table:
-    table = Table("tokens a device", "when it computes, ms .2f", "ahead, ms .2f", "ratio .2f", "still exposed .0%")
+    table = Table(
+        "tokens a device", "when it computes, ms .2f", "ahead, ms .2f", "ratio .2f", "still exposed .0%", markdown=True
+    )
     for count in (512, 1024, 2048, 4096, 8192):
         slow, fast = (predicted(WAYS[name], count).timeline for name in (BEFORE, AFTER))
         table.add(
@@ -150,12 +153,14 @@ def hybrid() -> dict[str, Table]:
             load("fsdp").task("hybrid_shard_step"), hybrid_shard_step, Case("", {"replica": 2, "data": 8}, SIZES)
         ),
     }
-    links = Table(("parameters split", "axis", "link"), "sent by a device s")
+    links = Table(("parameters split", "axis", "link"), "sent by a device s", markdown=True)
     for way, exported in programs.items():
         for axis, link in nodes.axis_links(exported.mesh).items():
             used = sum(c.total_bytes for c in costs(parse(exported)).collectives if axis in c.axes)
             links.add((way, axis, link), bytes_text(used))
-    steps = Table(("parameters split", "between nodes"), "step, ms .1f", "exposed, ms .1f", "resident, GiB .2f")
+    steps = Table(
+        ("parameters split", "between nodes"), "step, ms .1f", "exposed, ms .1f", "resident, GiB .2f", markdown=True
+    )
     narrow = replace(nodes, links=(inside, replace(between, shared=True)))
     for name, where in (("an adapter for each device", nodes), ("one adapter for each node", narrow)):
         for way, exported in programs.items():

@@ -117,7 +117,7 @@ def bubbles() -> Table:
 def idles() -> Table:
     ways = {"garbage": garbage, "nothing": nothing, "nothing, all kept": idle}
     columns = "GFLOPs a stage .1f", "step, ms .3f", "computing, ms .3f", "energy, J .2f"
-    table = Table(("microbatches", "idle stages compute"), *columns)
+    table = Table(("microbatches", "idle stages compute"), *columns, markdown=True)
     for count in (2, 8, 32):
         rows = []
         for name, function in ways.items():
@@ -141,7 +141,7 @@ def idles() -> Table:
 @example("predicted, idealised", "counted by closed form")
 def memory() -> Table:
     columns = "kept, MiB .0f", "step, ms .3f", "computed again, MiB .0f", "its step, ms .3f", "closed form, MiB .0f"
-    table = Table("microbatches", *columns)
+    table = Table("microbatches", *columns, markdown=True)
     for count in (4, 8, 16, 32):
         case, figures = realistic(STEP, num_microbatches=count), []
         for name, function in (("kept", keeps_activations), ("again", pipeline_train_step)):
@@ -169,7 +169,7 @@ BY_COND = {
 }
 
 
-@example("predicted, idealised")
+@example("predicted, idealised", "predicted, calibrated")
 def losses() -> Table:
     """The loss of a model with 32,768 outputs."""
     ways = {
@@ -177,8 +177,15 @@ def losses() -> Table:
         "on the last stage, by cond": patch(pipeline_loss, "on_the_last_stage", EVERY_STAGE | BY_COND).function,
         "in parts, on all stages": pipeline_loss,
     }
-    columns = "computing, ms: first stage .2f", "last stage .2f", "step, ms .2f", "energy, J .2f", "resident, MiB .0f"
-    table = Table("the loss is computed", *columns)
+    columns = (
+        "computing, ms: first stage .2f",
+        "last stage .2f",
+        "step, ms .2f",
+        "calibrated .2f",
+        "energy, J .2f",
+        "resident, MiB .0f",
+    )
+    table = Table("the loss is computed", *columns, markdown=True)
     for name, function in ways.items():
         found = look(LOSS, function, where=H100)
         busy = {device: one.busy for one in found.timeline.devices for device in one.members}
@@ -187,6 +194,7 @@ def losses() -> Table:
             1e3 * busy[0],
             1e3 * busy[7],
             1e3 * found.timeline.seconds,
+            1e3 * found.calibrated_seconds,
             WATTS * sum(busy.values()),
             found.memory.temporaries / MIB,
         )

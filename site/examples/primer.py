@@ -38,7 +38,10 @@ def drawn(shown) -> str:
     timeline="predicted, idealised",
     halves="predicted, idealised",
     placed="diagram",
-    **dict.fromkeys((f"specs_{i}" for i in range(4)), "diagram"),
+    specs_0="diagram",
+    specs_1="diagram",
+    specs_2="diagram",
+    specs_3="diagram",
 )
 def cells() -> dict[str, str]:
     printed: dict[str, str] = {}

@@ -224,7 +224,9 @@ WAYS = {
 @example("predicted, idealised")
 def executor() -> dict[str, Table]:
     """What is wrong with an executor that computes too much and keeps too much, on 4 of 8 A100."""
-    shown = Table("executor", "step, ms .2f", "computing, ms .2f", "FLOPs, G .1f", "temporaries, MiB .0f")
+    shown = Table(
+        "executor", "step, ms .2f", "computing, ms .2f", "FLOPs, G .1f", "temporaries, MiB .0f", markdown=True
+    )
     steps = {}
     for name, function in WAYS.items():
         found = look(TASK, function, case_of("1F1B", microbatches=16, **LARGE), A100, located)
@@ -234,7 +236,7 @@ def executor() -> dict[str, Table]:
     draw_timelines("executor", first=steps["first version"], last=steps["one pass, slots"])
     first, last = shown["first version"], shown["one pass, slots"]
     assert first.step > 2 * last.step and first.temporaries > 2 * last.temporaries
-    tables = Table("table", "step, ms .2f", "exposed over pipe, ms .2f", "temporaries, MiB .0f")
+    tables = Table("table", "step, ms .2f", "exposed over pipe, ms .2f", "temporaries, MiB .0f", markdown=True)
     for name in TABLES:
         found = look(TASK, execute_schedule, case_of(name, microbatches=16, **LARGE), A100)
         exposed = found.timeline.exposed.get("pipe", 0.0)

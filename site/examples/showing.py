@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from course.machine import Machine
 from course.machines import machine
 from course.mesh import abstract_mesh
 from course.predict import Prediction, predict
-from course.program import Locate, Program, export
+from course.program import Locate, Program, export, parse, timeline
 from course.program.compiled import DEFAULT_FLAGS, GpuReport, compile_all
 from course.program.simulator import Timeline
 from course.program.simulator.trace import to_trace
@@ -43,26 +43,27 @@ def draw(name: str, svg: str, *origins: Origin) -> None:
 
 def draw_steps(name: str, steps: Mapping[str, Timeline], until: float = 0.0) -> None:
     """Save timelines as one picture, and as a trace to download, with a process for each device of each."""
-    machines = {timeline.machine for timeline in steps.values()}
-    draw(name, side_by_side(steps, until=until), *sorted({predicted_on(one) for one in machines}))
+    machines = {step.machine for step in steps.values()}
+    origins: set[Origin] = {predicted_on(one) for one in machines}
+    draw(name, side_by_side(steps, until=until), *sorted(origins))
     events: list[dict[str, Any]] = []
-    for number, (heading, timeline) in enumerate(steps.items()):
-        for event in to_trace(timeline)["traceEvents"]:
+    for number, (heading, step) in enumerate(steps.items()):
+        for event in to_trace(step)["traceEvents"]:
             if event["name"] == "process_name" and heading:
                 event["args"] = {"name": f"{heading}, {event['args']['name']}"}
             if "id" in event:
                 event["id"] = f"{number}-{event['id']}"
             events.append({**event, "pid": 1000 * number + event["pid"]})
-    about = {"machine": ", ".join(sorted(machines)), "step_seconds": [t.seconds for t in steps.values()]}
+    about = {"machine": ", ".join(sorted(machines)), "step_seconds": [step.seconds for step in steps.values()]}
     trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
     TRACES[name] = json.dumps(trace, separators=(",", ":"))
 
 
 def draw_timelines(chapter: str, **timelines: Timeline) -> None:
     """Save several timelines as pictures of their own, on one time scale."""
-    until = max(timeline.seconds for timeline in timelines.values())
-    for name, timeline in timelines.items():
-        draw_steps(f"{chapter}_{name}", {"": timeline}, until)
+    until = max(step.seconds for step in timelines.values())
+    for name, step in timelines.items():
+        draw_steps(f"{chapter}_{name}", {"": step}, until)
 
 
 def say(**figures: object) -> None:
@@ -158,15 +159,33 @@ def program(
     return trace(task, function, case or realistic(task), locate)
 
 
+@dataclass(frozen=True)
+class Seen(Prediction):
+    """A prediction, and its program."""
+
+    program: Program | None = None
+
+    @property
+    def calibrated_seconds(self) -> float:
+        """Seconds of the step with the measured rates of its machine."""
+        assert self.program
+        return timeline(parse(self.program), machine(f"{self.machine.name}-calibrated")).seconds
+
+
+def seen(of: Program, where: Machine | str) -> Seen:
+    """Its prediction on a machine."""
+    return Seen(**vars(predict(of, where)), program=of)
+
+
 def look(
     task: Task,
     function: Callable[..., Any],
     case: Case | None = None,
     where: Machine | str = "",
     locate: Locate = lambda _: None,
-) -> Prediction:
+) -> Seen:
     """Its prediction, on the task's machine or another."""
-    return predict(program(task, function, case, locate), where or task.machine)
+    return seen(program(task, function, case, locate), where or task.machine)
 
 
 def over(
@@ -203,6 +222,7 @@ def sent(found: Prediction) -> float:
 
 MEASURES: dict[str, Callable[[Any], Any]] = {
     "step": lambda found: found.timeline.seconds,
+    "calibrated": lambda found: found.calibrated_seconds,
     "computing": lambda found: found.timeline.busy,
     "exposed": lambda found: found.timeline.exposed_seconds,
     "sent": sent,
@@ -217,9 +237,9 @@ COMPILED: dict[str, Callable[[Any], Any]] = {
 MEASURES["busy"] = MEASURES["computing"]
 
 
-def compare(head: str, found: dict[str, Prediction], *columns: str, base: str = "") -> Table:
+def compare(head: str, found: Mapping[str, Prediction], *columns: str, base: str = "") -> Table:
     """Predictions side by side; units default to the first column's; ``times`` and ``... of`` refer to ``base``."""
-    table, unit = Table(head, *columns), columns[0].rpartition(" ")[0].partition(", ")[2]
+    table, unit = Table(head, *columns, markdown=True), columns[0].rpartition(" ")[0].partition(", ")[2]
     first = found[base] if base else next(iter(found.values()))
     for name, one in found.items():
         figures = []
@@ -230,6 +250,8 @@ def compare(head: str, found: dict[str, Prediction], *columns: str, base: str = 
             figures.append(figure / MEASURES[measure](first) if ratio else figure / UNITS[own or unit])
         table.add(name, *figures)
         table.origins.add(predicted_on(one.timeline.machine))
+    if any(column.startswith("calibrated") for column in columns):
+        table.origins.add("predicted, calibrated")
     return table
 
 

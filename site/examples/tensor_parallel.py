@@ -61,10 +61,17 @@ def arrays() -> Table:
     return table
 
 
-@example("predicted, idealised")
+@example("predicted, idealised", "predicted, calibrated")
 def ways() -> Table:
     found = {name: look(TASK, function, locate=located) for name, function in WAYS.items()}
-    columns = "step, ms .2f", "busy, ms .2f", "exposed, ms .2f", "sent, MiB ,.0f", "resident, MiB ,.0f"
+    columns = (
+        "step, ms .2f",
+        "calibrated, ms .2f",
+        "busy, ms .2f",
+        "exposed, ms .2f",
+        "sent, MiB ,.0f",
+        "resident, MiB ,.0f",
+    )
     table, sizes = compare("", found, *columns), realistic(TASK).sizes
     drawn = {"weights": "weights come to the rows", "hidden": "hidden features made whole", "rows": OURS}
     draw_timelines("mlp", **{picture: found[name].timeline for picture, name in drawn.items()})
@@ -85,7 +92,9 @@ def ways() -> Table:
 
 @example("predicted, idealised")
 def rows() -> Table:
-    table = Table(("rows there, rows back", "rows"), "step, ms .2f", "exposed .0%", "weights come, ms .2f")
+    table = Table(
+        ("rows there, rows back", "rows"), "step, ms .2f", "exposed .0%", "weights come, ms .2f", markdown=True
+    )
     for count in (512, 1024, 4096, 16384, 65536):
         case = realistic(TASK, rows=count)
         own, weights = (look(TASK, function, case).timeline for function in (tp_mlp, WAYS["weights come to the rows"]))
@@ -166,7 +175,12 @@ def scale() -> dict[str, Table]:
     }
     params, found, tables = jax.jit(MODEL.init)(jax.random.key(0)), {}, {}
     for key, (name, optimizer) in OPTIMIZERS.items():
-        table = Table(f"loss before step, {name}", *(f"{step} .4f" for step in (0, 1, 2, 5, 10, 20)), "first norm .3f")
+        table = Table(
+            f"loss before step, {name}",
+            *(f"{step} .4f" for step in (0, 1, 2, 5, 10, 20)),
+            "first norm .3f",
+            markdown=True,
+        )
         for way, gradients_of in gradients.items():
             table.add(f"    {way}", *train(optimizer, gradients_of, params))
         tables[key] = table
@@ -184,7 +198,7 @@ def ratios() -> dict[str, object]:
     params, batch, shapes = jax.jit(MODEL.init)(jax.random.key(0)), batch_of(0), ((2, 4), (1, 8), (8, 1))
     _, right = on_one_device(params, batch)
     found = [raw_gradients(WRONG["leaves_split_leaves_summed"], *shape)(params, batch) for shape in shapes]
-    table = Table("step B over one device", *(f"{d} x {t} .3f" for d, t in shapes))
+    table = Table("step B over one device", *(f"{d} x {t} .3f" for d, t in shapes), markdown=True)
     for path, leaf in jax.tree.leaves_with_path(right):
         trees = (dict(jax.tree.leaves_with_path(tree))[path] for tree in found)
         name = jax.tree_util.keystr(path, simple=True, separator="/")

@@ -57,7 +57,7 @@ def numbers() -> dict[str, Table]:
 def blocks() -> Table:
     """One layer on eight H100, forward and backward, sent whole and by rings."""
     columns = "sent, MiB .0f", "idealised H100, ms .2f", "exposed .2f", "calibrated H100, ms .2f", "exposed there .2f"
-    table, drawn = Table(("width", "block", "sends"), *columns), {}
+    table, drawn = Table(("width", "block", "sends"), *columns, markdown=True), {}
     for width, sizes in (("2,048", USUAL), ("4,096", WIDE)):
         for parallel, (kind, name) in enumerate(BLOCKS.items()):
             block = getattr(ours, name)
