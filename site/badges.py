@@ -24,6 +24,10 @@ def on_files(files, config, **_):
         found = json.loads(path.read_text())
         ORIGINS.update({f"{path.stem}/{name}": origins for name, origins in found["origins"].items()})
         TRACES.update({f"{path.stem}/{name}.svg": f"{path.stem}_{name}.json" for name in found["traces"]})
+        for name, recorded in found["recordings"].items():
+            TRACES[f"{path.stem}/{name}.svg"] = f"{path.stem}_{name}.json.gz"
+            target = f"assets/traces/{path.stem}_{name}.json.gz"
+            files.append(File.generated(config, target, abs_src_path=str(OUT.parents[1] / recorded)))
         for name, trace in found["traces"].items():
             files.append(File.generated(config, f"assets/traces/{path.stem}_{name}.json", content=trace))
     return files

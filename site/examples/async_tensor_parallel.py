@@ -100,6 +100,7 @@ def passes() -> Table:
     table = compare("forward and backward", found, *columns)
     draw_timelines("passes", **{picture: found[name].timeline for name, picture in DRAWN.items()})
     none, forward, by_jax, unrolled, kept, again = table.rows.values()
+    assert none.calibrated == min(row.calibrated for row in table.rows.values())
     assert abs(forward.exposed / none.exposed - 0.5) < 0.01, "half of the exposed time is left"
     assert by_jax.exposed == 0 and by_jax.step - none.step > 0, "computing grew by more than exposed shrank"
     assert abs(again.sent - 5 / 4 * kept.sent) < 1e-6, "half of the forward pass's bytes"

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from showing import Table, by_compiler, compare, compiled, draw_steps, example, kept, over, say, seen, wrong
+from showing import Table, by_compiler, compare, compiled, draw_steps, example, kept, over, same_order, say, seen, wrong
 
 from autograder.contract.task import load
 from course.attention import KEYS_AT_ONCE
@@ -57,6 +57,7 @@ def ways() -> Table:
     table = compare("16,384 tokens, 8 H100", found, *columns, base=RING)
     shown = (GATHERED, CONTIGUOUS, RING)
     draw_steps("ways", {name: found[name].timeline for name in shown})
+    assert same_order(table, "step", "calibrated")
     assert table[RING].exposed < 0.3 * table[GATHERED].exposed
     assert table[RING].step < 0.65 * table[CONTIGUOUS].step and table[GATHERED].step < table[RING].step
     assert table[GATHERED].resident > 1.2 * 1.15 * table[RING].resident

@@ -96,6 +96,7 @@ def overlap() -> Table:
         table.add(name, *(1e3 * seconds for seconds in figures))
     for name, picture in ((ALL, "before"), (TWO, "half"), (FOUR, "after")):
         draw_steps(f"overlap_{picture}", {"": overlapped(name).timeline})
+    assert table[TWO].calibrated < table[FOUR].calibrated < table[ALL].calibrated
     assert table[FOUR].exposed < 0.4 * table[ALL].exposed and table[FOUR].step < 0.9 * table[ALL].step
     draw("dualpipe", schedule_svg(dualpipe(4, 8)))
     peak = machine("8xH100").peak("f32")

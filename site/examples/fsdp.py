@@ -23,6 +23,7 @@ from showing import (
     over,
     program,
     realistic,
+    same_order,
     say,
     wrong,
 )
@@ -86,6 +87,7 @@ def prefetch() -> Table:
     draw_timelines("prefetch", **{picture: found[name].timeline for picture, name in drawn.items()})
     for name, picture in (("ahead, JAX with checkpoint", "kept"), (AFTER, "memory")):
         draw(f"prefetch_{picture}", memory_svg(found[name].memory, MACHINE.memory_bytes), "predicted")
+    assert same_order(table, "step", "calibrated")
     before, after = table[BEFORE], table[AFTER]
     say(
         share=f"{before.exposed / before.step:.0%}".replace("%", " %"),

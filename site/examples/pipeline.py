@@ -199,6 +199,8 @@ def losses() -> Table:
             found.memory.temporaries / MIB,
         )
     every, branch, parts = table.rows.values()
+    longer = [row.calibrated - row.step for row in table.rows.values()]
+    assert max(longer) < 1.05 * min(longer), "by about the same time"
     assert branch.step >= every.step > 1.15 * parts.step, "a branch saves no time, parts do"
     assert branch.energy < 0.85 * every.energy and parts.resident < 0.5 * every.resident
     say(parts=f"{parts.step / every.step:.2f}", less=f"{every.computing - branch.computing:.2f}")

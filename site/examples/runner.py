@@ -74,5 +74,5 @@ def main(chapter: str, names: list[str], out: str) -> None:
     figures |= showing.FIGURES
     pictures = {f"{name}.svg": svg for name, svg in showing.PICTURES.items()}
     found = {"texts": texts, "pictures": pictures, "figures": figures, "sources": _sources(), "kept": marked.KEPT}
-    found |= {"origins": origins, "traces": showing.TRACES}
+    found |= {"origins": origins, "traces": showing.TRACES, "recordings": showing.RECORDINGS}
     Path(out).write_text(json.dumps(found))

@@ -133,6 +133,7 @@ def kinds() -> Table:
     draw_steps("timeline", {"": stacked(in_selective, True, LAYERS).timeline})
     rows = list(table.rows.values())
     assert [round(row.sent) for row in rows] == [8, 8, 10, 10]
+    assert rows[2].step < rows[1].step and rows[2].calibrated > rows[1].calibrated
     assert rows[0].saved > rows[1].saved > 1.5 * rows[2].saved
     plain, scores = (bytes_ / S.rows for bytes_ in formula(CASE))
     say(

@@ -29,6 +29,7 @@ from course.render import holdings_svg, side_by_side
 PICTURES: dict[str, str] = {}
 DRAWN: dict[str, tuple[Origin, ...]] = {}
 TRACES: dict[str, str] = {}
+RECORDINGS: dict[str, str] = {}  # files of traces that were recorded, by the picture's name
 FIGURES: dict[str, Any] = {}
 __all__ = ["example", "kept"]
 UNITS = {"ms": 1e-3, "us": 1e-6, "µs": 1e-6, "MiB": 2**20, "GiB": 2**30, "GB": 1e9}
@@ -253,6 +254,12 @@ def compare(head: str, found: Mapping[str, Prediction], *columns: str, base: str
     if any(column.startswith("calibrated") for column in columns):
         table.origins.add("predicted, calibrated")
     return table
+
+
+def same_order(table: Table, first: str, second: str) -> bool:
+    """Whether two columns order the rows in the same way."""
+    orders = (sorted(table.rows, key=lambda label, column=column: table[label][column]) for column in (first, second))
+    return len({tuple(order) for order in orders}) == 1
 
 
 def beside(c: Any) -> str:

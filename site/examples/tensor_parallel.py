@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
-from showing import Table, compare, draw_timelines, example, holdings, look, realistic, say, wrong
+from showing import Table, compare, draw_timelines, example, holdings, look, realistic, same_order, say, wrong
 
 from autograder.chapters.tensor_parallel.alternatives import tp_mlp_gathered_again
 from autograder.contract.task import load
@@ -83,6 +83,7 @@ def ways() -> Table:
     )
     before, whole, _, after, again = table.rows.values()
     weights, rows = (4 * sizes.width * n / 2**20 for n in (2 * sizes.hidden, sizes.rows))
+    assert same_order(table, "step", "calibrated")
     assert abs(whole.step / before.step - 1) < 0.02 and again.resident < after.resident
     found = [round(row.sent) for row in table.rows.values()]
     assert found == [7 / 8 * size for size in (2 * weights, 1.5 * weights, 0.75 * weights, 4 * rows, 5 * rows)]

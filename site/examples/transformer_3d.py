@@ -128,6 +128,8 @@ def gathers() -> dict[str, object]:
     ticks, kept, once = table.rows.values()
     more, fewer = many.rows.values()
     assert ticks["sent over data"] > 2 * once["sent over data"] == 2 * kept["sent over data"], "sends twice as much"
+    assert kept.calibrated < once.calibrated < once.step / ticks.step * ticks.calibrated
+    assert kept.calibrated / ticks.calibrated < kept.step / ticks.step
     assert 0.85 * ticks.step < once.step < 0.92 * ticks.step, "an eighth shorter, or a little more or less"
     assert once.temporaries > ticks.temporaries, "more is held"
     assert kept.temporaries > 1.8 * once.temporaries and kept["over data"] < once["over data"]

@@ -225,6 +225,7 @@ def gradients() -> Table:
     part = 4 * COUNT / 8
     # A reduce-scatter frees one matrix's gradient while the other's is computed.
     assert part + layer / 2 < found[IN_PLACE].memory.temporaries < part + layer
+    assert 0.93 * table[WHOLE].calibrated < table[IN_PLACE].calibrated < table[WHOLE].calibrated, "gains little time"
     assert table[STACKED].step < table[WHOLE].step < table[AFTER].step
     assert 0.45 < table[IN_PLACE].exposed / table[IN_PLACE].step < 0.55, "half of it is exposed"
     say(whole=f"{8 * part / 2**30:.2f}", part=f"{part / 2**30:.2f}", layer=f"{layer / 2**30:.2f}")
