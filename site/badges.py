@@ -11,8 +11,8 @@ from mkdocs.structure.files import File
 OUT = Path(__file__).parent.parent / "build" / "examples"
 INCLUDED = r'--8<-- "([\w/]+\.(?:txt|svg))"'
 BLOCK = re.compile(rf"^<figure[^>]*>.*?</figure>|^```text\n.*?^```$|^{INCLUDED}$", re.DOTALL | re.MULTILINE)
-# Hand-made drawings, except for those that ``course.validation`` draws.
-DRAWN, VALIDATED = ["diagram"], ["measured", "predicted"]
+# Of pictures in ``site/figures``: hand-made drawings, screenshots, and what ``course.validation`` draws.
+FIGURES = {"xprof": ["measured"], "validation": ["measured", "predicted"]}
 
 ORIGINS: dict[str, list[str]] = {}
 TRACES: dict[str, str] = {}
@@ -41,7 +41,7 @@ def badges(included: list[str]) -> str:
     """
     origins: dict[str, None] = {}
     for name in included:
-        hand = VALIDATED if "validation_" in name else DRAWN
+        hand = FIGURES.get(Path(name).stem.partition("_")[0], ["diagram"])
         origins |= dict.fromkeys(hand if name.startswith("site/figures/") else ORIGINS[name])
     return " ".join(f'<span class="badge">{origin}</span>' for origin in origins)
 

@@ -143,9 +143,15 @@ def recorded() -> dict[str, object]:
     for name, time in sorted(names.items(), key=lambda item: -item[1])[:6]:
         kernels.add(f"`{name}`", time / 1e3)
     FIGURES["trace"] = {"ms": f"{length / 1e3:.1f}", "events": f"{len(found):,}"} | trace["otherData"]
+    threads = {e["tid"]: e["args"]["name"].partition("/")[0] for e in found if e.get("name") == "thread_name"}
+    rows = Table("rows", "how many d", "bars ,d", markdown=True)
+    for name in sorted(set(threads.values())):
+        own = {tid for tid, one in threads.items() if one == name}
+        rows.add(f"`{name}`", len(own), sum(e.get("ph") == "X" and e["tid"] in own for e in found))
+    say(seventh=f"{table['7'].waits + table['7']['all-reduce']:.1f}")
     draw("recorded", picture(computing, sums, arrived, length))
     RECORDINGS["recorded"] = str(KEPT.relative_to(Path(__file__).parents[2]))
-    return {"recorded": table, "kernels": kernels}
+    return {"recorded": table, "kernels": kernels, "rows": rows}
 
 
 @example()
