@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: setup demo test test-full test-latest bench mutation attacks fuzz soak term trials validate kernels aot build constraints lint site serve system browser validate-gpu measure-single-device clean
+.PHONY: setup demo test test-full test-latest bench mutation attacks fuzz soak term throughput trials validate kernels aot build constraints lint site serve system browser validate-gpu measure-single-device clean
 
 setup: $(READY)
 
@@ -67,6 +67,10 @@ validate: $(READY) aot
 # A term of 120 students: late work, extensions, changed points, damaged files; every score against a table.
 term: $(READY)
 	@$(BIN)/python -m autograder.proof.term $(ARGS)
+
+# Submissions an hour, booking and feedback for a class of 120; ARGS="--before COMMIT" measures that commit first.
+throughput: $(READY) system
+	@$(BIN)/python -m autograder.proof.throughput $(ARGS)
 
 # What timeline and liveness make of programs, beside what the GPU compiler makes of it.
 kernels: $(READY) aot

@@ -5,7 +5,12 @@ import gc
 import os
 import re
 import shutil
+import signal
 import tempfile
+
+# A shell starts what runs in its background deaf to Ctrl-C, as would be all that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Most tests compute little and spend their time compiling, as do the notebooks and commands they start.

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from graphlib import TopologicalSorter
 
 import grimp
 import pytest
@@ -48,6 +49,11 @@ def test_imports_point_down():
         graph.remove_module(name)
     up = graph.find_illegal_dependencies_for_layers([grimp.Layer(*line.split()) for line in LAYERS.split("\n")])
     assert not up, [(found.importer, found.imported, *(route.middle for route in found.routes)) for found in up]
+
+
+def test_no_modules_import_each_other_in_a_cycle():
+    graph = grimp.build_graph(*OURS, cache_dir=None)
+    TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in graph.modules}).prepare()
 
 
 def test_chapters_and_what_the_sandbox_shows_of_them_stand_alone():

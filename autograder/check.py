@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import linecache
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from autograder.checking.added import reading, variant_notes, way_on, with_facts, with_fault, with_quotes
+from autograder.checking.added import limit_notes, reading, variant_notes, way_on, with_facts, with_fault, with_quotes
 from autograder.checking.judging import (
     Export,
     FromNotebook,
@@ -21,6 +22,7 @@ from autograder.checking.judging import (
     judge_function,
     judge_traced,
     locate_file,
+    plan_of_callee,
     trace_function,
     tracer,
 )
@@ -32,7 +34,7 @@ from autograder.grading.inside.intake import Notebook, read_notebook
 from autograder.grading.inside.tracing import Problem, Traced
 from autograder.grading.inside.uses import uses
 from autograder.grading.outside.judge import Plan, plan
-from autograder.grading.outside.released import stated
+from autograder.grading.outside.released import limits_stated, stated
 from autograder.grading.outside.saved import notebook_here, notes, path_here
 from autograder.progress import next_function, passing, remember
 from course.program import Locate
@@ -59,7 +61,7 @@ class CheckResult:
 
         console = Console(width=100)
         with console.capture() as capture:
-            console.print(facts_table(self.report))
+            console.print(facts_table(self.report), crop=False)
         return capture.get().rstrip()
 
 
@@ -76,12 +78,15 @@ class MoreFacts(Protocol):
     def facts(self, task: Task, result: Result, function: Any, locate: Locate) -> list[Fact]: ...
 
 
-def check(function: Callable[..., Any], *, variant: str | None = None) -> CheckResult:
+def check(
+    function: Callable[..., Any], *, variant: str | None = None, limits: Mapping[str, float] | None = None
+) -> CheckResult:
     """Judge a function as defined in this kernel: on the quick cases, then, if they pass, on all others of grading.
 
     Args:
         function: One of a chapter's functions, identified by its name.
         variant: The variant this course asks for; read from the notebook on disk if omitted.
+        limits: This course's factors on the limits of facts; read from the notebook on disk if omitted.
     """
     name = name_of(function, sys._getframe(1).f_globals)
     chapter, task = find_task(name)
@@ -89,13 +94,15 @@ def check(function: Callable[..., Any], *, variant: str | None = None) -> CheckR
     read = notebook_here()
     if variant is None:
         variant = stated(read.cells).get(name, "") if read else ""
-    planned = plan(chapter, task, stretched=True, variant=variant)
+    if limits is None:
+        limits = limits_stated(read.cells).get(name, {}) if read else {}
+    planned = plan(chapter, task, stretched=True, variant=variant, factors=limits)
     disk = _trace_in_background(task, FromNotebook(chapter, read), planned.traced[:1]) if read else None
     labels, line = labels_of(function), Line()
 
     def first_case(other: Task) -> Result:
         called = getattr(function, "__globals__", {})[other.name]
-        small = _first_case(chapter, other)
+        small = plan_of_callee(chapter, other, result)
         return judge_traced(small, trace_function(other, called, small.traced, labels.get))
 
     try:
@@ -109,18 +116,24 @@ def check(function: Callable[..., Any], *, variant: str | None = None) -> CheckR
         result = replace(result, message=f"{again} {result.message}".strip())
     differences = notes(traced, disk.result(), used) if disk else ()
     following = _remember_and_suggest(chapter, result, kept=bool(read) and not differences)
-    messages = (*differences, *variant_notes(task, variant), *reading(chapter, [result]), *following)
+    messages = (
+        *differences,
+        *variant_notes(task, variant),
+        *limit_notes(name, limits),
+        *reading(chapter, [result]),
+        *following,
+    )
     return CheckResult(Report(chapter, (result,), notes=messages))
 
 
 def _remember_and_suggest(chapter: str, result: Result, *, kept: bool) -> tuple[str, ...]:
     """Record the verdict if file and kernel agree; after a pass, suggest the next step."""
     names = [task.name for task in load(chapter).tasks]
-    passed = {result.name: result.verdict == PASS}
-    if kept and (path := path_here()):
+    path = path_here()
+    if kept and path:
         remember(path, chapter, [result])
-        passed = passing(path, chapter)
-    return (way_on(chapter, result, next_function(names, passed, result.name)),) if result.verdict == PASS else ()
+    passed = (passing(path, chapter) if path else {}) | {result.name: result.verdict == PASS}
+    return (way_on(chapter, result, next_function(names, passed)),) if result.verdict == PASS else ()
 
 
 def _trace_in_background(task: Task, function: FromNotebook, cases: list[Case[Any]]) -> Future[Traced | Problem]:
@@ -129,11 +142,6 @@ def _trace_in_background(task: Task, function: FromNotebook, cases: list[Case[An
     future = pool.submit(trace_function, task, function, cases, locate_cell)
     pool.shutdown(wait=False)
     return future
-
-
-def _first_case(chapter: str, task: Task) -> Plan:
-    planned = plan(chapter, task)
-    return replace(planned, cases=planned.first.cases[:1], at_scale=None)
 
 
 def check_notebook(
@@ -179,25 +187,32 @@ def check_cells(
     tasks = _tasks(chapter, functions)
     source = FromNotebook(chapter, notebook)
     variants = stated(notebook.cells)
-    planned = [plan(chapter, task, stretched=True, variant=variants.get(task.name, "")) for task in tasks]
+    limits = limits_stated(notebook.cells)
+    planned = [
+        plan(chapter, task, stretched=True, variant=variants.get(task.name, ""), factors=limits.get(task.name, {}))
+        for task in tasks
+    ]
     alone = len(tasks) == 1 and not more
     exports = [(one.task, (one.first if alone else one).traced, "cpu") for one in planned]
     exports += [export for each in more for task in tasks if task.at_scale for export in each.exports(task)]
+    progress("running the notebook's cells")
     source.trace(_missing(exports))
     report = _judged(chapter, planned, lambda task: (source, locate_cell), progress, more)
 
-    def first_case(other: Task) -> Result:
-        known = next((result for result in report.functions if result.name == other.name), None)
-        small = _first_case(chapter, other)
-        return known or judge_traced(small, source.programs(other, small.traced, "cpu"))
+    def judged(other: Task, caller: Result) -> Result:
+        if known := next((result for result in report.functions if result.name == other.name), None):
+            return known
+        small = plan_of_callee(chapter, other, caller)
+        return judge_traced(small, source.programs(other, small.traced, "cpu"))
 
     def with_more(task: Task, result: Result) -> Result:
         used = [found.uses for found in source.traced.get((task.name, "cpu"), ()) if isinstance(found, Traced)]
-        result = with_fault(chapter, result, used[0] if used else {}, first_case)
+        result = with_fault(chapter, result, used[0] if used else {}, partial(judged, caller=result))
         return with_quotes(result, notebook.line)
 
     report = replace(report, functions=tuple(map(with_more, tasks, report.functions)))
     requested = [note for task in tasks for note in variant_notes(task, variants.get(task.name, ""))]
+    requested += [note for task in tasks for note in limit_notes(task.name, limits.get(task.name, {}))]
     return replace(report, notes=(*requested, *reading(chapter, report.functions), *report.notes))
 
 
@@ -208,15 +223,21 @@ def check_solution(
     progress: Progress = ignored,
     more: Sequence[MoreFacts] = (),
     stretched: bool = True,
+    limits: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Report:
     """Judge the course's own solution; arguments as for ``check_notebook``.
 
+    ``limits`` has factors on limits, by function and fact.
     Without ``stretched``, on all meshes and at the realistic size, but not on the cases in between.
 
     Raises:
         LookupError: There is no such chapter or function.
     """
-    planned = [plan(chapter, task, stretched=stretched) for task in _tasks(chapter, functions)]
+    factors = limits or {}
+    planned = [
+        plan(chapter, task, stretched=stretched, factors=factors.get(task.name, {}))
+        for task in _tasks(chapter, functions)
+    ]
     module = importlib.import_module(f"solutions.{chapter}")
 
     def find(task: Task) -> tuple[Any, Locate]:
@@ -243,7 +264,7 @@ def _judged(
         function, locate = find(one.task)
         name = one.task.name
         result, _ = judge_function(one, function, locate, lambda text, name=name: progress(f"{name}: {text}"))
-        for each in more if one.task.at_scale and result.facts else ():
+        for each in more if one.task.at_scale and result.facts and not result.message else ():
             result = with_facts(result, each.facts(one.task, result, function, locate))
         results.append(result)
     return Report(chapter, tuple(results), notes=tuple(note for each in more for note in each.notes))

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from autograder.check import check, check_notebook
 from autograder.checking import judging as checking
 from autograder.checking import kernel
 from autograder.checking.added import with_fault
-from autograder.checking.judging import judge_function
+from autograder.checking.judging import judge_function, plan_of_callee
 from autograder.contract.task import every_task, find_task, load
 from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, PASS, REFUSED, STUDENT_ERROR, Fact, Kind, conclude
 from autograder.grading.inside.intake import IntakeError
@@ -332,3 +333,17 @@ def test_a_function_that_falls_short_names_the_callee_that_does_so_by_itself():
     assert "falls short of “permute bytes” by itself" in found.message
     honest = conclude("ring_attention", 4, [right])
     assert with_fault("context_parallel", caller, used, lambda _: honest) == caller
+
+
+def test_a_callee_is_judged_on_as_few_cases_as_can_show_what_it_lacks():
+    task = load("context_parallel").task("ring_attention")
+    assert task.at_scale is not None
+    right = Fact("values", Kind.VALUES, True)
+
+    def planned(name, kind):
+        caller = conclude("cp_transformer_step", 4, [right, Fact("some", kind, False, case=name)])
+        return plan_of_callee("context_parallel", task, replace(caller, cases=("one", "two")))
+
+    scaled, first, later = planned("one", Kind.MEMORY), planned("one", Kind.VALUES), planned("two", Kind.VALUES)
+    assert scaled.at_scale == task.at_scale[0] and [case.name for case in scaled.cases] == [task.at_scale[1]]
+    assert first.at_scale is later.at_scale is None and len(first.cases) == 1 < len(later.cases)

@@ -22,6 +22,7 @@ from autograder.commands import (
     similar,
     site,
     train,
+    watching,
 )
 from autograder.commands.terminal import explained
 
@@ -34,7 +35,7 @@ app = typer.Typer(
 
 LEARN, TEACH = "For learners", "For instructors"
 app.command("list", rich_help_panel=LEARN)(learner.chapters)
-for command in (learner.start, learner.check, learner.watch, learner.hint, learner.reset, predict.profile, site.site):
+for command in (learner.start, learner.check, watching.watch, learner.hint, learner.reset, predict.profile, site.site):
     app.command(rich_help_panel=LEARN)(command)
 for command in (
     course.init,

@@ -92,7 +92,12 @@ def test_list_shows_every_function_and_personal_bests_in_80_columns(meshcraft, j
     meshcraft("check", "fsdp")
     shown = meshcraft("list").out
     assert "1 of  5  ✓✗○··" in shown and max(map(len, shown.splitlines())) <= 80
-    assert "gather_params" in meshcraft("list", "fsdp").out
+    assert "\nNext: gather_params." in meshcraft("list", "fsdp").out
+    judge.verdicts["fsdp_loss"] = PASS
+    assert "Next: gather_params." in meshcraft("check", "fsdp", "fsdp_loss").out  # the first that does not pass
+    del judge.verdicts["fsdp_loss"]
+    meshcraft("reset", "fsdp", "fsdp_loss", "--yes")
+    write_stubs_otherwise(tmp_path / "fsdp" / "fsdp.ipynb", "fsdp_loss")
     assert "live temporaries" in meshcraft("list", "--best").out
     primer, *rows = json.loads(meshcraft("list", "--json").out)["chapters"]
     assert primer["chapter"] == "primer" and not primer["started"] and primer["judged"] == []
@@ -147,7 +152,16 @@ def test_check_explains_a_notebook_that_cannot_be_read(meshcraft, judge):
     meshcraft("start", "fsdp", "--no-open")
     judge.error = IntakeError("fsdp.ipynb is not JSON")
     ended = meshcraft("check", "fsdp")
-    assert ended.status == 2 and ended.err == "meshcraft: fsdp.ipynb is not JSON\n"
+    assert ended.status == 2 and ended.err.endswith("\nmeshcraft: fsdp.ipynb is not JSON\n")
+    assert ended.err.startswith("judging all functions of fsdp;")
+
+
+def test_a_check_cell_that_asks_for_what_its_function_does_not_have_is_explained(meshcraft, tmp_path):
+    meshcraft("start", "fsdp", "--no-open")
+    path = tmp_path / "fsdp" / "fsdp.ipynb"
+    path.write_text(path.read_text().replace("check(fsdp_loss)", "check(fsdp_loss, variant='other')"))
+    ended = meshcraft("check", "fsdp", "fsdp_loss")
+    assert ended.status == 2 and "meshcraft: fsdp_loss has no variant 'other'; it has: none." in ended.err
 
 
 def test_check_names_the_functions_that_exist(meshcraft):

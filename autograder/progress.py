@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -103,10 +103,9 @@ def _digest(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()
 
 
-def next_function(names: Sequence[str], passed: Mapping[str, bool], after: str) -> str:
-    """The next function that does not pass, starting after ``after``; empty if all pass."""
-    at = names.index(after) + 1
-    return next((name for name in [*names[at:], *names[:at]] if not passed.get(name)), "")
+def next_function(names: Iterable[str], passed: Mapping[str, bool]) -> str:
+    """The first function that does not pass; empty if all pass."""
+    return next((name for name in names if not passed.get(name)), "")
 
 
 def bests(result: Result) -> dict[str, Best]:

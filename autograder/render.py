@@ -28,6 +28,8 @@ from autograder.contract.verdict import (
     Report,
     Result,
     Unit,
+    counted,
+    listed,
     size,
 )
 
@@ -85,10 +87,18 @@ def facts_table(judgement: Report | Result) -> Group:
     results = judgement.functions if isinstance(judgement, Report) else (judgement,)
     parts = [part for result in results for part in _result_rich(result)]
     if isinstance(judgement, Report):
-        parts += [Text(plain(note), style="dim") for note in judgement.notes]
+        parts += [_note_rich(note) for note in judgement.notes]
         if len(results) > 1:
             parts.append(Text(f"{number(judgement.points)} of {number(judgement.max_points)} points", style="bold"))
     return Group(*parts)
+
+
+def _note_rich(note: str) -> Text:
+    """A note, the command in it on a line that a terminal does not break: print it with ``crop=False``."""
+    before, command, *after = [*plain(note).split("`"), ""]
+    if command.startswith("meshcraft ") and after == ["", ""]:
+        return Text(f"{before.rstrip(' ,')}:\n  {command}", style="dim", no_wrap=True, overflow="ignore")
+    return Text(plain(note), style="dim")
 
 
 def plain(text: object) -> str:
@@ -226,7 +236,7 @@ def table_html(facts: tuple[Fact, ...], *, notes: bool = True, quoted: Mapping[s
     rows = "".join(_fact_html(fact, columns, notes, quoted) for fact in facts)
     head = f'<tr style="background:none;"><th style="{_CELL}width:1em;"></th>{heads}</tr>'
     table = f'<table style="{_TABLE}"><thead style="border:none;">{head}</thead><tbody>{rows}</tbody></table>'
-    return f'<div style="{_SCROLL}">{table}</div>'
+    return f'<div tabindex="0" style="{_SCROLL}">{table}</div>'
 
 
 def _fact_html(fact: Fact, columns: list[int], notes: bool, quoted: Mapping[str, str]) -> str:
@@ -288,8 +298,13 @@ def _result_rich(result: Result) -> list[RenderableType]:
         parts.append(_remark_rich(_line_rich(result.line, result.quoted), result.message))
     if result.original:
         parts.append(Text(f"  {ORIGINAL}: `meshcraft check … --json`", style="dim"))
-    if result.shown:
-        parts.append(_facts_rich(result.shown))
+    short = any(fact.passed is False for fact in result.shown)
+    folded = [fact for fact in result.shown if fact.passed or (fact.passed is None and not fact.interval)]
+    rows = tuple(fact for fact in result.shown if not short or fact not in folded)
+    if rows:
+        parts.append(_facts_rich(tuple(sorted(rows, key=lambda fact: fact.passed is not False))))
+    if short and folded:
+        parts.append(Text(_others(folded), style="dim"))
     for fact in result.shown:
         if not fact.passed and (fact.message or fact.line):
             where = _line_rich(fact.line, result.quoted, (f"{_mark(fact)} ", "red"), (plain(fact.name), "bold"), "  ")
@@ -298,6 +313,15 @@ def _result_rich(result: Result) -> list[RenderableType]:
     if result.denied:
         parts.append(Text(f"\n{DENIED}: {', '.join(map(plain, result.denied))}", style="dim"))
     return [*parts, ""]
+
+
+def _others(facts: list[Fact]) -> str:
+    """Facts that pass, or were not measured, in one line below those that failed."""
+    passed = sum(bool(fact.passed) for fact in facts)
+    unmeasured = [plain(fact.name) for fact in facts if fact.passed is None]
+    parts = [f"{counted(passed, 'other fact')} {'passes' if passed == 1 else 'pass'}"] if passed else []
+    parts += [f"{NOT_MEASURED}: {listed(unmeasured)}"] if unmeasured else []
+    return "; ".join(parts)
 
 
 def _line_rich(line: str, quoted: Mapping[str, str], *before: str | tuple[str, str]) -> Text:

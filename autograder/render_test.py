@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from autograder.contract.verdict import FAIL, PASS, STUDENT_ERROR, Fact, Kind, Limit, Report, Result, Unit
+from autograder.contract.verdict import FAIL, PARTIAL, PASS, STUDENT_ERROR, Fact, Kind, Limit, Report, Result, Unit
 from autograder.render import facts_html, facts_table, number, plain, size
 
 HOSTILE = '<script>alert(1)</script><img src="http://evil.example/x.png" onerror=x>\x1b[31m\u202e'
@@ -63,7 +63,7 @@ def test_counts_inconclusive_estimates_and_what_is_no_number_are_shown_as_they_a
         Fact("measured speed", Kind.TIME, None, 1.3, 1.15, **estimate),
         Fact("gradients", Kind.GRADIENTS, False, "missing", "present"),
     )
-    shown = printed(Result("f", 0, 1, FAIL, facts), width=160)
+    shown = printed(Result("f", 0, 1, FAIL, facts), width=160) + printed(Result("f", 1, 1, PASS, facts[1:3]), width=160)
     words = ["5 of 8", "8 of 8", "(leaves)", "12 of 15", "most", "inconclusive: 1.300 (1.200 to 1.400)", "missing"]
     for text in (shown, re.sub("<.*?>", "", facts_html(Result("f", 0, 1, FAIL, facts)))):
         assert [word for word in words if word not in text] == []
@@ -72,7 +72,7 @@ def test_counts_inconclusive_estimates_and_what_is_no_number_are_shown_as_they_a
 def test_at_80_columns_no_number_and_no_name_is_broken():
     figures, where = (5_436_121_096, 1_466_592_470, 1_275_297_800, 5_436_121_096), "8 devices, width 4096"
     large = fact_in_bytes("live temporaries", *figures, case=where, line="gather:3", message="too much")
-    facts = (large, fact_in_bytes("reduce-scatter bytes", 11_984, (11_984, 23_968), passed=True, case="8 devices"))
+    facts = (large, fact_in_bytes("reduce-scatter bytes", 11_984, (11_984, 23_968), case="8 devices"))
     shown = printed(Result("fsdp_loss", 1, 5, FAIL, facts), width=80)
     words = ["live temporaries", "reduce-scatter bytes", "5.063 GiB", "1.366 GiB", "1.188 GiB", "your line gather:3"]
     assert [word for word in words if word not in shown] == []
@@ -169,3 +169,20 @@ def test_a_pass_says_what_the_reference_takes_where_that_is_something_else():
     for shown in (facts_html(Result("f", 1, 1, PASS, facts)), printed(Result("f", 1, 1, PASS, facts))):
         assert "Temporaries: yours 900 bytes, the reference 1,000 bytes" in shown and "Sent" not in shown
     assert "the reference 1,000" not in printed(Result("f", 0, 1, FAIL, facts))
+
+
+def test_in_a_terminal_what_passes_is_one_line_and_a_command_stays_on_its_own():
+    failed = Fact("live temporaries", Kind.MEMORY, False, 2, 1, message="Which one?")
+    facts = (
+        Fact("values", Kind.VALUES, True),
+        Fact("bytes", Kind.COMMUNICATION, True),
+        failed,
+        Fact("time", Kind.TIME, None),
+    )
+    command = f'meshcraft site sequence_parallel "{"A block that saves parts, " * 4}"'
+    found = Report("c", (Result("f", 1, 2, PARTIAL, facts),), notes=(f"f: to read on, `{command}`",))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(facts_table(found), crop=False)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "2 other facts pass; not measured: time" in shown and "values" not in shown
+    assert f"to read on:\n  {command}\n" in shown

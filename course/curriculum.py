@@ -326,3 +326,9 @@ def own_folders(name: str) -> list[str]:
 def contract_folder(name: str) -> Path:
     """The folder of a chapter's contract."""
     return OWN / "chapters" / name if is_own(name) else ROOT / "autograder" / "chapters" / name
+
+
+def own_page(name: str) -> Path | None:
+    """The page of a course's own chapter, in Markdown; None if it has none, or the chapter is not its own."""
+    path = contract_folder(name) / "page.md"
+    return path if is_own(name) and path.is_file() else None

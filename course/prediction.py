@@ -10,7 +10,7 @@ from course.machine import Machine
 from course.program import Costs, Memory, Timeline
 from course.program.simulator import Bar
 from course.program.simulator.trace import plain_kind
-from course.render.quantities import Figure, bytes_text, count_text, dtype_text, seconds_text, share_text
+from course.render.quantities import INSTANT, Figure, bytes_text, count_text, dtype_text, seconds_text, share_text
 
 if TYPE_CHECKING:
     from course.program.compiled import GpuReport
@@ -124,7 +124,7 @@ class Prediction:
         time, rows = self.timeline, {}
 
         def of_step(seconds: float) -> Figure:
-            return Figure(seconds_text(seconds), share_text(seconds, time.seconds))
+            return Figure(seconds_text(seconds), share_text(seconds if seconds >= INSTANT else 0, time.seconds))
 
         if not self.idle:
             rows = {"step": Figure(seconds_text(time.seconds)), "busy": of_step(time.busy)}

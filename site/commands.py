@@ -18,7 +18,7 @@ def _default(parameter: Any) -> str:
     default = getattr(parameter.default, "value", parameter.default)
     if callable(default) or default in (None, "", False, True, ()) or not isinstance(default, str | int | float):
         return ""
-    return f"`{default}`"
+    return f"`{default}`" if str(default).strip() else f"`{default!r}`"
 
 
 def _rows(command: Any) -> list[str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+from string import Template
 
 import computed  # in this folder, found through conftest.py
 import jax
 import pytest
 
+from autograder.commands.new_chapter import TEMPLATE
 from course.program.compiled.plugin import AotMissing, find_plugin
 
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
@@ -35,6 +37,15 @@ def test_claims_of_a_chapter_hold(chapter):
     assert found["kept"] == {name: kept["slow"] for name, kept in KEPT.get(chapter, {}).items()}, (
         f"run: python site/computed.py --keep {chapter}"
     )
+
+
+def test_the_example_of_a_new_chapter_makes_the_table_that_its_page_quotes(monkeypatch):
+    template = TEMPLATE / "files/site/examples/NAME.py.template"
+    monkeypatch.syspath_prepend(computed.EXAMPLES)
+    module = {}
+    words = {"title": "Loss", "name": "tp_transformer", "function": "vocab_parallel_loss"}
+    exec(Template(template.read_text()).substitute(words), module)
+    assert module["memory"]().cells()["naive"]["resident"]
 
 
 @OURS

@@ -49,6 +49,26 @@ class _Resources(HTMLParser):
         self.found += [values[name] for name in names if name in values]
 
 
+class _Prose(HTMLParser):
+    """What a reader sees of a page's article, without code, formulas and pictures."""
+
+    LITERAL = ("code", "pre", "script", "style", "math", "svg")
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.text, self.within = "", 0
+        self.feed(re.findall(r"<article.*?</article>", page, re.DOTALL)[0])
+
+    def handle_starttag(self, tag, attrs):
+        self.within += tag in self.LITERAL
+
+    def handle_endtag(self, tag):
+        self.within -= tag in self.LITERAL
+
+    def handle_data(self, data):
+        self.text += "" if self.within else data
+
+
 def _hosts(code: str) -> set[str]:
     code = re.sub(r"/\*.*?\*/|(?<!\S)//.*?$", "", code, flags=re.DOTALL | re.MULTILINE)
     addresses = re.findall(r"https?://[^\s\"'`)<]+", code)
@@ -103,6 +123,15 @@ def test_no_formula_is_left_as_latex(built):
     for page in built.rglob("*.html"):
         assert "arithmatex" not in page.read_text(), page.name
     assert (built / "fsdp.html").read_text().count("<math") > 20
+
+
+def test_no_markdown_is_left_on_a_page(built):
+    raw = re.compile(r"`|\*\*|\]\(|\]\[|^(?:!!!|\?\?\?|#+ |\s*\|.*\|)|^:   \w|\$\$|\$\w|\{[.:#]", re.MULTILINE)
+    for page in built.rglob("*.html"):
+        if page.name != "404.html":
+            text = _Prose(page.read_text()).text
+            left = raw.search(text)
+            assert not left, f"{page.name}: {text[max(0, left.start() - 60) : left.end() + 60]!r}"
 
 
 @pytest.mark.parametrize("page", ["index.html", "trust.html"])

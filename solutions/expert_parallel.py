@@ -45,7 +45,7 @@ PyTree = Any
 # %% [markdown]
 # ## Who goes where: `route`
 #
-# The router is one matrix: it gives each token a logit for every expert. Their softmax are the *gates*. A token is
+# The router is one matrix: it gives each token a logit for every expert. Their softmax gives the *gates*. A token is
 # sent to the `k` experts with the largest **score**, its gate plus the expert's `bias`, and each expert's output is
 # later multiplied by its **gate**, without the bias. The bias is no parameter: it only steers the choice, and has no
 # gradient.
@@ -54,13 +54,16 @@ PyTree = Any
 # places in their order: the first token that chooses an expert gets place 0, the next one place 1, until the expert
 # is full. A choice that finds it full is *dropped*: it contributes nothing to the token's result.
 #
-# Four tokens, three experts, one choice each, two places:
+# Four tokens, three experts, one choice each, two places. The second token's two largest gates are equal, and `top_k`
+# takes the lower index; the third token finds expert 0 full:
 
 # %%
 if __name__ == "__main__":
     gates = jax.nn.softmax(jnp.array([[2.0, 1.0, 0.0], [1.5, 1.5, 0.0], [3.0, 0.0, 0.0], [0.0, 0.0, 1.0]]))
-    print(lax.top_k(gates, 1)[1][:, 0], "chosen: the second token's gates are equal, and top_k takes the lower index")
-    print("[0 1 2 0] their places if none were dropped: the third token finds expert 0 full")
+    taken = [0, 0, 0]
+    for token, expert in enumerate(lax.top_k(gates, 1)[1][:, 0].tolist()):
+        print(f"token {token} chooses expert {expert}, where {taken[expert]} of 2 places are taken")
+        taken[expert] = min(taken[expert] + 1, 2)
 
 # %% [markdown]
 # Write `route`. Everything is exact: which expert, which place, and what is dropped.
@@ -124,7 +127,8 @@ if __name__ == "__main__":
 # The first number punishes the router though both experts are equally busy. In this course a device's loss is its own
 # contribution to a *mean over devices*, and the step averages gradients. So return losses of which that is true:
 # **the mean over devices of what you return is the loss over all tokens**, and the mean over devices of its gradients
-# is that loss's gradient. Which of the two factors must a device know of all tokens, and which of its own alone?
+# is that loss's gradient. Of `load` and `gate`, which must be over all tokens, and for which is a device's own mean
+# enough?
 #
 # Balance without a loss is what the bias is for (Wang et al. 2024; DeepSeek-V3): after a step, the bias of every
 # expert that got less than `1/experts` of all choices grows by `rate`, and that of one that got more shrinks by
@@ -132,7 +136,7 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | all-reduce | at most three numbers an expert and four more, over the axes |
+# | all-reduce | arrays of at most `3 * experts + 4` numbers in all, over the axes |
 # | any other collective | none |
 #
 # All devices have equally many tokens. `axes` is a tuple of axis names. Choices that will be dropped count as well.
@@ -145,7 +149,7 @@ def balancing_loss(
     """The load-balancing and the z-loss of all devices' tokens, and the next bias. Runs inside ``shard_map``.
 
     Args:
-        logits: ``[tokens@axes, experts]``, this device's.
+        logits: ``[tokens/axes, experts]``, this device's.
         bias: ``[experts]``, the same on every device, as for ``route``.
         k: Number of experts that a token chooses.
         rate: How much the bias changes.
@@ -265,7 +269,7 @@ def combine(y: jax.Array, gates: jax.Array, experts: jax.Array, places: jax.Arra
 # | after the first all-to-all | `[experts/n, n * capacity, width]` |
 # | after the experts and the second all-to-all | `[experts, capacity, width]` |
 #
-# On the result stands a *shared expert*, which serves every token without a gate: `expert_mlp(params["shared"], x)`.
+# Added to the result is a *shared expert*, which serves every token without a gate: `expert_mlp(params["shared"], x)`.
 # `expert_mlp(params["experts"], ...)` computes several experts at once. It gives zeros for places that are zero.
 #
 # Capacity is *per device and expert*: tokens compete for places with those of their own device alone, and an expert
@@ -538,8 +542,8 @@ if __name__ == "__main__":
     hidden = jax.nn.gelu(lax.ragged_dot(rows, layer["experts"]["up"], group_sizes))
     computed = lax.ragged_dot(hidden, layer["experts"]["down"], group_sizes) * gates.ravel()[order][:, None]
     dropless = jnp.zeros_like(tokens).at[order // 2].add(computed)
-    places = dispatch(tokens, experts, places, 8, 64), gates, experts, places
-    padded = combine(expert_mlp(layer["experts"], places[0]), *places[1:])
+    packed = dispatch(tokens, experts, places, 8, 64)
+    padded = combine(expert_mlp(layer["experts"], packed), gates, experts, places)
     print(f"tokens of each expert {group_sizes}, largest difference {jnp.max(jnp.abs(dropless - padded)):.1e}")
 
 # %% [markdown]

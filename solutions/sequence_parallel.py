@@ -40,6 +40,7 @@ from course.model import drop, rms_norm, split_heads, transformer
 from course.predict import predict
 from course.program import export
 from solutions.data_parallel import fold_key_over_axes
+from solutions.tp_transformer import gather_matmul, matmul_scatter, tp_transformer_block
 
 PyTree = Any
 # (qkv, num_heads) -> mixed values
@@ -190,14 +191,15 @@ if __name__ == "__main__":
 # width of `4 h` and `a` heads, on `n` devices:
 #
 # ```text
-# inputs of 2 norms, 2 outputs, q, k, v, mixed values, hidden before and after GELU   16 x 4 bytes x s b h / n
-# masks of 2 dropouts                                                                  2 x 1 byte  x s b h / n
-# scores: what attention saves                                                         2 x 4 bytes x a s^2 b / n
+# inputs of the 2 norms and of the 2 products behind them, q, k, v,
+#     mixed values, hidden features before and after GELU              16 x 4 bytes x s b h / n
+# masks of 2 dropouts                                                   2 x 1 byte  x s b h / n
+# scores: what attention saves                                          2 x 4 bytes x a s^2 b / n
 # ```
 #
 # `jax.checkpoint(f)` saves the arguments of `f` instead of what it computes inside, and runs `f` again in the backward
 # pass. A product whose result only the next step needs is then not run again, but a collective in front of it is. So
-# with the right borders, a layer saves *less* than the formula, and repeats a norm, a GELU and a gather.
+# with the right checkpoints, a layer saves *less* than the formula, and repeats a norm, a GELU and a gather.
 #
 # - `x` and the result are in parts. **Dropout** as in `tp_transformer`: this device's key is `fold_in(key, its place on
 #   the axis)`, split in two; the first half is for what attention adds, the second for what the MLP adds.
@@ -209,7 +211,9 @@ if __name__ == "__main__":
 # |---|---|
 # | `x` and the result | `[batch, seq/tensor, width]`, another part of the sequence on each device |
 # | split leaves | `qkv` `[width, 3, num_heads/tensor, head_dim]`, `out` `[num_heads/tensor, head_dim, width]` |
-# | | `up` and `down` as for `tp_mlp` |
+# | | `up` with `kernel` `[width, hidden/tensor]` and `bias` `[hidden/tensor]` |
+# | | `down` with `kernel` `[hidden/tensor, width]` |
+# | whole leaves | the `bias` of `down`, and the `scale` of each norm, all `[width]` |
 #
 # With `A` bytes of activations `[batch, seq, width]`, a layer may send:
 #
@@ -338,7 +342,8 @@ if __name__ == "__main__":
 #
 # | budget | forward | backward |
 # |---|---|---|
-# | all-to-all | `2 (n-1)/n^2 B` for queries and results, and `2 (n-1)/n^2 B max(kv_heads, n)/num_heads` | as much |
+# | all-to-all of queries and results | `2 (n-1)/n^2 B` | as much |
+# | all-to-all of keys and values | the same, times `max(kv_heads, n)/num_heads` | as much |
 # | any other collective | none | none |
 # | largest temporary | a quarter of all scores of this device's heads | |
 #
@@ -406,29 +411,16 @@ def ulysses_attention(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int, axis
 # ### END SOLUTION
 
 # %% [markdown]
-# ## Lab: eight layers, four ways
+# ## Lab: eight layers, three ways
 #
-# Your block in a stack of eight layers on 8 H100, forward and backward, beside one that leaves everything to JAX.
-# Nothing is computed, and it takes about 10 seconds. Find the formula's terms in the figures: a layer's
-# `4 s b h / n` bytes are 8 MiB here.
+# Your block in a stack of eight layers on 8 H100, forward and backward, beside `tp_transformer_block` from the chapter
+# `tp_transformer`, which leaves everything to JAX.
+# Nothing is computed, and it takes about 10 seconds. Find the formula's terms in the figures: a layer's `4 s b h / n`
+# bytes are 8 MiB here.
 
 # %%
 if __name__ == "__main__":
     model = transformer(width=2048, hidden=8192, num_layers=8, num_heads=16, vocab=8, max_seq=8)
-
-    def plain_block(params, x, key, rate, attend, axis_name):
-        """The same layer, with whatever JAX saves."""
-        attention, mlp = params["attention"], params["mlp"]
-        width, _, num_heads, _ = attention["qkv"]["kernel"].shape
-        first, second = jax.random.split(fold_key_over_axes(key, (axis_name,)))
-        y = enter_tensor_region(rms_norm(params["attention_norm"], x), axis_name, True)
-        mixed = attend(y @ attention["qkv"]["kernel"].reshape(width, -1), num_heads)
-        y = leave_tensor_region(mixed @ attention["out"]["kernel"].reshape(-1, width), axis_name, True)
-        x = x + drop(y, rate, first)
-        y = enter_tensor_region(rms_norm(mlp["norm"], x), axis_name, True)
-        hidden = jax.nn.gelu(y @ mlp["up"]["kernel"] + mlp["up"]["bias"])
-        y = leave_tensor_region(hidden @ mlp["down"]["kernel"], axis_name, True) + mlp["down"]["bias"]
-        return x + drop(y, rate, second)
 
     def init():
         layers = model.init(jax.random.key(0))["layers"]
@@ -456,10 +448,9 @@ if __name__ == "__main__":
         step = export(lambda **given: mapped(*given.values()), inputs, ins, mesh={"tensor": 8}, out_specs=outs)
         return predict(step, "8xH100")
 
-    again = jax.checkpoint(attend, static_argnums=1)
+    both = gather_matmul, matmul_scatter
     stacks = {
-        "as JAX saves it": lambda params, x, key: plain_block(params, x, key, 0.1, attend, "tensor"),
-        "the same, scores again": lambda params, x, key: plain_block(params, x, key, 0.1, again, "tensor"),
+        "as JAX saves it": lambda params, x, key: tp_transformer_block(params, x, key, 0.1, *both, "tensor"),
         "sp_block": lambda params, x, key: sp_block(params, x, key, 0.1, attend, "tensor"),
         "selective_recompute": lambda params, x, key: selective_recompute(params, x, key, 0.1, "tensor"),
     }

@@ -81,7 +81,8 @@ if __name__ == "__main__":
 # | bytes of state on each device | 8/n for each element of a split leaf, 8 of a whole one, 4 for the count |
 # | communication | none |
 #
-# Useful: `shard_params` is imported above.
+# Useful: `shard_params(params, axis_name, min_size)`, imported above, returns this device's parts and their specs.
+# `axis_name` may be a tuple there, too.
 
 
 # %%
@@ -367,6 +368,7 @@ if __name__ == "__main__":
 # in the carry: XLA then writes to it in place. Results that the scan stacks instead are a second sum beside the first.
 #
 # - Gradients of leaves that stay whole are added up as they are, and averaged over devices once a step.
+# - The spec of one layer's gradient is that of the stacked leaf without its first entry; `P()` has none to drop.
 # - The loss and the gradient are means over all microbatches and devices; microbatches have equally many rows.
 # - After the last microbatch, use `sharded_adamw`.
 #
@@ -384,7 +386,8 @@ if __name__ == "__main__":
 # `model.embed(params["embed"], inputs)`, `model.layer(layer_params, x)` for one layer and `model.loss(params["head"],
 # x, targets)` are the model's parts. A scan's carry must have the same type before and after its body: zeros do not
 # vary until you say so, with `lax.pcast(zeros, axis_name, to="varying")`, or with `vary_alike(zeros, x)[0]` from
-# `course.mesh`, which vary over the same axes as `x`.
+# `course.mesh`, which vary over the same axes as `x`. The same goes for the 1 that you pass back if you take `jax.vjp`
+# of the loss, which varies; `jax.value_and_grad` does that for you.
 #
 # Useful: `jax.vjp`, `lax.scan(..., reverse=True)`, `total.at[i].add(part)` for a traced `i`.
 

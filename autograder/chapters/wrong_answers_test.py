@@ -302,7 +302,7 @@ MESSAGES = [
     ("fsdp.sums_gradients", "gradients", r"measured -?[\d.]+, expected -?[\d.]+ at \[\d, \d\]", "pmean"),
     ("fsdp.sums_gradients", "gradients", "8 times too large, and axis 'data' has that size", "pmean"),
     ("zero.sums_gradients", "gradients", "8 times too large, and axis 'data' has that size", "psum_scatter"),
-    ("zero.counts_every_copy", "values", "How often does each element of each leaf count", "psum"),
+    ("zero.counts_every_copy", "values", "It is too large: which leaf is added up over devices", "psum"),
     (
         "tensor_parallel.leaves_split_leaves_summed",
         "gradients",

@@ -79,6 +79,14 @@ def variant_notes(task: Task, variant: str) -> tuple[str, ...]:
     return (f"{task.name}, in this course: {found.sentence}",) if found else ()
 
 
+def limit_notes(name: str, factors: Mapping[str, float]) -> tuple[str, ...]:
+    """The limits that this course changes, for the learner to see."""
+    return tuple(
+        f"{name}, in this course: the limit of “{fact}” is {factor:g} times the usual one"
+        for fact, factor in factors.items()
+    )
+
+
 def with_facts(result: Result, facts: list[Fact]) -> Result:
     """Add facts to a result without changing its points or verdict, as advice and unmeasured facts do not."""
     again = conclude(result.name, result.max_points, [*result.facts, *facts])

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from autograder.contract.task import Case, Evidence, Task
-from autograder.contract.verdict import PASS, Result, counted, listed
+from autograder.contract.verdict import PARTIAL, PASS, Fact, Result, counted
 from autograder.grading.inside.intake import Notebook
 from autograder.grading.inside.launch import Limits
 from autograder.grading.inside.tracing import Problem, Traced, time_limit, trace_cases
-from autograder.grading.outside.judge import Plan, Stopped, judge, stopped
+from autograder.grading.outside.judge import Plan, Stopped, judge, plan, stopped
 from autograder.grading.outside.pipeline import trace_request, trace_together
 from autograder.grading.outside.workers import Worker, local_executor, local_tracer
 from course.program import Locate, Program, ProgramError
@@ -79,19 +79,47 @@ def judge_function(
         The result, and the traced Programs.
     """
     first, seen = planned.first, {}
+    progress(f"tracing {counted(len(first.cases), 'first case')} of {len(planned.cases)}")
     traced = trace_function(planned.task, function, first.traced, locate)
     result = judge_traced(first, traced, progress, seen)
+    if isinstance(traced, Problem) and traced.runs and (wrong := _where_it_runs(first, function, locate)):
+        message = f"{result.message}. On mesh {traced.runs} it is wrong, too: see below"
+        return replace(result, message=message, facts=wrong), traced
     known = {case.name for case in first.traced}
     others = [case for case in planned.traced if case.name not in known]
     if result.verdict != PASS or not others or isinstance(traced, Problem):
         return result, traced
-    passed, more_cases = listed([case.name for case in first.cases]), counted(len(others), "other case")
-    so_far = f"passes on {passed}; now {more_cases} of grading"
+    so_far = f"passes on {counted(len(first.cases), 'first case')}; now {counted(len(others), 'other case')} of grading"
     progress(so_far)
     more = trace_function(planned.task, function, others, locate)
     if isinstance(more, Traced):
         more = replace(more, programs={**traced.programs, **more.programs})
     return judge_traced(planned, more, lambda case: progress(f"{so_far}: {case}"), seen), more
+
+
+def _where_it_runs(planned: Plan, function: Any, locate: Locate) -> tuple[Fact, ...]:
+    """The facts that fail on the first case, of a function that raises an error on another: a cause may show there."""
+    alone = replace(planned, cases=planned.cases[:1], at_scale=None)
+    if isinstance(function, FromNotebook):
+        (traced,) = function.trace([(planned.task, alone.traced, "cpu")])  # not what it keeps, which has the error
+    else:
+        traced = trace_function(planned.task, function, alone.traced, locate)
+    found = judge_traced(alone, traced) if isinstance(traced, Traced) else None
+    return tuple(fact for fact in found.missed if fact.kind.required) if found else ()
+
+
+def plan_of_callee(chapter: str, task: Task, caller: Result) -> Plan:
+    """The cases that show whether a callee falls short by itself: as few as the caller's result suggests.
+
+    A caller that is partial lacks memory or time, which shows at the realistic size. One that is right in its first
+    case may call what is right in its own.
+    """
+    planned = plan(chapter, task)
+    if caller.verdict == PARTIAL and task.at_scale:
+        return replace(planned, cases=tuple(case for case in planned.cases if case.name == task.at_scale[1]))
+    quick = planned.first.cases
+    later = all(fact.case not in caller.cases[:1] for fact in caller.missed)
+    return replace(planned, cases=quick if later else quick[:1], at_scale=None)
 
 
 def judge_traced(

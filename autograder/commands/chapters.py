@@ -23,7 +23,7 @@ from autograder.commands.terminal import (
     show,
     table,
 )
-from course.curriculum import CHAPTERS, Chapter, contract_folder, home
+from course.curriculum import CHAPTERS, Chapter, contract_folder, home, own_page
 
 # The files of a chapter, and how to create each; references and exercises are built.
 FILES = {
@@ -123,6 +123,7 @@ def problems(entry: Chapter, root: Path) -> Iterator[Problem]:
         yield f"it cannot be imported: {type(error).__name__}: {error}", "mend that"
         return
     yield from _answers(entry.name, contract, mutants, alternatives)
+    yield from _own_page(entry.name, contract)
     yield from _built(entry.name)
 
 
@@ -154,6 +155,14 @@ def _answers(name: str, contract: Any, mutants: Any, alternatives: Any) -> Itera
     shown = {name for mutant in mutants for fact in mutant.fails for name in (fact, f"{mutant.task}.{fact}")}
     for fact in sorted(set(contract.read) - shown - ADVICE):
         yield f"no mutant fails {fact!r}", f"write one in {folder}/mutants.py, or drop the fact and its line in `read`"
+
+
+def _own_page(name: str, contract: Any) -> Iterator[Problem]:
+    """Check that the page of a course's own chapter has the headings that its facts refer to."""
+    if path := own_page(name):
+        lines = {line.strip("# ") for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")}
+        for heading in sorted({heading for page, heading in contract.read.values() if page == name} - lines):
+            yield f"page.md has no heading “{heading}”, which READ refers to", f"edit chapters/{name}/page.md or READ"
 
 
 # Facts of weight 0, which no mutant needs to fail.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autograder.commands import chapters, sizes
+from autograder.commands import chapters, new_chapter, sizes
 from autograder.commands.chapters import problems
 from autograder.release import notebook, promises, reference_metrics
 from autograder.release.notebook import ROOT
@@ -138,3 +138,10 @@ def test_a_new_chapter_has_every_file_and_is_the_curriculums_last(meshcraft, mon
     exec((tmp_path / "course" / "curriculum.py").read_text(), names)
     order = [known.name for known in names["CHAPTERS"]]
     assert order.index("sequel") == order.index("fsdp") + 1 and order[-1] == "novel"
+    monkeypatch.setattr(new_chapter, "require_chapter", str)
+    assert meshcraft("new-chapter", "third", "--after", "sequel", "--function", "scatter").status == 0
+    exec((tmp_path / "course" / "curriculum.py").read_text(), names)
+    third = names["CHAPTERS"][order.index("sequel") + 1]
+    assert (third.name, third.names) == ("third", ["scatter"])
+    assert "def scatter(" in (tmp_path / "solutions/third.py").read_text()
+    assert meshcraft("new-chapter", "fourth", "--function", "two words").status == 2

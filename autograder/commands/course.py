@@ -13,6 +13,7 @@ import typer
 from rich.text import Text
 
 from autograder.commands.instructor import Assignment, CourseFolder, assignments
+from autograder.commands.people import tell
 from autograder.commands.terminal import (
     SHORT,
     AsJson,
@@ -50,7 +51,12 @@ def init(
         float | None, typer.Option(metavar="MINUTES", help="How late counts as on time; 15, for example.")
     ] = None,
     points: Annotated[
-        list[str] | None, typer.Option(metavar="FUNCTION=POINTS", help="What a function is worth: fsdp_loss=10.")
+        list[str] | None,
+        typer.Option(metavar="FUNCTION=POINTS", help="What a function is worth: fsdp_loss=10; 0 for not graded."),
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FUNCTION.FACT=FACTOR", help="Times a limit: 'fsdp_loss.live temporaries=1.5'; 1: ours."),
     ] = None,
     drop_chapter: Annotated[
         list[str] | None,
@@ -72,6 +78,10 @@ def init(
     exchange: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="nbgrader's exchange, which students can reach.")
     ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Processor time of a submission before a person looks; 0: the usual."),
+    ] = None,
     variants: Annotated[
         bool | None,
         typer.Option("--variants/--no-variants", help="Ask for variants of some functions, drawn from the secret."),
@@ -86,16 +96,20 @@ def init(
     chapters = [require_chapter(each) for each in chapter or (known if new else [])]
     settings = {"name": name, "late_per_day": _percent(late_per_day), "late_at_most": _percent(late_at_most)}
     settings |= {"vary": variants, "late_grace": late_grace, "group": group, "site": site and site.rstrip("/")}
+    settings["budget"] = budget
     settings["exchange"] = str(exchange.resolve()) if exchange else None
     with spinner("making the course"):
         from autograder.grading.nbgrader.group import require_group
+        from autograder.grading.nbgrader.limited import parse_limits
         from autograder.grading.nbgrader.new_course import init_course
         from autograder.grading.nbgrader.points import parse_points
+        from autograder.grading.nbgrader.register import log
         from autograder.grading.nbgrader.rosters import read_students
 
         if group:
             require_group(group)
         there = [path.name for path in (folder / "source").glob("*") if path.is_dir()]
+        before = 0 if new else len(log(folder.resolve()))
         made = init_course(
             folder,
             chapters=chapters,
@@ -103,12 +117,21 @@ def init(
             settings={field: value for field, value in settings.items() if value is not None},
             students=read_students(students) if students else [],
             points=parse_points(points or [], [*there, *chapters]),
+            limits=parse_limits(limit or [], [*there, *chapters]),
             drop=[require_chapter(each) for each in drop_chapter or []],
             withdraw=withdraw or [],
         )
+        changes = log(folder.resolve())
     widest = max(14, *map(len, made))
     for subject, message in made.items():
         out().print(f"{subject:<{widest}}  {message}", markup=False, soft_wrap=True)
+    if not new and not chapter:
+        out().print("")
+        if len(changes) > before:
+            tell(changes[-1].sentence, changes[-1].number)
+        else:
+            out().print("nothing has changed")
+        return
     out().print("\nnext", markup=False)
     steps = _next(folder.resolve(), [name.split()[1] for name in made if name.startswith("chapter ")])
     longest = max(len(command) for command, does in steps if does)

@@ -25,6 +25,8 @@ def test_a_course_is_made_and_changed_by_the_same_command(meshcraft, tmp_path):
     assert due_dates(course) == {"fsdp": None}
     assert (read_settings(course).name, read_settings(course).late_per_day) == ("sharding", 10.0)
 
+    left = meshcraft("init", "sharding", "--withdraw", "bob").out
+    assert "left the course: bob; `meshcraft changes --undo" in left and "release_assignment" not in left
     shown = json.loads(meshcraft("status", "--course", "sharding", "--json").out)
     assert shown["counts"] == {"nothing submitted": 2}
     assert "2 in all; nothing submitted: 2" in meshcraft("status", "--course", "sharding").out

@@ -72,6 +72,8 @@ def grade(
     gradings, seconds, measured = expected(course, names, max(1, there))
     _announce(gradings, seconds, measured, names, there, scheduler)
     if only_estimate:
+        if not gradings:
+            complain("nothing to grade: every submission has a verdict")
         return
     level = _level(scheduler, unsafe_local)
     reports: list[Report] = []

@@ -1,4 +1,4 @@
-"""The learner's commands: list, start, check, watch, hint, reset."""
+"""The learner's commands: list, start, check, hint, reset."""
 
 from __future__ import annotations
 
@@ -103,7 +103,11 @@ def show_functions(row: dict[str, Any]) -> None:
         shown.add_row(f"[{colour}]{mark}[/]", one["function"], state, estimate, f"[dim]{hints}[/]")
     out().print(shown)
     if row["functions"]:
-        out().print("\n[dim]times are estimates for learners who have read the page; they have not been measured[/]")
+        following = next_function([one["function"] for one in row["functions"]], dict.fromkeys(row["passed"], True))
+        out().print(
+            f"\nNext: {following}." if following else f"\nAll functions of {row['chapter']} pass.", markup=False
+        )
+        out().print("[dim]times are estimates for those who have read the page, and not measured[/]")
 
 
 def _show_bests(rows: list[dict[str, Any]]) -> None:
@@ -168,7 +172,8 @@ def check(
     if solution and notebook:
         raise UsageError("--solution judges the course's own functions and --notebook a file; give one of them")
     path = None if solution else require_notebook(chapter, notebook)
-    with spinner(f"judging {chapter}") as say:
+    doing = f"judging {function or 'all functions'} of {chapter}; this may take a minute"
+    with spinner(f"judging {chapter}", announced=doing) as say:
         from autograder import check as judge
         from autograder.contract import task as contract
 
@@ -189,10 +194,10 @@ def check(
         rows = [{**row, "verdict": word_in_json(row["verdict"])} for row in report.to_json()["functions"]]
         print_json({**report.to_json(), "functions": rows})
     else:
-        out().print(facts_table(report))
+        out().print(facts_table(report), crop=False)
         passed = [result for result in report.functions if result.verdict == "pass"]
         if path is not None and passed:
-            following = next_function(find_chapter(chapter).names, passing(path, chapter), passed[-1].name)
+            following = next_function(find_chapter(chapter).names, passing(path, chapter))
             out().print(judge.way_on(chapter, passed[-1], following), markup=False)
     if any(result.verdict == "needs_human" for result in report.functions):
         raise typer.Exit(FAULT)
@@ -210,21 +215,6 @@ def _more_facts(chapter: str, aot: bool, mesh: Mesh, say: Callable[[str], None])
 
         more.append(measured_here(chapter, say))
     return more
-
-
-def watch(
-    chapter: ChapterName,
-    notebook: NotebookFile = None,
-    script: Annotated[
-        bool, typer.Option("--script", help="Also write the notebook as a script next to it: edit either.")
-    ] = False,
-) -> None:
-    """Judge each change when you save, until you press q; keys show hints, the profile and more."""
-    require_chapter(chapter)
-    path = require_notebook(chapter, notebook)
-    with spinner("starting"):
-        from autograder.commands.watch import run
-    run(chapter, path, script=script)
 
 
 def hint(
@@ -246,7 +236,7 @@ def show_hint(path: Path, chapter: str, function: str | None, number: int | None
     """Show a function's next hint, the hint with this number, or all hints shown so far."""
     hints, known = read_hints(chapter), recall(path, chapter)
     passed = passing(path, chapter)
-    name = function or next((n for n in hints if not passed.get(n)), "")
+    name = function or next_function(hints, passed)
     if not name:
         out().print(
             f"all functions of {chapter} pass; `meshcraft hint {chapter} FUNCTION` shows one's hints all the same"

@@ -22,6 +22,7 @@ next
   meshcraft build {name}
   meshcraft check {name} --solution
   python -m pytest autograder/chapters -k {name}
+  python site/computed.py {name}
   meshcraft check-course {name}
 then edit, in this order: solutions/{name}.py, autograder/chapters/{name}/ (wrapping.py, __init__.py, mutants.py,
 alternatives.py, {name}_test.py, hints.md), site/pages/{name}.md, site/pages/profiling/{name}.md and
@@ -34,14 +35,15 @@ next, in the course folder
   meshcraft check {name} --solution
   meshcraft check-course {name}
   meshcraft init . --chapter {name}
-then edit solutions/{name}.py and chapters/{name}/ (wrapping.py, __init__.py, chapter.toml, mutants.py, alternatives.py,
-hints.md). The page "An exercise of your own" says how."""
+then edit solutions/{name}.py and chapters/{name}/ (wrapping.py, __init__.py, chapter.toml, page.md, mutants.py,
+alternatives.py, hints.md). The page "An exercise of your own" says how."""
 
 
 def new_chapter(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The word that finds everything: my_chapter.")],
     title: Annotated[str, typer.Option(help="As readers see it; from the name, if none.")] = "",
     summary: Annotated[str, typer.Option(help="A few words for the table of chapters.")] = "what you learn in it",
+    function: Annotated[str, typer.Option(metavar="NAME", help="Its first function; NAME_mean, if none.")] = "",
     after: Annotated[str, typer.Option(metavar="CHAPTER", help="The chapter it follows; the last one, if none.")] = "",
     course: Annotated[
         Path | None, typer.Option("--course", metavar="FOLDER", help="Put it into this course folder instead.")
@@ -54,7 +56,9 @@ def new_chapter(
         raise UsageError(f"{name!r} must be a Python name of small letters, digits and _, as my_chapter")
     if name in {entry.name for entry in NOTEBOOKS} or (ROOT / "solutions" / f"{name}.py").exists():
         raise UsageError(f"there is a {name} already")
-    words = {"name": name, "function": f"{name}_mean", "summary": summary}
+    words = {"name": name, "function": function or f"{name}_mean", "summary": summary}
+    if not words["function"].isidentifier() or keyword.iskeyword(words["function"]):
+        raise UsageError(f"{function!r} must be the name of a Python function, as my_function")
     words["title"] = title or name.replace("_", " ").capitalize()
     if course is not None:
         _in_course(course, words, after)
@@ -82,7 +86,8 @@ def _in_course(folder: Path, words: dict[str, str], after: str) -> None:
         raise UsageError(f"{folder} is not a course folder; `meshcraft init {folder}` makes one")
     moved = {Path(path.as_posix().removeprefix("autograder/")): text for path, text in _files(words).items()}
     files = {path: text for path, text in moved.items() if path.parts[0] != "site"}
-    files[Path("chapters", name, "chapter.toml")] = _filled(TEMPLATE / "chapter.toml.template", words)
+    for more in ("chapter.toml", "page.md"):
+        files[Path("chapters", name, more)] = _filled(TEMPLATE / f"{more}{SUFFIX}", words)
     if there := [str(path) for path in files if (folder / path).exists()]:
         raise UsageError(f"{listed(there)} would be overwritten; move it away, or choose another name than {name}")
     _write(folder, files)

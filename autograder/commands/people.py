@@ -47,7 +47,7 @@ def extend(
     more = hours if hours is not None else hours_until(folder, name, when) if when else 0.0
     number = extend(folder, name, who, more)
     given = f"{more:g} hours more" if more else "no extension"
-    _tell(f"{name}: {given} for {counted(len(who), 'student')}: {', '.join(who)}", number)
+    tell(f"{name}: {given} for {counted(len(who), 'student')}: {', '.join(who)}", number)
 
 
 def collect(
@@ -157,9 +157,9 @@ def request(
     folder, name = course.resolve(), require_chapter(chapter)
     if text:
         number = ask_regrade(folder, name, student, text)
-        _tell(f"{name}: {student}'s request is kept; `meshcraft requests` lists those without an answer", number)
+        tell(f"{name}: {student}'s request is kept; `meshcraft requests` lists those without an answer", number)
     else:
-        _tell(f"{name}: answered; `meshcraft feedback {name}` writes it", answer_regrade(folder, name, student, answer))
+        tell(f"{name}: answered; `meshcraft feedback {name}` writes it", answer_regrade(folder, name, student, answer))
 
 
 def requests(course: CourseFolder = Path("."), as_json: AsJson = False) -> None:
@@ -205,6 +205,7 @@ def changes(
     show(made if log else Text("nothing has been changed yet"))
 
 
-def _tell(sentence: str, number: int) -> None:
+def tell(sentence: str, number: int) -> None:
+    """Say what was changed and how to undo it; ``number`` is 0 if nothing was."""
     undo = f"; `meshcraft changes --undo {number}` takes it back" if number else "; it was so already"
     out().print(plain(f"{sentence}{undo}"), markup=False, soft_wrap=True)

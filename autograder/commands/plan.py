@@ -135,7 +135,7 @@ def plan(
         print_plans(found, where, sizes, batch, every, _reached(where, known))
     if card is not None and found.best is not None:
         from course.measured.card import write
-        from course.planning.cards import lines, plan_card
+        from course.measured.planned import lines, plan_card
 
         kept = plan_card(found.best, sizes, where, batch, training)
         try:

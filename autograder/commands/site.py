@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,10 +10,11 @@ import webbrowser
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from html import unescape
+from html import escape, unescape
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 from urllib.error import URLError
 from urllib.parse import quote
@@ -21,11 +23,21 @@ from urllib.request import urlopen
 import typer
 
 from autograder.commands.terminal import FAULT, UsageError, complain, err, out, spinner
+from course.curriculum import own_page
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST, PORT = "127.0.0.1", 8000
 SOURCES = ("site", "course", "autograder", "solutions", "exercises")
 KINDS = tuple(".md .py .json .toml .yml .html .css .js .svg .ipynb".split())
+_INSTALL = f"{sys.executable} -m pip install -e '{ROOT}[site]'"
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+OWN_PAGE = """\
+<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>:root {{ color-scheme: light dark }} body {{ max-width: 46em; margin: 2em auto; padding: 0 1em;
+font: 1rem/1.6 system-ui, sans-serif }} pre {{ overflow-x: auto }} .headerlink {{ display: none }}</style>
+{body}
+"""
 WRITTEN_LAST = Path("search/search_index.json")  # missing from an interrupted build
 
 
@@ -39,8 +51,16 @@ def site(
 ) -> None:
     """Show the course's pages in a browser until you press Ctrl-C; builds them if they are missing or outdated."""
     built = ROOT / "build" / "site"
-    with spinner("looking for the pages") as say:
-        _bring_up_to_date(built, say)
+    with TemporaryDirectory() as scratch:
+        if path := own_page(page):
+            built = _rendered(path, Path(scratch), page)
+        else:
+            with spinner("looking for the pages") as say:
+                _bring_up_to_date(built, say)
+        _serve(built, page, heading, port, open_it)
+
+
+def _serve(built: Path, page: str, heading: str, port: int | None, open_it: bool) -> None:
     where = _address(built, page, heading)
     try:
         server = _server(built, port)
@@ -55,6 +75,16 @@ def site(
     with suppress(KeyboardInterrupt), server:
         _say(f"http://{HOST}:{server.server_port}/{where}", "press Ctrl-C to end it", open_it)
         server.serve_forever()
+
+
+def _rendered(path: Path, folder: Path, name: str) -> Path:
+    """Write the page of a course's own chapter as HTML, formulas as they were typed; return the folder."""
+    from nbconvert.filters.markdown_mistune import markdown2html_mistune
+
+    body = markdown2html_mistune(path.read_text(encoding="utf-8")).replace('class="anchor-link"', 'class="headerlink"')
+    (folder / f"{name}.html").write_text(OWN_PAGE.format(title=escape(name), body=body), encoding="utf-8")
+    (folder / "index.html").write_text(f'<a href="{quote(name)}.html">{escape(name)}</a>', encoding="utf-8")
+    return folder
 
 
 def _say(address: str, more: str, open_it: bool) -> None:
@@ -78,19 +108,30 @@ def _bring_up_to_date(built: Path, say: Callable[[str], None]) -> None:
         if mark.exists():
             return complain(f"the pages are older than their sources, and {missing[0]}, which builds them, is missing")
         raise UsageError(
-            f"the pages have to be built, and {missing[0]} is not installed; install what builds them: "
-            f"{sys.executable} -m pip install -e '{ROOT}[site]'"
+            f"the pages have to be built, and {missing[0]} is not installed; install what builds them: {_INSTALL}"
         )
     err().print("building the pages; the first time it takes some minutes", style="dim")
     command = [sys.executable, "-m", "mkdocs", "build", "-f", str(ROOT / "site" / "mkdocs.yml"), "-d", str(built)]
     lines = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
+    environment = {**os.environ, "NO_COLOR": "1", "NO_MKDOCS_2_WARNING": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as running:
         for line in running.stdout or ():
-            lines.append(line)
-            say(line.strip().removeprefix("INFO").strip(" -"))
+            lines.append(_ESCAPES.sub("", line))
+            say(lines[-1].strip().removeprefix("INFO").strip(" -"))
     if running.returncode:
-        complain("the pages could not be built:\n" + "".join(lines[-12:]))
+        complain(_why_not(lines))
         raise SystemExit(FAULT)
+
+
+def _why_not(lines: list[str]) -> str:
+    """The errors in MkDocs' output, or its last lines if it names none, and what to install for a missing plugin."""
+    errors = [line for line in lines if line.startswith(("ERROR", "CRITICAL"))] or lines[-12:]
+    text = f"the pages could not be built:\n{''.join(errors)}".rstrip()
+    if "plugin is not installed" in text or "No module named" in text:
+        text += f"\ninstall what builds them: {_INSTALL}"
+    return text
 
 
 def _newest() -> float:

@@ -108,8 +108,10 @@ def require_chapter(name: str, *, or_primer: bool = False) -> str:
 
 
 @contextmanager
-def spinner(text: str) -> Iterator[Callable[[str], None]]:
+def spinner(text: str, *, announced: str = "") -> Iterator[Callable[[str], None]]:
     """Show a spinner, if someone may be watching; call the result to update its text.
+
+    Where there is no terminal, ``announced`` is one line on standard error instead.
 
     Anything the learner's code prints meanwhile goes to standard error: standard output is for results. Ctrl-C ends the
     command with one word.
@@ -117,6 +119,8 @@ def spinner(text: str) -> Iterator[Callable[[str], None]]:
     console = err()
     with interruptible():
         if not console.is_terminal:
+            if announced:
+                console.print(announced, markup=False, soft_wrap=True)
             with redirect_stdout(sys.stderr):
                 yield lambda message: None
             return
@@ -188,6 +192,6 @@ def _status(error: Exception) -> int | None:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return FAULT
     names = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("autograder.")}
-    if names & {"UsageError", "IntakeError", "CourseError", "BuildError", "SandboxUnavailable"}:
+    if names & {"UsageError", "IntakeError", "CourseError", "BuildError", "SandboxUnavailable", "ChoiceError"}:
         return USAGE
     return FAULT if names & {"LedgerError", "NbgraderError", "BridgeError"} else None

@@ -178,7 +178,7 @@ class Watch:
             self.current = short[0].name
         for result in results:
             if result.name == self.current or (result.name in own and len(own) <= 2):
-                out().print(facts_table(result))
+                out().print(facts_table(result), crop=False)
                 continue
             mark, colour = STATES["passes" if result.verdict == PASS else "fails"]
             missed = ", ".join(fact.name for fact in result.missed)
@@ -190,9 +190,9 @@ class Watch:
             profile = "" if load(self.chapter).task(self.current).at_scale is None else ", and its profile with p"
             out().print(f"{more}{' with n' if following else ''}{profile}", style="bold", markup=False)
 
-    def _following(self) -> str:
+    def _following(self, names: list[str] | None = None) -> str:
         states = self.states
-        return next_function(self.names, {name: states[name] == "passes" for name in self.names}, self.current)
+        return next_function(names or self.names, {name: state == "passes" for name, state in states.items()})
 
     @contextmanager
     def doing(self, what: str) -> Iterator[Callable[[str], None]]:
@@ -234,6 +234,9 @@ class Watch:
 
     def _next(self) -> None:
         name = self._following()
+        if self.states[self.current] != "passes":  # one moves on from what is left for later, all the way round
+            at = self.names.index(self.current) + 1
+            name = self._following([*self.names[at:], *self.names[:at]])
         if not name:
             out().print(f"all functions of {self.chapter} pass", style="bold green", markup=False)
             return

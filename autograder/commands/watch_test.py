@@ -18,6 +18,7 @@ import nbformat
 import pytest
 from pexpect import fdpexpect
 
+from autograder.commands.watch import Watch
 from autograder.learner.paired import HalfWritten, script_text, with_script
 from autograder.release.notebook import ROOT
 from solutions import fsdp
@@ -92,6 +93,18 @@ def test_a_terminal_session_from_a_wrong_answer_to_the_next_function(notebook):
     window.sees("stopped watching")
     assert window.process.wait(timeout=120) == 0
     window.close()
+
+
+def test_n_goes_to_the_first_function_that_does_not_pass_and_from_there_round(notebook, monkeypatch):
+    watched = Watch("fsdp", notebook, notebook.with_suffix(".py"))
+    first, second, third, *others = watched.names
+    states = dict.fromkeys(watched.names, "passes") | {first: "fails", third: "not started"}
+    monkeypatch.setattr(Watch, "states", property(lambda _: states))
+    watched.current, reached = second, []
+    for _ in range(3):
+        watched.press("n")
+        reached.append(watched.current)
+    assert others and reached == [first, third, first]
 
 
 def test_without_a_terminal_there_are_plain_lines_and_a_killed_worker_is_replaced(notebook):

@@ -12,7 +12,7 @@ from autograder.contract import causes
 from autograder.contract.causes import plain
 from autograder.contract.facts import at, worst
 from autograder.contract.task import Case, Evidence
-from autograder.contract.verdict import FEW_BYTES, Fact, Kind, Limit, Unit, counted
+from autograder.contract.verdict import FEW_BYTES, Fact, Kind, Limit, Unit, counted, in_bytes
 from course.program import Collective
 from course.program.program import spec_of
 
@@ -171,8 +171,8 @@ def state_bytes(cases: list[Evidence], expected: Callable[[Evidence], int], whol
         message = ""
         if resident != form or not e.outputs:
             message = (
-                f"on mesh {e.case.mesh_text} each device holds {resident:,} bytes and should hold {form:,}; "
-                f"the whole tree has {whole(e):,}"
+                f"on mesh {e.case.mesh_text} each device holds {in_bytes(resident)} and should hold {in_bytes(form)}; "
+                f"the whole tree has {in_bytes(whole(e))}"
             )
         how = {"direction": Limit.EXACTLY, "unit": Unit.BYTES, "naive": whole(e)}
         return at(e, name, Kind.MEMORY, message, resident, form, **how)
@@ -187,14 +187,14 @@ def resident_bytes(shape: tuple[int, ...], spec: P, mesh: dict[str, int], itemsi
 
 
 def _bytes_message(e: Evidence, by: str, sent: list[Collective], total: float, low: float, high: float) -> str:
-    where = f"on mesh {e.case.mesh_text} a device sends {total:,.0f} bytes{by}"
+    where = f"on mesh {e.case.mesh_text} a device sends {in_bytes(total)}{by}"
     if total < low:
         if total >= low * (1 - FEW_BYTES):
-            few = f"only {low - total:,.0f} bytes are missing, as of a loss, a count or a small leaf"
-            return f"{where} and should send at least {low:,.0f}: {few}. Which is never sent?"
-        return f"{where} and should send at least {low:,.0f}: {causes.of_few_bytes(sent, low, e.inputs, e.case)}"
+            few = f"only {in_bytes(low - total)} are missing, as of a loss, a count or a small leaf"
+            return f"{where} and should send at least {in_bytes(low)}: {few}. Which is never sent?"
+        return f"{where} and should send at least {in_bytes(low)}: {causes.of_few_bytes(sent, low, e.inputs, e.case)}"
     many = _many(e, sent, total, high, low)[1]
-    return f"{where} and should send at most {high:,.0f}; {many}{'' if many.endswith('?') else '.'}"
+    return f"{where} and should send at most {in_bytes(high)}; {many}{'' if many.endswith('?') else '.'}"
 
 
 def _many(e: Evidence, sent: list[Collective], total: float, high: float, low: float = 0) -> tuple[Collective, str]:

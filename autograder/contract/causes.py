@@ -12,7 +12,7 @@ import numpy as np
 
 from autograder.contract.case import Case
 from autograder.contract.task import Evidence
-from autograder.contract.verdict import LATER_LOSSES, WHICH_DTYPE, listed
+from autograder.contract.verdict import LATER_LOSSES, WHICH_DTYPE, in_bytes, listed
 from autograder.contract.whereabouts import layout, where
 from course.program import Collective, Leaf
 
@@ -25,6 +25,7 @@ _BY_CHANCE = (0.1, 0.95)
 ROUNDING = "All of it is off by a little"
 MASKS_RIGHT = "What is dropped is right, so the masks are right, too; what is not dropped is wrong."
 KEYS = "is each mask drawn in the specified shape, and from the specified key: of which device, microbatch and layer?"
+ALWAYS_DROPS = f"There is dropout in every case here: {KEYS}"
 NEVER_SENT = "is something never sent, or by another collective?"
 _FACTORS = ("sum or mean?", "mean or sum?")
 # Dropped elements from which a statement about masks is more than chance.
@@ -50,8 +51,11 @@ def of_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evidence
     if not np.any(measured):
         return "All of it is zero." if measured.size > 1 else "It is zero."
     right = errors <= tolerance * scale
-    if factor := _factor(measured, expected, e.case, _ratios(leaf, every)):
+    if factor := _factor(measured, expected, e.case, _ratios(e, leaf, every), [x.case for x in every]):
         return factor
+    if not np.issubdtype(e.expected[leaf].dtype, np.floating):
+        # Small integers agree by chance, so that moved parts would be found where nothing has moved.
+        return _unwritten(measured, right) or _offset(measured - expected, right) or _at_one_place(e, leaf, right)
     whereabouts = where(e, leaf, tolerance * scale)
     cause = (
         _unwritten(measured, right)
@@ -90,7 +94,7 @@ def question(cause: str, hint: str, wrong: Iterable[Evidence], right: Iterable[E
     if cause.startswith(ROUNDING) or cause.endswith(_FACTORS):
         return ""
     unsure = all(dropped) and not kept and not cause and nothing_right
-    more = f"There is dropout in every case here: {KEYS}" if unsure else ""
+    more = ALWAYS_DROPS if unsure else ""
     return f"{hint.strip()} {more}".strip()
 
 
@@ -130,13 +134,15 @@ def times(ratio: float) -> str:
     return f"{ratio:.4g} times what it should be"
 
 
-def having(size: float, case: Case[Any], others: Iterable[tuple[Case[Any], float]] = ()) -> str:
+def having(
+    size: float, case: Case[Any], others: Iterable[tuple[Case[Any], float]] = (), every: Iterable[Case[Any]] = ()
+) -> str:
     """The quantities of a case with that size: axes, alone or combined, or the number of microbatches; may be empty.
 
     ``others`` are cases with the size that the same quantity must have there; a quantity that differs in any of them is
-    left out, unless that leaves nothing.
+    left out, unless that leaves nothing. Axes that most cases of ``every`` have come first: the function is about them.
     """
-    mesh, others = case.mesh, list(others)
+    mesh, others, every = case.mesh, list(others), list(every)
     axes = [axis for axis in mesh if mesh[axis] > 1]
     known = [
         some
@@ -149,7 +155,10 @@ def having(size: float, case: Case[Any], others: Iterable[tuple[Case[Any], float
     as_many = microbatches and all(abs(x.sizes.num_microbatches / there - 1) < 1e-3 for x, there in others)
     if not found and not as_many:
         found, as_many = known, microbatches
-    alone = [some[0] for some in found if len(some) == 1]
+    alone = sorted(
+        (some[0] for some in found if len(some) == 1),
+        key=lambda axis: sum(_together([axis], other) == 1 for other in every),
+    )
     together = [listed(map(repr, some)) for some in found if len(some) > 1]
     matches = [f"axis {' or '.join(map(repr, alone))} has that size"] if alone else []
     matches += [f"axes {', or '.join(together)} together have that size"] if together else []
@@ -174,15 +183,25 @@ def _ratio(measured: np.ndarray, expected: np.ndarray) -> float:
     return 0 if abs(ratio) < 1e-6 or not off <= min(1e-3, max(abs(ratio - 1) / 10, 2e-5)) * scale else ratio
 
 
-def _ratios(leaf: str, every: Iterable[Evidence]) -> list[tuple[Case[Any], float]]:
-    """The common factor of a leaf in each case that has one, 1 where it is right."""
+def _ratios(e: Evidence, leaf: str, every: Iterable[Evidence]) -> list[tuple[Case[Any], float]]:
+    """The common factor of a leaf in each case that has one, 1 where it is right with the same choices."""
     both = [e for e in every if leaf in e.measured and leaf in e.expected]
     sides = [(e.case, *(side[leaf].astype(np.float64) for side in (e.measured, e.expected))) for e in both]
-    return [(case, ratio) for case, a, b in sides if a.shape == b.shape and (ratio := _ratio(a, b))]
+    found = [(case, _ratio(a, b)) for case, a, b in sides if a.shape == b.shape]
+    return [(x, r) for x, r in found if r and (abs(r - 1) > 1e-3 or _choices(x) == _choices(e.case))]
+
+
+def _choices(case: Case[Any]) -> dict[str, Any]:
+    """The sizes of a case that are no sizes: whether something is split, or in which order."""
+    return {name: value for name, value in vars(case.sizes).items() if isinstance(value, bool | str)}
 
 
 def _factor(
-    measured: np.ndarray, expected: np.ndarray, case: Case[Any], others: Sequence[tuple[Case[Any], float]]
+    measured: np.ndarray,
+    expected: np.ndarray,
+    case: Case[Any],
+    others: Sequence[tuple[Case[Any], float]],
+    every: Sequence[Case[Any]],
 ) -> str:
     """The one factor that the whole leaf is off by, since that says most about the cause.
 
@@ -193,9 +212,9 @@ def _factor(
         return ""
     single = _distinct(expected) < FEW
     whole = "It" if single else "All of it"
-    if larger := having(ratio, case, others) if ratio > 1 else "":
+    if larger := having(ratio, case, others, every) if ratio > 1 else "":
         return f"{whole} is {ratio:.4g} times too large, and {larger}: {_FACTORS[0]}"
-    if smaller := having(1 / ratio, case, [(x, 1 / r) for x, r in others]) if 0 < ratio < 1 else "":
+    if smaller := having(1 / ratio, case, [(x, 1 / r) for x, r in others], every) if 0 < ratio < 1 else "":
         return f"{whole} is {1 / ratio:.4g} times too small, and {smaller}: {_FACTORS[1]}"
     if abs(ratio + 1) < 1e-3:
         return f"{whole} has the opposite sign."
@@ -212,6 +231,15 @@ def _unwritten(measured: np.ndarray, right: np.ndarray) -> str:
     if np.all(right) or np.any(measured[~right]) or not np.any(measured[right]):
         return ""
     return "Wherever it is wrong it is zero: which part is never written, or never arrives?"
+
+
+def _offset(off: np.ndarray, right: np.ndarray) -> str:
+    """Report integers that are all off by the same number."""
+    found = np.unique(off[~right])
+    if len(found) != 1 or off.size < 2:
+        return ""
+    which = f"All {np.sum(~right):,} that are wrong are" if np.any(right) else "All of it is"
+    return f"{which} {abs(found[0]):g} too {'large' if found[0] > 0 else 'small'}."
 
 
 def _first_step(e: Evidence, leaf: str, right: np.ndarray) -> str:
@@ -314,8 +342,8 @@ def _at_one_place(e: Evidence, leaf: str, right: np.ndarray) -> str:
             for axis, size in e.case.mesh.items()
             if axis in laid.axes
         ]
-        some = [f"{axis}={i[0]}" for axis, i in coordinates if len(i) == 1]
-        here = f"Only devices with {' and '.join(some)} are wrong." if some else ""
+        some = [f"{axis} {i[0]}" for axis, i in coordinates if len(i) == 1]
+        here = f"Only devices at {listed(some)} are wrong." if some else ""
         return f"{here} {_along(own[wrong], 1, laid.local)}".strip()
     return _along(right, 0, range(right.ndim))
 
@@ -344,8 +372,8 @@ def of_few_bytes(sent: Sequence[Collective], low: float, inputs: Iterable[Leaf],
     if narrow and wide >= low * (1 - 1e-4):
         most = max(narrow, key=lambda c: c.total_bytes)
         return (
-            f"{array(most)} has numbers of {_NARROW[most.dtype]} bytes, and in float32 it would be {wide:,.0f} "
-            f"bytes: {WHICH_DTYPE}"
+            f"{array(most)} has numbers of {_NARROW[most.dtype]} bytes, and in float32 it would be "
+            f"{in_bytes(wide)}: {WHICH_DTYPE}"
         )
     total, microbatches = sum(c.total_bytes for c in sent), getattr(case.sizes, "num_microbatches", 1)
     if microbatches > 1 and abs(total * microbatches / low - 1) < 1e-4:
@@ -369,7 +397,7 @@ def of_many_bytes(
     wide = [c for c in sent if c.dtype == "f32"]
     if low and wide and (half := total - sum(c.total_bytes for c in wide) / 2) <= high * (1 + 1e-4):
         most = max(wide, key=lambda c: c.total_bytes)
-        enough = f"in bfloat16 all would be {half:,.0f} bytes"
+        enough = f"in bfloat16 all would be {in_bytes(half)}"
         return most, f"{array(most)} has numbers of 4 bytes, and {enough}: {WHICH_DTYPE}"
     for c in sorted(sent, key=lambda c: -c.wire_bytes):
         runs = round(excess / c.wire_bytes) if c.wire_bytes else 0
@@ -378,16 +406,16 @@ def of_many_bytes(
         if len(twin) == 1 and twin[0].count == c.count > 1 and abs(excess - both) <= 1e-3 * excess:
             sends = f"the {array(c)} over {' and '.join(c.axes)} sends in 1 of its {c.count} runs forward"
             return c, (
-                f"the {excess:,.0f} bytes too many are just what {sends} and 1 of {c.count} backward: does the loop "
+                f"the {in_bytes(excess)} too many are just what {sends} and 1 of {c.count} backward: does the loop "
                 "make one step too many?"
             )
         if 1 <= runs <= c.count and abs(excess - runs * c.wire_bytes) <= 1e-3 * excess:
             over = " and ".join(c.axes)
             if 0 < least < high and c.count > 1:
-                each = f"the {array(c)} over {over} sends {c.wire_bytes:,.0f} in each of its {c.count} runs"
-                return c, f"{each}, and {least:,.0f} bytes in all are enough"
+                each = f"the {array(c)} over {over} sends {in_bytes(c.wire_bytes)} in each of its {c.count} runs"
+                return c, f"{each}, and {in_bytes(least)} in all are enough"
             how = f" in {runs} of its {c.count} runs" if c.count > 1 else ""
-            return c, f"the {excess:,.0f} bytes too many are just what the {array(c)} over {over} sends{how}"
+            return c, f"the {in_bytes(excess)} too many are just what the {array(c)} over {over} sends{how}"
     return largest, f"most of it is {described(largest)}{'.' if inserted(largest) else ''}{inserted(largest)}"
 
 

@@ -134,6 +134,8 @@ def values_and_gradients(
     if after and found.passed is False and found.unit == Unit.RELATIVE:
         begin = FIRST_LOSS if any(map(_first_loss_wrong, cases)) else FOLLOW
         found = replace(found, message=f"{found.message} {begin}")
+    if causes.ALWAYS_DROPS in found.message:  # said once
+        back = replace(back, message=back.message.replace(f" {causes.ALWAYS_DROPS}", ""))
     return [found, back, global_norm_matches(cases, norm)]
 
 
@@ -167,8 +169,8 @@ def _norm_matches(name: str, e: Evidence, prefix: str) -> Fact:
         figures = {"measured": abs(measured - expected) / scale, "limit": TOLERANCE, "unit": Unit.RELATIVE}
         comparison = causes.times(measured / scale)
     wrong = not abs(measured - expected) <= TOLERANCE * scale
-    where = f"on mesh {e.case.mesh_text} the norm over all leaves, every copy counted"
-    message = f"{where}, is {comparison}" if wrong else ""
+    where = f"on mesh {e.case.mesh_text} the norm over all leaves on all devices together"
+    message = f"{where} is {comparison}" if wrong else ""
     return at(e, name, Kind.GRADIENTS, message, **figures)
 
 
@@ -295,7 +297,7 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
     inner = leaf.partition("/")[2]
     alone = math.prod(e.case.mesh.values()) == 1 and "=" not in e.case.name and not e.secret
     at_case = f"in the case {e.case.name!r}" if alone else f"on mesh {e.case.mesh_text}"
-    where = f"{f'leaf {inner}' if inner else 'the result'} {at_case}"
+    where = f"{f'leaf {inner}' if inner else 'the gradient' if leaf == 'gradients' else 'the result'} {at_case}"
     if measured is None:
         return at(e, name, kind, f"{where} is missing from the result.", "missing", "present")
     if (measured.shape, measured.dtype) != (expected.shape, expected.dtype):
@@ -311,6 +313,8 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
     figures: dict[str, Any] = {"measured": error, "limit": tolerance, "unit": Unit.RELATIVE}
     if error <= tolerance:
         return at(e, name, kind, "", **figures)
+    if not np.any(expected):  # there is nothing that an error could be a multiple of
+        figures |= {"measured": "not zero", "limit": "zero"}
     worst_at = tuple(map(int, np.unravel_index(int(np.argmax(errors)), errors.shape)))
     laid = layout(e, leaf, summed=True)
     rank = rank_of(e, leaf)
@@ -329,7 +333,9 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
             f"{wrong:,} of {errors.size:,} elements {'is' if wrong == 1 else 'are'} wrong, the worst{place} by "
             f"{float(f'{error:.1e}'):g} times the largest expected one"
         )
-        if errors.size == 1:
+        if not np.any(expected):
+            text = f"{wrong:,} of {errors.size:,} elements {'is' if wrong == 1 else 'are'} not zero and should be"
+        elif errors.size == 1:
             text = f"off by {float(f'{error:.1e}'):g} of what it should be"
     return at(e, name, kind, f"{where}: {text}.", **figures)
 

@@ -84,7 +84,7 @@ def test_a_secret_message_says_where_how_many_how_far_and_which_factor():
     )
     assert "by 7 times the largest expected one" in wrong.message
     assert "8 times too large, and axis 'data' has that size" in wrong.message
-    assert "norm over all leaves, every copy counted, is 8 times what it should be" in norm.message
+    assert "norm over all leaves on all devices together is 8 times what it should be" in norm.message
     (single, _) = both(ONE, True)
     assert re.search(r"1 of 32 elements is wrong, the worst at \[2, 5\] by 0\.\d+ times", single.message)
 
@@ -92,7 +92,7 @@ def test_a_secret_message_says_where_how_many_how_far_and_which_factor():
 def test_where_inputs_are_public_both_values_are_shown():
     wrong, norm = both(8 * DRAWN, False)
     assert re.search(r"measured -?[\d.]+, expected -?[\d.]+ at \[\d, \d\]", wrong.message)
-    assert re.search(r"the norm over all leaves, every copy counted, is [\d.]+ and should be [\d.]+", norm.message)
+    assert re.search(r"the norm over all leaves on all devices together is [\d.]+ and should be [\d.]+", norm.message)
 
 
 def test_a_tolerance_may_be_stated_and_none_means_to_the_last_bit():
@@ -280,6 +280,16 @@ def test_other_cases_tell_which_axis_a_factor_is():
         assert f"2 times too large, and axis '{axis}' has that size: sum or mean?" in said, said
 
 
+def test_all_axes_with_the_size_are_named_and_the_functions_own_is_the_first():
+    """A case that is right with another choice, as of what is split, does not tell which axis it is."""
+    model = Model(width=1, hidden=1, parallel=True)
+    base = evidence(2 * DRAWN, secret=True)
+    one = replace(base, case=Case("both", {"data": 2, "tensor": 2}, model))
+    right = replace(base, measured=base.expected, case=Case("split", {"tensor": 4}, model.but(parallel=False)))
+    said = arrays_match("gradients", [right, one], "gradients").message
+    assert "axis 'tensor' or 'data' has that size: sum or mean?" in said, said
+
+
 def test_numbers_that_differ_in_their_last_digits_are_written_with_them():
     e = evidence(np.nextafter(DRAWN, 9, dtype=np.float32), secret=False)
     excerpt = arrays_match("gradients", [e], "gradients", tolerance=0).message
@@ -409,3 +419,26 @@ def test_of_several_parts_the_first_that_is_wrong_asks_its_own_question():
         found = parts_match("values", [replace(e, measured=measured)], {name: f"about {name}?" for name in names})
         assert not found.passed and f"about {wrong}?" in found.message
     assert parts_match("values", [replace(e, measured=dict(e.expected))], dict.fromkeys(names, "")).passed
+
+
+def test_a_partial_answer_says_what_each_missed_fact_costs_and_that_adds_up():
+    facts = [
+        Fact("values", Kind.VALUES, True, weight=6),
+        Fact("bubble", Kind.TIME, False, point=True),
+        Fact("bytes", Kind.COMMUNICATION, False, weight=2),
+    ]
+    expected = "Of 8 points 2.22 are lost with “bubble” and 1.78 with “bytes”: 4 left."
+    assert conclude("f", 8, facts).reason.endswith(expected)
+    assert conclude("f", 2, [facts[0], facts[2]]).reason == "Of 2 points 0.5 are lost with “bytes”: 1.5 left."
+    assert conclude("f", 2, [facts[0]]).reason == ""
+
+
+def test_integers_are_not_looked_for_elsewhere_and_a_common_offset_is_said():
+    right = np.array([[0, 1], [2, 0], [1, 3]], np.int32)
+    e = replace(evidence(DRAWN, secret=False), expected={"values": right})
+    for measured, excerpt in (
+        (right + 1, "All of it is 1 too large."),
+        (np.maximum(right, 1), "All 2 that are wrong are 1 too large."),
+    ):
+        message = arrays_match("values", [replace(e, measured={"values": measured.astype(np.int32)})], "values").message
+        assert excerpt in message and "belongs" not in message, message

@@ -8,7 +8,7 @@ from typing import Any
 from autograder.contract import facts
 from autograder.contract.facts import plain, unmeasured
 from autograder.contract.task import Case, Evidence, Judged
-from autograder.contract.verdict import Fact, Kind, Limit, Unit, counted, size
+from autograder.contract.verdict import Fact, Kind, Limit, Unit, counted, in_bytes
 
 # A forward and backward pass is 3/4 of a step that recomputes every activation, slightly less if the first
 # layer's input needs no gradient.
@@ -42,30 +42,29 @@ def temporaries_within(judged: Judged, ratio: float, hint: str, **how: Any) -> F
 def temporaries_at_most(judged: Judged, most: Callable[[Case[Any]], int], hint: str, *, weight: float = 1) -> Fact:
     """Limit live temporaries at scale to this many bytes, a closed form of the case."""
     name, figure, e = "live temporaries", "temporaries", judged.at_scale
+    factor = judged.factor(name)
     if barred := _barred(name, Kind.MEMORY, judged, figure, weight=weight):
         return barred
     assert e
-    resident, limit = e.memory.temporaries, most(e.case)
-    message, line = _at_the_peak(e, f"{limit:,.0f} are allowed", hint) if resident > limit else ("", "")
+    resident, limit = e.memory.temporaries, factor * most(e.case)
+    message, line = _at_the_peak(e, f"{in_bytes(limit)} are allowed", hint) if resident > limit else ("", "")
     known = {key: judged.references[figure].get(key) for key in (REFERENCE, NAIVE)}
     return facts.at(e, name, Kind.MEMORY, message, resident, limit, unit=Unit.BYTES, line=line, weight=weight, **known)
 
 
 def _at_the_peak(e: Evidence, allowed: str, hint: str) -> tuple[str, str]:
-    message, largest = f"at the peak {_bytes(e.memory.temporaries)} of temporaries live at once, {allowed}", None
+    message, largest = f"at the peak {in_bytes(e.memory.temporaries)} of temporaries live at once, {allowed}", None
     if e.memory.alive:
-        largest, *others = e.memory.alive
-        message += f"; the largest, {_array(largest)}, has {_bytes(largest.bytes)}"
-        alike = [other for other in others if _array(other) == _array(largest)]
-        if another := next((other.line for other in alike if other.line not in ("", largest.line)), ""):
-            message += f", and so has another one from {another}"
+        largest = e.memory.alive[0]
+        alike = [other for other in e.memory.alive if _array(other) == _array(largest)]
+        message += f"; the largest, {_array(largest)}, has {in_bytes(largest.bytes)}"
         if len(alike) > 1:
-            message += f" ({len(alike) + 1} of this shape have {_bytes((len(alike) + 1) * largest.bytes)} in all)"
+            message += (
+                f", and the {len(alike)} of this shape have {in_bytes(sum(other.bytes for other in alike))} together"
+            )
+        if another := next((other.line for other in alike if other.line not in ("", largest.line)), ""):
+            message += f", one of them from {another}"
     return f"{message}. {hint}", largest.line if largest else ""
-
-
-def _bytes(number: float) -> str:
-    return size(number) or f"{number:,.0f} bytes"
 
 
 def _array(temporary: Any) -> str:
@@ -90,10 +89,11 @@ def largest_within(
 ) -> Fact:
     """Limit the elements of every temporary at scale to ``most``; ``least`` as for ``_within``."""
     name, e = "largest temporary", judged.at_scale
+    factor = judged.factor(name)
     if barred := _barred(name, Kind.MEMORY, judged, "temporaries", least=least, weight=weight):
         return barred
     assert e
-    largest, elements, limit = e.memory.largest, e.memory.largest_numbers, most(e.case)
+    largest, elements, limit = e.memory.largest, e.memory.largest_numbers, factor * most(e.case)
     message, line = "", ""
     if largest and elements > limit:
         message = f"an array {_array(largest)} is held at some moment, {elements:,} elements. {hint}"
@@ -217,9 +217,9 @@ def time_gained(judged: Judged, share: float, hint: str, *, weight: float = 1) -
     took, most, message = e.timeline.seconds, known[NAIVE] - share * judged.references["exposed"][NAIVE], ""
     if took > most:
         message = (
-            f"on {e.timeline.machine} a step takes {_ms(took)} ms and the naive baseline's {_ms(known[NAIVE])} ms. "
-            f"Hiding the communication should save at least {share:.2g} of what that exposes, and work that only fills "
-            f"the wait saves nothing. {hint}"
+            f"on {e.timeline.machine} a step takes {_ms(took)} ms, and the naive baseline takes {_ms(known[NAIVE])} "
+            f"ms. Hiding the communication should save at least {share:.2g} of what that exposes, and work that only "
+            f"fills the wait saves nothing. {hint}"
         )
     shown = {key: 1e3 * known[key] for key in (REFERENCE, NAIVE) if key in known}
     how = {"unit": Unit.MILLISECONDS, "of": e.timeline.machine, "weight": weight}
@@ -301,6 +301,7 @@ def _within(
         than: ``reference`` or ``naive``.
         least: The share of the reference's FLOPs below which part of the work must be missing.
     """
+    ratio *= judged.factor(name)
     if barred := _barred(name, kind, judged, figure, than, least, weight):
         return barred
     e, known = judged.at_scale, judged.references[figure]

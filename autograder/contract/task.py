@@ -22,7 +22,7 @@ from autograder.contract.verdict import FIRST_LOSS, FOLLOW, LIMIT_EXCEEDED, REFU
 from autograder.contract.wrapping import Wrapped, Wrapping, trace
 from course.curriculum import CHAPTERS as CURRICULUM
 from course.curriculum import chapter as find_chapter
-from course.curriculum import contract_folder, is_own
+from course.curriculum import contract_folder, is_own, own_page
 from course.program import Costs, Leaf, Memory, Timeline
 from course.program.program import path_name
 
@@ -66,6 +66,10 @@ class Evidence:
     drawn: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
+class ChoiceError(LookupError):
+    """A notebook or a course asks for a variant or a limit that the function does not have."""
+
+
 @dataclass(frozen=True)
 class Judged:
     """The inputs from which a task's facts are computed.
@@ -74,11 +78,20 @@ class Judged:
         cases: Evidence of every case that was run.
         at_scale: Evidence at the realistic size; None if a check skips it.
         references: Figures of the reference and the naive baselines at scale, with this jax; may be empty.
+        factors: A course's factors on the limits of facts, by the fact's name.
+        adjustable: Facts whose limit a course may change, filled while facts are computed.
     """
 
     cases: list[Evidence]
     at_scale: Evidence | None
     references: dict[str, Any]
+    factors: Mapping[str, float] = field(default_factory=dict)
+    adjustable: set[str] = field(default_factory=set)
+
+    def factor(self, name: str) -> float:
+        """The course's factor on a fact's limit; 1 if it keeps that limit."""
+        self.adjustable.add(name)
+        return self.factors.get(name, 1.0)
 
     @property
     def all(self) -> list[Evidence]:
@@ -180,12 +193,12 @@ class Task:
         """The variant with that name; None for an empty name.
 
         Raises:
-            LookupError: There is no such variant.
+            ChoiceError: There is no such variant.
         """
         found = next((variant for variant in self.variants if variant.name == name), None)
         if name and found is None:
             known = ", ".join(variant.name for variant in self.variants) or "none"
-            raise LookupError(f"{self.name} has no variant {name!r}; it has: {known}. The notebook says which is asked")
+            raise ChoiceError(f"{self.name} has no variant {name!r}; it has: {known}. Its `check` cell asks for it")
         return found
 
     def stretched(self) -> tuple[Case[Any], ...]:
@@ -242,7 +255,7 @@ class Contract:
         missed = [fact for fact in result.missed if not any(said in fact.message for said in elsewhere)]
         names = [fact.name for fact in missed if fact.kind != Kind.FORM]
         found = [known.get(f"{result.name}.{name}", known.get(name)) for name in [*names, result.verdict]]
-        here = self.chapter if is_own(self.chapter) else ""  # a course's own chapter has no page on the site
+        here = self.chapter if is_own(self.chapter) and not own_page(self.chapter) else ""  # it has no page
         return list(dict.fromkeys(place for place in found if place and place[0] != here))
 
     def task(self, name: str) -> Task:

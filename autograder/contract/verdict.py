@@ -254,15 +254,33 @@ class Result:
     @property
     def reason(self) -> str:
         """The reason why it earns nothing, or at most half, whatever else passes; empty if facts count by weight."""
+        if self.verdict == STUDENT_ERROR:
+            return ""
         wrong = {kind: _WRONG[kind] for kind in _WRONG if any(fact.kind == kind for fact in self.missed)}
         values = [fact.name for fact in self.missed if fact.kind is Kind.VALUES]
         if values and "values" not in values:
-            wrong[Kind.VALUES] = f"wrong {listed(f'“{name}”' for name in values)}"
+            wrong[Kind.VALUES] = f"wrong {listed(values)}"
         if wrong:
             text = " and ".join(wrong.values()).capitalize()
             return f"{text} earn nothing, whatever else is met. {self.together}".strip()
         point = [f"“{fact.name}”" for fact in self.missed if fact.point]
-        return f"At most half of the points without {listed(point)}: the exercise is about that." if point else ""
+        half = f"At most half of the points without {listed(point)}: the exercise is about that." if point else ""
+        return f"{half} {self._costs}".strip()
+
+    @property
+    def _costs(self) -> str:
+        """What each missed fact costs a partial answer: with the points that are left, this adds up."""
+        counted = sum(fact.weight for fact in self.facts if fact.passed is not None)
+        if self.verdict != PARTIAL or not counted:
+            return ""
+        costs = [round(self.max_points * fact.weight / counted, 2) for fact in self.missed]
+        # One of them also bears the rounding and, if it is what the exercise is about, what halving takes.
+        bears = next((at for at, fact in enumerate(self.missed) if fact.point), 0)
+        costs[bears] = round(costs[bears] + self.max_points - self.points - sum(costs), 2)
+        first, *more = [f"with “{fact.name}”" for fact in self.missed]
+        each = [f"{costs[0]:g} {'is' if costs[0] == 1 else 'are'} lost {first}"]
+        each += [f"{cost:g} {fact}" for cost, fact in zip(costs[1:], more, strict=True)]
+        return f"Of {self.max_points:g} points {listed(each)}: {self.points:g} left."
 
     @property
     def together(self) -> str:
@@ -358,6 +376,11 @@ def size(number: float) -> str:
         return ""
     power = min(int(math.log2(number)) // 10, len(UNITS) - 1)
     return f"{number / 1024**power:.4g} {UNITS[power]}"
+
+
+def in_bytes(number: float) -> str:
+    """Bytes with their unit, as in the table: ``2,880 bytes``, ``2.842 GiB``."""
+    return size(number) or counted(round(number), "byte")
 
 
 def listed(words: Iterable[str]) -> str:

@@ -83,6 +83,14 @@ def grid(yours: Sequence[Sequence[str]], right: Sequence[Sequence[str]], row: st
     return "".join(lines)
 
 
+def device_at(axes: Sequence[str], places: Sequence[int], mesh: Mapping[str, int]) -> str:
+    """``the device at pipe 3 and data 0``: a place, where ``pipe=4`` is a size; the plural if an axis is not named."""
+    if not axes:
+        return ""
+    noun = "device" if len(axes) == sum(size > 1 for size in mesh.values()) else "devices"
+    return f"the {noun} at {listed(f'{axis} {place}' for axis, place in zip(axes, places, strict=True))}"
+
+
 class Layout:
     """The layout of a leaf: which device holds which block of it."""
 
@@ -92,10 +100,7 @@ class Layout:
         self.axes = axes = [axis for entry in leaf.spec for axis in entry if mesh[axis] > 1]
         alone = len(axes) == sum(size > 1 for size in mesh.values()) == 1
         self.places = list(product(*(range(mesh[axis]) for axis in axes)))
-        self.devices = [
-            f"device {at[0]}" if alone else " and ".join(f"{axis}={i}" for axis, i in zip(axes, at, strict=True))
-            for at in self.places
-        ]
+        self.devices = [f"device {at[0]}" if alone else device_at(axes, at, mesh) for at in self.places]
         # Dims in which a device has more than one index. Leading dims that only distinguish devices are not part of the
         # function's own array, which has ``rank`` dims if that is known; its own dims are numbered from there.
         self.dims = [d for d, n in enumerate(self.parts) if not leaf.spec[d] or leaf.shape[d] > n]
@@ -110,14 +115,14 @@ class Layout:
         return np.array([at[self.axes.index(axis)] for at in self.places])
 
     def holder(self, place: Sequence[int]) -> str:
-        """``pipe=3``: which devices have an element, whose dims are those of all devices together."""
-        on = []
+        """Which devices have an element, whose dims are those of all devices together; empty if all have it."""
+        on: dict[str, int] = {}
         for at, size, axes in zip(place, self.shape, self.leaf.spec, strict=True):
             number = int(at) * math.prod(self.mesh[axis] for axis in axes) // size
             for axis in reversed(axes):
                 number, coordinate = divmod(number, self.mesh[axis])
-                on += [f"{axis}={coordinate}"] if self.mesh[axis] > 1 else []
-        return ", ".join(sorted(on))
+                on |= {axis: coordinate} if self.mesh[axis] > 1 else {}
+        return device_at(sorted(on), [on[axis] for axis in sorted(on)], self.mesh)
 
     def index(self, place: Sequence[int]) -> list[int]:
         """Of an element, in the array of a device that has it."""

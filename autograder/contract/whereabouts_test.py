@@ -103,9 +103,11 @@ def test_what_no_device_entered_with_is_found_elsewhere_in_the_result():
     expected = np.random.default_rng(4).standard_normal((2, N, ROWS, WIDTH)).astype(np.float32)
     measured = changed(expected, ((1, slice(1, 4)), expected[1, :3]), ((1, 0), 7))
     text = describe(measured, expected, OWN, mesh={"pipe": 2, "data": N}, split="pipe")
-    assert "On pipe=1 indices 3 to 11 of dim 0 have what belongs at indices 0 to 8. The other device is right." in text
+    assert "pipe 1 indices 3 to 11 of dim 0 have what belongs at indices 0 to 8. The other device is right." in text
     turned = describe(expected[::-1], expected, OWN, mesh={"pipe": 2, "data": N}, split="pipe")
-    assert "On pipe=0 is what belongs on pipe=1. The other device is wrong, too." in turned
+    assert (
+        "On the devices at pipe 0 is what belongs on the devices at pipe 1. The other device is wrong, too." in turned
+    )
     whole = describe(changed(expected, (1, expected[0])), expected, OWN, split="")
     assert "Its index 1 of dim 0 has what belongs at index 0." in whole
 

@@ -11,7 +11,7 @@ from autograder.grading.inside.cells import Statement, read_statements
 from autograder.grading.inside.intake import Cell
 from autograder.grading.inside.running import lab_statements
 from autograder.grading.inside.slicing import names_of, needed
-from autograder.grading.outside.released import lab_code, stated
+from autograder.grading.outside.released import lab_code, limits_stated, stated
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def fingerprints(chapter: str, cells: Sequence[Cell], functions: Iterable[str]) 
     labs = frozenset(n for n, one in enumerate(statements) if one.node and ast.dump(one.node) in lab)
     texts = [_text(statement, cells) for statement in statements]
     binds = [names_of(statement).binds for statement in statements]
-    variants = stated(cells)
+    variants, limits = stated(cells), limits_stated(cells)
 
     def digest(numbers: Iterable[int], more: str = "") -> str:
         return hashlib.sha256("\n".join([*(texts[n] for n in sorted(numbers)), more]).encode()).hexdigest()
@@ -37,7 +37,7 @@ def fingerprints(chapter: str, cells: Sequence[Cell], functions: Iterable[str]) 
     return {
         name: Fingerprint(
             digest(n for n, names in enumerate(binds) if name in names),
-            digest(needed(statements, [name], labs), variants.get(name, "")),
+            digest(needed(statements, [name], labs), variants.get(name, "") + str(limits.get(name, ""))),
         )
         for name in functions
     }

@@ -59,11 +59,11 @@ def class_of(size: int, workers: int, models: tuple[str, ...] = ()) -> Rows:
     level = best_level()
     chosen = models or tuple(sorted(path.name for path in (HERE / "submitted").iterdir()))
     with tempfile.TemporaryDirectory() as folder, _left() as left:
-        course = _course(Path(folder), chosen, size)
+        course = demo_class(Path(folder), chosen, size)
         held: list[int] = []
         seconds = timed(
             lambda: grade_course(
-                course, CHAPTER, workers=workers, level=level, on_progress=lambda *_: held.append(_memory())
+                course, CHAPTER, workers=workers, level=level, on_progress=lambda *_: held.append(resident())
             )
         )
     tasks = 1 if models else len(load(CHAPTER).tasks)
@@ -83,9 +83,9 @@ def next_to_stock(size: int) -> Rows:
     from autograder.proof.attacks.stock import grade_as_nbgrader_does
 
     with tempfile.TemporaryDirectory() as folder:
-        course = _course(Path(folder) / "ours", ("right",), size)
+        course = demo_class(Path(folder) / "ours", ("right",), size)
         ours = timed(lambda: grade_course(course, CHAPTER, workers=1, level=best_level()))
-        stock = _course(Path(folder) / "stock", ("right",), size)
+        stock = demo_class(Path(folder) / "stock", ("right",), size)
         students = sorted(path.name for path in (stock / "submitted").iterdir())
         theirs = timed(lambda: [grade_as_nbgrader_does(stock, student) for student in students])
     return [
@@ -93,7 +93,7 @@ def next_to_stock(size: int) -> Rows:
     ]
 
 
-def _course(folder: Path, models: tuple[str, ...], size: int) -> Path:
+def demo_class(folder: Path, models: tuple[str, ...], size: int) -> Path:
     course = make_course(folder / "course", [CHAPTER])
     for number in range(size):
         target = course / "submitted" / f"student{number:03}" / CHAPTER / f"{CHAPTER}.ipynb"
@@ -102,7 +102,7 @@ def _course(folder: Path, models: tuple[str, ...], size: int) -> Path:
     return course
 
 
-def _memory() -> int:
+def resident() -> int:
     """Resident bytes of this process and its descendants, shared pages counted once each."""
     total = 0
     for process in (me := psutil.Process(), *me.children(recursive=True)):

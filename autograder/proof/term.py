@@ -2,7 +2,7 @@
 
 Verdicts are given, not judged: each notebook says what share of the points it earns. What is tried is everything around
 the judging: roster, late work, extensions, resubmissions, wrong names, damaged files, points and chapters that change,
-people's grades, interruptions, and the exports. ``python -m autograder.proof.term`` runs it for 120 students.
+people's grades in formgrader, interruptions, and the exports. ``make term`` runs it for 120 students.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -79,8 +80,29 @@ def expected(student: int, chapter: int, dropped: str) -> float | None:
     return round(total * (1 - min(days * PER_DAY, MOST) / 100), 2)
 
 
-def run(folder: Path, students: int, chapters: int, *, feedback: int = 0) -> dict[str, Any]:
-    """Play the term, and return the differences between the exported table and ``expected``, with timings."""
+Given = list[tuple[str, str, str, float]]
+
+
+def run(
+    folder: Path,
+    students: int,
+    chapters: int,
+    *,
+    feedback: bool = False,
+    enter: Callable[[Path, Given], None] | None = None,
+) -> dict[str, Any]:
+    """Play the term.
+
+    Args:
+        folder: An empty folder.
+        students: The number of students.
+        chapters: The number of chapters; the last of several is dropped during the term.
+        feedback: Whether to write a page for each student of one chapter, too.
+        enter: Enters the points that people give; into the gradebook, if None.
+
+    Returns:
+        The differences between the exported table and ``expected``, with timings.
+    """
     course, names = folder / "course", CHAPTERS[:chapters]
     ids = [f"s{number:03}" for number in range(students)]
     due = {name: DUE + timedelta(weeks=week) for week, name in enumerate(names)}
@@ -103,8 +125,8 @@ def run(folder: Path, students: int, chapters: int, *, feedback: int = 0) -> dic
         course, chapters=[], due={}, settings={}, students=[], points={DEARER: POINTS}, drop=drop, withdraw=left
     )
     timings["booking changed points"] = _timed(lambda: _grade(course, names[0]))
-    for number, student in enumerate(ids):
-        _by_hand(course, student, KINDS[number % len(KINDS)], names)
+    given = _by_hand(ids, names)
+    timings["points by hand, each"] = _timed(lambda: (enter or _enter)(course, given)) / max(1, len(given))
     people.ask_regrade(course, names[0], ids[0], "Why so few?")
     people.answer_regrade(course, names[0], ids[0], "Read the first fact.")
     kept = [name for name in names if name != dropped]
@@ -113,6 +135,14 @@ def run(folder: Path, students: int, chapters: int, *, feedback: int = 0) -> dic
     found = _exported(course, kept)
     if feedback:
         timings["a page of feedback"] = _timed(lambda: write_feedback(course, names[0])) / students
+    wrong = _differences(found, ids, kept, dropped)
+    size = sum(path.stat().st_size for path in course.rglob("*") if path.is_file())
+    final = sum(len(row) for row in found.values())
+    return {"wrong": wrong, "compared": students * len(kept), "final": final, "seconds": timings, "bytes": size}
+
+
+def _differences(found: dict[str, dict[str, float]], ids: list[str], kept: list[str], dropped: str) -> dict[str, Any]:
+    """What was exported and should not have been, or the other way round, by student and chapter."""
     wrong = {}
     for number, student in enumerate(ids):
         for chapter, name in enumerate(kept):
@@ -120,9 +150,7 @@ def run(folder: Path, students: int, chapters: int, *, feedback: int = 0) -> dic
             got = found.get(student, {}).get(name)
             if (wanted is None) != (got is None) or (got is not None and abs(got - (wanted or 0.0)) > 0.011):
                 wrong[f"{student} {name} ({KINDS[number % len(KINDS)]})"] = (got, wanted)
-    size = sum(path.stat().st_size for path in course.rglob("*") if path.is_file())
-    final = sum(len(row) for row in found.values())
-    return {"wrong": wrong, "compared": students * len(kept), "final": final, "seconds": timings, "bytes": size}
+    return wrong
 
 
 def _roster(folder: Path, ids: list[str]) -> Path:
@@ -175,22 +203,25 @@ def _threads(alone: bool) -> tuple[ThreadPoolExecutor, int]:
     return ThreadPoolExecutor(1), 1
 
 
-def _by_hand(course: Path, student: str, kind: str, names: tuple[str, ...]) -> None:
-    """Points as an assistant gives them in formgrader: for answers, and for what could not be judged."""
-    from nbgrader.api import MissingEntry
+def _by_hand(ids: list[str], names: tuple[str, ...]) -> Given:
+    """Chapter, student, cell and points that an assistant gives: for answers, and for what could not be judged."""
+    given = []
+    for number, student in enumerate(ids):
+        kind = KINDS[number % len(KINDS)]
+        if kind == "answers":
+            given += [(name, student, "question", ANSWER) for name in names]
+        if kind == "damaged":
+            cells = [*(f"check-{task.name}" for task in load(names[0]).tasks), "question"]
+            given += [(names[0], student, cell, BY_HAND) for cell in cells]
+    return given
 
-    if kind not in ("answers", "damaged"):
-        return
+
+def _enter(course: Path, given: Given) -> None:
+    """Write points into the gradebook, as formgrader does."""
     with open_gradebook(course) as gradebook:
-        for name in names if kind == "answers" else names[:1]:
-            try:
-                grades: Any = gradebook.find_submission_notebook(name, name, student).grades
-            except MissingEntry:
-                continue
-            for grade in grades:
-                if grade.name == "question" or kind == "damaged":
-                    grade.manual_score = ANSWER if kind == "answers" else BY_HAND
-                    grade.needs_manual_grade = False
+        for chapter, student, cell, points in given:
+            grade: Any = gradebook.find_grade(cell, chapter, chapter, student)
+            grade.manual_score, grade.needs_manual_grade = points, False
         gradebook.db.commit()
 
 
@@ -209,24 +240,43 @@ def _timed(action: Any) -> float:
     return round(time.monotonic() - begin, 2)
 
 
+def _browser() -> Callable[[Path, Given], None] | None:
+    from autograder.proof.browser import CHROMIUM, give_points
+
+    if CHROMIUM is None:
+        print("no Chromium on this machine: points by hand go straight into the gradebook")
+    return give_points if CHROMIUM else None
+
+
 def main() -> None:
     """Play the long term and print what differs; exit status 1 if anything does."""
     parser = argparse.ArgumentParser(prog="python -m autograder.proof.term", description=__doc__)
     parser.add_argument("--students", type=int, default=120)
     parser.add_argument("--chapters", type=int, default=len(CHAPTERS))
     parser.add_argument("--feedback", action="store_true", help="write a page for each student of one chapter, too")
+    parser.add_argument(
+        "--no-browser", dest="browser", action="store_false", help="give points by hand without Chromium"
+    )
     options = parser.parse_args()
     pipeline.Grader = GivenGrader  # type: ignore[misc]
     folder = Path(tempfile.mkdtemp(prefix="meshcraft-term-"))
     try:
-        found = run(folder, options.students, options.chapters, feedback=int(options.feedback))
+        found = run(
+            folder,
+            options.students,
+            options.chapters,
+            feedback=options.feedback,
+            enter=_browser() if options.browser else None,
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     for name, (got, wanted) in found["wrong"].items():
         print(f"{name}: exported {got}, should be {wanted}")
     print(f"{found['compared'] - len(found['wrong'])} of {found['compared']} grades are as the table says")
     gradings = options.students * options.chapters
-    print(f"{gradings} submissions on {os.cpu_count()} cores: {found['seconds']}; {found['bytes'] >> 20} MiB on disk")
+    print(f"{gradings} submissions on {os.cpu_count()} cores, {found['bytes'] >> 20} MiB on disk")
+    for what, seconds in found["seconds"].items():
+        print(f"  {what}: {seconds:.2f} s")
     sys.exit(1 if found["wrong"] else 0)
 
 

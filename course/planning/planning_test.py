@@ -1,7 +1,5 @@
-"""The planner's closed forms compared with programs and the memory calculator, and its search with brute force."""
+"""The planner's closed forms compared with programs and the memory calculator."""
 
-import itertools
-import time
 from dataclasses import replace
 
 import jax
@@ -13,7 +11,7 @@ from course.budget import budget
 from course.machines import A100, FREE_NETWORK, H100, TWO_A100, machine, scaled
 from course.mesh import abstract_mesh
 from course.model import transformer
-from course.planning import COURSE, DEFAULT, Choice, Training, estimate, estimator, refusal
+from course.planning import COURSE, DEFAULT, Choice, Training, estimate, refusal
 from course.planning.choices import Mesh
 from course.planning.efficiency import at_efficiency, factors, fitted
 from course.planning.estimate import CAUSES
@@ -22,7 +20,6 @@ from course.planning.layers import Rank
 from course.planning.links import Links, axis_group
 from course.planning.memory import MEANINGS
 from course.planning.models import MODELS
-from course.planning.search import Kind, choices, meshes, search
 from course.program import export, parse, timeline
 from course.schedules import bubble_form
 from course.sizes import Sizes, flops_per_token
@@ -106,69 +103,6 @@ def test_axes_lie_as_meshes_lay_them_out_and_collectives_take_what_rings_take():
     between = TWO_A100.links[1]
     assert Links(TWO_A100).permute(range(0, 16, 8), size) == pytest.approx(between.latency + size / between.bandwidth)
     assert links.permute(range(1), size) == links.collective("all_gather", range(3, 4), size) == 0
-
-
-def test_every_mesh_and_every_way_to_use_it_is_there_once():
-    assert len(list(meshes(8))) == len(set(meshes(8))) == 10
-    found = list(choices(SIZES, Mesh(2, 2, 2), 16, COURSE))
-    assert len(found) == len(set(found)) == 4 * 3 * 2 * 2
-    assert all(refusal(SIZES, 8, 16, choice, COURSE) == "" for choice in found)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"data": 4}, "data x pipe x tensor is 16, and there are 8 devices"),
-        ({"data": 0}, "data is 0, and it must be a whole number of at least 1"),
-        ({"pipe": 1, "tensor": 4, "data": 2.0}, "data is 2.0, and it must be a whole number"),
-        ({"microbatches": 5}, "a share of 8 sequences cannot be taken in 5 microbatches"),
-        ({"repeats": 3}, "4 layers on a stage cannot be taken in 3 repeats"),
-        ({"data": 1, "pipe": 1, "tensor": 8}, "heads 4 cannot be split over tensor=8"),
-        ({"remat": "some"}, "no remat is called 'some'; there are: none, attention, block"),
-    ],
-)
-def test_what_cannot_be_placed_is_said(change, message):
-    choice = Choice(2, 2, 2, 4, 2, "none", 3, "breadth_first")._replace(**change)
-    assert message in refusal(SIZES, 8, 16, choice, COURSE)
-    with pytest.raises(ValueError, match=r"is|cannot|called"):
-        estimate(SIZES, H100, 16, choice, COURSE)
-
-
-def test_the_best_is_the_fastest_that_fits_and_every_other_one_has_a_reason():
-    where = machine("8xA5000")
-    plans = search(LARGE, where, 16, COURSE)
-    one, every = estimator(LARGE, where, 16, COURSE), []
-    numbers = range(1, 17)
-    for mesh in itertools.product((1, 2, 4, 8), repeat=3):
-        for rest in itertools.product(numbers, numbers, ("none", "block"), (0, 3)):
-            choice = Choice._make((*mesh, *rest, "breadth_first", 1, 1))
-            if refusal(LARGE, 8, 16, choice, COURSE) == "" and (mesh[0] > 1 or not choice.zero):
-                every.append(one(choice))
-    fitting = [found for found in every if found.fits]
-    assert plans.best and plans.best.seconds == min(found.seconds for found in fitting)
-    assert plans.count == len(every)
-    kinds = [rejected.kind for rejected in plans.rejected]
-    assert kinds.count(Kind.SLOWER) == len(fitting) - 1 and kinds.count(Kind.TOO_LARGE) == len(every) - len(fitting)
-    assert all(rejected.reason and rejected.cause for rejected in plans.rejected)
-    assert sum(map(len, plans.grouped().values())) == len(plans.rejected)
-
-
-def test_a_mesh_that_a_model_cannot_be_placed_on_is_one_way_and_says_why():
-    plans = search(replace(SIZES, heads=2), H100, 8)
-    refused = [rejected for rejected in plans.rejected if rejected.kind == Kind.CANNOT]
-    assert {rejected.mesh[:3] for rejected in refused} == {(1, 1, 8), (1, 2, 4), (2, 1, 4)}
-    assert refused[0].cause == "heads 2 cannot be split over tensor"
-    assert (
-        list(plans.by_mesh())
-        and plans.by_mesh()[Mesh(1, 1, 8)] is refused[[r.mesh for r in refused].index(Mesh(1, 1, 8))]
-    )
-
-
-def test_where_nothing_fits_there_is_no_best_and_the_smallest_comes_first():
-    plans = search(replace(LARGE, layers=64, width=16_384, heads=128), machine("8xA5000"), 8)
-    large = [rejected.found.bytes for rejected in plans.rejected if rejected.found]
-    assert plans.best is None and large == sorted(large)
-    assert {rejected.kind for rejected in plans.rejected} == {Kind.TOO_LARGE}
 
 
 def test_parts_add_up_and_only_what_is_there_costs():
@@ -304,40 +238,6 @@ def test_gradients_of_weights_fill_most_of_the_bubble_of_1f1b():
     assert filled.parts["computing"] == once.parts["computing"] and filled.bytes >= once.bytes
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"repeats": 2}, "a pipeline of the schedule 1f1b has one repeat, and there are 2"),
-        ({"schedule": "interleaved"}, "a pipeline of the schedule interleaved has several repeats, and there are 1"),
-        ({"schedule": "zero_bubble", "remat": "block"}, "remat is none and not block"),
-        ({"schedule": "zero_bubble", "microbatches": 2}, "needs at least 4 microbatches, and there are 2"),
-        ({"schedule": "gpipe"}, "no schedule is called 'gpipe'"),
-        ({"zero": 4}, "no ZeRO stage is called 4"),
-        ({"expert": 4, "pipe": 1}, "experts 1 cannot be split over expert=4"),
-        ({"context": 4, "pipe": 1, "schedule": "breadth_first"}, "not for the course's own step"),
-    ],
-)
-def test_a_schedule_that_cannot_run_a_configuration_says_why(change, message):
-    assert message in refusal(SIZES, 4, 16, PIPELINE._replace(**change), DEFAULT)
-
-
-def test_a_schedule_that_is_not_named_is_the_first_that_the_repeats_allow():
-    names = [estimate(SIZES, scaled(H100, 4), 16, Choice(1, 4, 1, 16, r, "none")).choice.schedule for r in (1, 2)]
-    assert names == ["1f1b", "interleaved"]
-
-
-def test_the_search_weighs_stages_of_zero_and_schedules_by_itself():
-    plans = search(SIZES, H100, 16, replace(DEFAULT, remats=("none",)))
-    assert plans.best
-    found = [plans.best.choice, *(one.found.choice for one in plans.rejected if one.found)]
-    assert {choice.zero for choice in found} == {0, 1, 2, 3}
-    assert {choice.schedule for choice in found} == {"1f1b", "interleaved", "zero_bubble", "breadth_first"}
-    assert len(found) == len(set(found))
-    fixed = search(SIZES, H100, 16, replace(DEFAULT, zeros=(1,), schedules=("1f1b",)))
-    assert {one.found.choice.zero for one in fixed.rejected if one.found} <= {0, 1}
-    assert {one.found.choice.schedule for one in fixed.rejected if one.found} == {"1f1b"}
-
-
 LONG = replace(LLAMA, layers=4, vocab=1024, seq=65_536, rotary=True)
 
 
@@ -413,14 +313,6 @@ def test_a_mixture_computes_as_much_as_a_dense_model_of_its_active_width():
     assert 1 < mixed().parts["computing"] / mixed(dense).parts["computing"] < 1.5
     shared = replace(MIXTURE, experts_per_token=1, shared_experts=1)
     assert mixed(shared).parts["computing"] < mixed().parts["computing"]
-
-
-@pytest.mark.parametrize(("sizes", "batch"), [(Sizes(*GPT["1T"], 51_200, 2048), 4096), (MODELS["llama-3-405b"], 2048)])
-def test_a_search_over_4096_devices_takes_seconds_and_a_configuration_less_than_a_millisecond(sizes, batch):
-    began = time.process_time()
-    plans = search(sizes, scaled(H100, 4096, 512), batch)
-    took = time.process_time() - began
-    assert plans.best and plans.count > 4000 and took < 5 and took / plans.count < 1e-3
 
 
 def test_a_share_of_the_peaks_takes_as_much_longer_and_a_chip_without_runs_has_none():

@@ -226,10 +226,11 @@ def _meetings(module: Module, alike: DeviceClass, place: dict[int, int]) -> list
 
 def _deadlock(device: int, ours: _Meeting, other: int, theirs: _Meeting | None) -> ProgramError:
     def said(meeting: _Meeting | None) -> str:
-        return f"runs {meeting.kind} ({meeting.line or 'unknown line'})" if meeting else "runs no further collective"
+        kind = meeting.kind.replace("_", "-").replace("collective-", "") if meeting else ""
+        return f"runs {kind} ({meeting.line or 'unknown line'})" if meeting else "runs no further collective"
 
     return ProgramError(
         f"{ours.line or 'unknown line'}: devices would wait for each other forever: where device {device} "
         f"{said(ours)}, device {other} {said(theirs)}. A collective inside a branch must be reached by every device "
-        "of its group."
+        "of its group: call it on all of them, and choose afterwards with jnp.where what is used."
     )

@@ -109,7 +109,7 @@ def test_order_of_partial_permutes_and_collectives_of_all_is_that_of_the_program
     def local(x):
         return lax.cond(lax.axis_index("data") == 0, branch(summed, swapped), branch(swapped, summed), x)
 
-    with pytest.raises(ProgramError, match=r"device 0 runs all_reduce .* runs collective_permute"):
+    with pytest.raises(ProgramError, match=r"device 0 runs all-reduce .* runs permute"):
         costs_of(local)
 
 
@@ -164,7 +164,7 @@ def test_collective_that_not_every_device_reaches_is_a_deadlock_with_its_line():
         return lax.cond(lax.axis_index("data") == 0, reduced, lambda x: x, x)
 
     program = program_of(local, {"x": struct(8)}, {"x": P()}, P(), locate=here)
-    with pytest.raises(ProgramError, match=r"here:\d+: devices would wait .* device 0 runs all_reduce"):
+    with pytest.raises(ProgramError, match=r"here:\d+: devices would wait .* device 0 runs all-reduce"):
         costs(parse(program))
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from course.machine import Machine
 
+# Shorter than anything that a device does: differences of sums that are equal.
+INSTANT = 1e-10
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _BYTES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 _COUNTS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
@@ -31,10 +33,8 @@ class Figure(str):
 
 
 def seconds_text(seconds: float) -> str:
-    """``20.6 ms``; a duration below a tenth of a nanosecond is marked as such."""
-    if 0 < seconds < 1e-10:
-        return "< 0.1 ns"
-    return _scaled(seconds, _SECONDS) if seconds else "0 s"
+    """``20.6 ms``; a duration below a tenth of a nanosecond is what rounding leaves of none."""
+    return _scaled(seconds, _SECONDS) if abs(seconds) >= INSTANT else "0 s"
 
 
 def bytes_text(number: float) -> str:

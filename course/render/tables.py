@@ -127,10 +127,14 @@ def rich_sections(prediction: Prediction) -> list[RenderableType]:
 
     parts: list[RenderableType] = []
     for section in sections(prediction):
-        parts += [Text("\n" + section.title, style="bold"), rich_table(section)]
+        parts += [Text("\n" + section.title, style="bold"), FittingLines(section)]
         if section.more:
             parts.append(Text(f"and {section.more} more", style="dim"))
     return parts
+
+
+def _too_wide(table: Table, console: Console, options: ConsoleOptions) -> bool:
+    return console.measure(table, options=options.update(max_width=10_000)).maximum > options.max_width
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,7 @@ class Fitting:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         whole = rich_table(self.section)
-        if console.measure(whole, options=options.update(max_width=10_000)).maximum > options.max_width:
+        if _too_wide(whole, console, options):
             rows = tuple(
                 tuple(cell.stacked if isinstance(cell, Figure) else cell for cell in row) for row in self.section.rows
             )
@@ -151,13 +155,38 @@ class Fitting:
         yield whole
 
 
-def rich_table(section: Section) -> Table:
-    """The table for a terminal."""
+@dataclass(frozen=True)
+class FittingLines:
+    """A table whose rows begin with ``file:line``, in a terminal that may be too narrow for it: no name is broken."""
+
+    section: Section
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = rich_table(self.section)
+        if _too_wide(whole, console, options):
+            rows = [[cell.replace(", ", "\n") for cell in row] for row in self.section.rows]
+            heads = [max(map(len, column.rstrip(">").split())) for column in self.section.columns]
+            widths = [
+                max(head, *(len(line) for cell in cells for line in cell.split("\n")))
+                for head, cells in zip(heads, zip(*rows, strict=True), strict=True)
+            ]
+            room = options.max_width - sum(widths[1:]) - len(widths) + 1
+            if widths[0] > room:
+                rows = [[row[0].replace(":", "\n:"), *row[1:]] for row in rows]
+            whole = rich_table(replace(self.section, rows=tuple(map(tuple, rows))), gap=1)
+            if room >= max(len(line) for row in rows for line in row[0].split("\n")):
+                for column, width in zip(whole.columns, [min(widths[0], room), *widths[1:]], strict=True):
+                    column.width = width
+        yield whole
+
+
+def rich_table(section: Section, gap: int = 2) -> Table:
+    """The table for a terminal, with ``gap`` spaces between columns."""
     from rich.table import Table
     from rich.text import Text
 
     named = any(section.columns)  # otherwise it has no headings
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_header=named)
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim", show_header=named)
     for column in section.columns:
         # In a narrow terminal the widest column shrinks first; nothing is ever cut off.
         side = "right" if column.endswith(">") else "left"

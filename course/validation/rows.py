@@ -19,8 +19,8 @@ from course.program.compiled.plugin import AotMissing
 from course.schedules import num_ticks
 from course.validation.gap import A5000, compiled_run
 from course.validation.pipelines import pipeline, uva_pipeline
-from course.validation.planner import factor, others, runs
 from course.validation.rings import gather_matmul
+from course.validation.runs import factor, others, runs
 from course.validation.single_device import RUNS, Sizes, single_device
 
 MEMORY, TIME, TABLES = "A5000, memory", "A5000, time", "XLA's tables, 8xH100"

@@ -9,15 +9,15 @@ from showing import Table, example, say
 
 from course.budget import Sizes, activation_bytes, flops_per_token
 from course.machines import MACHINES, machine, scaled
+from course.planning.choices import Mesh
 from course.planning.efficiency import at_efficiency, factors
-from course.planning.search import search
+from course.planning.search import Rejected, search
 from course.planning.training import Training
 
 NODES = [one for one in MACHINES if one.name not in ("2x8xA100", "8xH100-calibrated", "8xH100-sharp")]
 SMALL = Sizes(16, 2048, 16, 32_768, 2048)
 MIDDLE = Sizes(32, 4096, 32, 128_256, 8192, 14_336, kv_heads=8, gated=True)
 LARGE = Sizes(80, 8192, 64, 128_256, 8192, 28_672, kv_heads=8, gated=True)
-KINDS = {"data": "FSDP", "tensor": "tensor", "pipe": "pipeline"}
 
 
 def gather_rate(where, devices) -> float:
@@ -235,8 +235,8 @@ def offload() -> Table:
 @example("predicted, calibrated")
 def choosing() -> Table:
     """Models on clusters: the planner's fastest configuration that fits, at the efficiency of published runs."""
-    columns = "state with Adam, GB ,.0f", "data x pipe x tensor s", "sharding s", "remat s", "memory, GB .0f", "MFU .0%"
-    table = Table(("model", "devices"), *columns, markdown=True)
+    columns = "state with Adam, GB ,.0f", "mesh s", "ZeRO d", "remat s", "memory, GB .0f", "MFU .0%", "`data` alone s"
+    table, ratios = Table(("model", "devices"), *columns, markdown=True), []
     for name, sizes, chip, devices, nodes, batch in (
         ("1 B", SMALL, "8xA5000", 8, 1, 64),
         ("8 B", MIDDLE, "8xH100", 8, 1, 64),
@@ -247,11 +247,17 @@ def choosing() -> Table:
     ):
         where = scaled(machine(chip), devices, nodes) if nodes > 1 else machine(chip)
         where = at_efficiency(where, factors()[where.device].factor)
-        best = search(sizes, where, batch, Training(remats=("none", "attention", "block"))).best
+        plans = search(sizes, where, batch, Training(remats=("none", "attention", "block")))
+        best, alone = plans.best, plans.by_mesh().get(Mesh(devices, 1, 1))
         assert best
-        mesh = " x ".join(map(str, best.choice[:3]))
-        figures = 16 * sizes.count / 1e9, mesh, "FSDP" if best.choice.fsdp else "copies", best.choice.remat
-        table.add((name, f"{devices:,} x {chip[2:]}, batch {batch}"), *figures, best.bytes / 1e9, best.mfu)
+        alone = alone.found if isinstance(alone, Rejected) else alone
+        ratios.append(alone.mfu / best.mfu if alone else math.nan)
+        mesh = " ".join(f"`{axis}={size}`" for axis, size in best.choice.mesh.items() if size > 1)
+        figures = 16 * sizes.count / 1e9, mesh, best.choice.zero, best.choice.remat, best.bytes / 1e9, best.mfu
+        table.add(
+            (name, f"{devices:,} x {chip[2:]}, batch {batch}"), *figures, f"{alone.mfu:.0%}" if alone else "impossible"
+        )
+    assert min(ratios[2:-1]) > 0.99 and ratios[1] < 0.9 and math.isnan(ratios[-1]), "enough sequences, and room"
     return table
 
 

@@ -14,7 +14,7 @@ from course.planning.models import BILLION, MODELS
 from course.planning.search import search
 from course.program import memory, parse, timeline
 from course.sizes import Sizes, flops_per_token
-from course.validation.planner import runs
+from course.validation.runs import runs
 
 SIZES, H100 = Sizes(layers=8, width=2048, heads=16, vocab=32_000, seq=1024), machine("8xH100")
 PLAIN = replace(COURSE, plan="float32", optimizer="sgd")

@@ -244,6 +244,8 @@ def executor() -> dict[str, Table]:
     rows = tables.rows
     assert min(rows, key=lambda name: rows[name].step) == "ZB-H1"
     assert min(rows, key=lambda name: rows[name].temporaries) == "1F1B"
+    looped = rows["interleaved 1F1B"], rows["breadth-first"]
+    assert np.isclose(*(row["exposed over pipe"] for row in looped)) and looped[1].step < looped[0].step
     alike = {}
     for name in ("interleaved 1F1B", "breadth-first"):
         actions = tabulate(family(TABLES[name][0], 4, 16, 2)).columns["action"]

@@ -27,11 +27,15 @@ STEP_TEMPORARIES = 1.25
 
 
 def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
-    """Parameters and batches; devices count different numbers of tokens, and one of several counts none at all."""
+    """Parameters and batches; devices count different numbers of tokens, and one of several counts none at all.
+
+    Where no sequence is split so few count that their shares on all devices have a sum below 1.
+    """
     s, data, shards = case.sizes, groups_of(case, context_of), shards_of(case)
 
     def one():
-        shares = rng.permutation(np.linspace(0 if data * shards > 2 else 0.25, 1, data * shards))
+        most = 1 if shards > 1 else 0.25
+        shares = rng.permutation(np.linspace(0 if data * shards > 2 else 0.25, most, data * shards))
         own = s.rows * s.seq // shards
         counted = rng.permuted(np.arange(own) < np.ceil(shares * own)[:, None], axis=1).astype(np.float32)
         mask = counted.reshape(data, shards, s.rows, -1).swapaxes(1, 2).reshape(data * s.rows, s.seq)

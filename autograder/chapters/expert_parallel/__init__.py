@@ -41,6 +41,7 @@ PROMISES = {
         "The bias is no parameter: it only steers the choice": BOTH,
         "Shapes must be known before any token is": (),
         "A choice that finds it full is *dropped*": ("values",),
+        "`top_k` takes the lower index": ("values",),
         "Write `route`": (),
         "Everything is exact": ("values",),
         "Of equal scores, the lower index counts as larger": ("values",),
@@ -51,7 +52,7 @@ PROMISES = {
     },
     "balancing_loss": {
         "the mean over devices of what you return is the loss over all tokens": BOTH,
-        "Which of the two factors must a device know": (),
+        "Of `load` and `gate`, which must be over all tokens": (),
         "Balance without a loss is what the bias is for": ("values",),
         "One that got exactly its share keeps its bias": ("values",),
         "Return it too": ("values",),

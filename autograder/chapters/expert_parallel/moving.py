@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -84,12 +85,25 @@ def _flops(judged: Judged) -> Fact:
     return facts.worst([look(e) for e in judged.all], "FLOPs", Kind.COMPUTE)
 
 
-def moving_facts(judged: Judged) -> list[Fact]:
+# Of each function, the questions about values and about gradients.
+ASKED = {
+    "dispatch": (
+        "Is every token in the places of all its choices, and where does a dropped choice go? ",
+        "From which places does a token's gradient come, and what does a dropped choice add to it? ",
+    ),
+    "combine": (
+        "Is it the sum over a token's choices of gate times result, and what does a dropped choice read? ",
+        "What does a dropped choice give to its gate, and to the place that it read? ",
+    ),
+}
+
+
+def moving_facts(name: str, judged: Judged) -> list[Fact]:
     too_much = "Which array has a dim for tokens and one for experts or places?"
-    dropped = "Where is the token of this choice, is it dropped, and by what is it multiplied? "
+    values, gradients = ASKED[name]
     return [
-        facts.arrays_match("values", judged.cases, "values", dropped),
-        facts.arrays_match("gradients", judged.cases, "gradients", dropped, weight=2),
+        facts.arrays_match("values", judged.cases, "values", values),
+        facts.arrays_match("gradients", judged.cases, "gradients", gradients, weight=2),
         _flops(judged),
         limits.temporaries_within(judged, MOVING_TEMPORARIES, too_much),
     ]
@@ -115,7 +129,7 @@ def _moving(name: str, **how: Any) -> Task:
             Case("all of 3 experts", ALONE, Routing(tokens=7, num_experts=3, k=3, capacity=8, width=4)),
         ),
         unseen=lambda rng: unseen_case(rng, unseen_routing(rng, width=10), (1,)),
-        facts=moving_facts,
+        facts=partial(moving_facts, name),
         at_scale=(Case("64 experts, width 1024", ALONE, _MANY), "6 experts"),
         stretches=({"tokens": 1024, "capacity": 320}, {"num_experts": 64}, {"width": 256}),
         naive_memory="multiplies_by_a_one_hot_mask" if name == "dispatch" else "multiplies_by_a_mask_of_gates",

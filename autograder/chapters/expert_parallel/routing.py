@@ -77,6 +77,7 @@ ROUTE = Task(
         Case("6 experts", ALONE, _FEW, quick=True),
         Case("one choice of 5 experts", ALONE, Routing(tokens=17, num_experts=5, k=1, capacity=3), quick=True),
         Case("all of 3 experts", ALONE, Routing(tokens=8, num_experts=3, k=3, capacity=6)),
+        Case("more experts than tokens", ALONE, Routing(tokens=5, num_experts=9, k=2, capacity=2)),
     ),
     unseen=lambda rng: unseen_case(rng, unseen_routing(rng), (1,)),
     draw=draw_route,
@@ -129,6 +130,7 @@ def balance_oracle(inputs: dict[str, Any], case: Case[Routing]) -> dict[str, Any
 
 def balance_facts(judged: Judged) -> list[Fact]:
     whose = "A mean of products is not the product of means: which of the two factors must be known of all tokens? "
+    back = "Which factor carries a gradient, and is it the mean over this device's tokens alone or over all? "
     values = {
         "values/balance": whose,
         "values/z": "Of what is the square taken, and over which tokens is the mean? ",
@@ -140,7 +142,7 @@ def balance_facts(judged: Judged) -> list[Fact]:
 
     return [
         facts.parts_match("values", judged.cases, values, weight=2),
-        facts.arrays_match("gradients", judged.cases, "gradients", whose, weight=2),
+        facts.arrays_match("gradients", judged.cases, "gradients", back, weight=2),
         byte_facts.bytes_at_most(
             "all-reduce bytes",
             judged.cases,
@@ -156,7 +158,7 @@ _BALANCE = Routing(tokens=11, num_experts=6, k=2, rate=0.25)
 BALANCING_LOSS = Task(
     wrapping=WRAPPINGS["balancing_loss"],
     points=3,
-    point=("other collectives",),
+    point=("all-reduce bytes", "other collectives"),
     cases=(
         Case("data=2 x expert=4", {"data": 2, "expert": 4}, _BALANCE.but(num_experts=12), quick=True),
         Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _BALANCE.but(tokens=7, num_experts=5, k=3), quick=True),

@@ -5,16 +5,20 @@ from autograder.chapters.schedules.passes import SPLIT_BACKWARD
 from autograder.chapters.schedules.programs import EXECUTE_SCHEDULE, TWO_WEIGHT_VERSIONS_STEP
 from autograder.contract.task import Contract
 
-COSTS = ("bubble", "in flight")
+ORDER = ("values", "bubble", "in flight")
 READ = {
     "values": ("schedules", "Mistakes that cost people days"),
     "gradients": ("schedules", "Mistakes that cost people days"),
     "gradient norm": ("schedules", "Old weights instead of a bubble"),
     "bubble": ("schedules", "Side by side"),
     "in flight": ("schedules", "Side by side"),
-    **{f"one_f_one_b.{fact}": ("schedules", "1F1B: one forward, one backward, then flush") for fact in COSTS},
-    **{f"interleaved.{fact}": ("schedules", "Interleaved 1F1B: smaller stages, depth first") for fact in COSTS},
-    **{f"zero_bubble.{fact}": ("schedules", "Zero bubble: split the backward pass") for fact in COSTS},
+    **{f"one_f_one_b.{fact}": ("schedules", "1F1B: one forward, one backward, then flush") for fact in ORDER},
+    **{f"interleaved.{fact}": ("schedules", "Interleaved 1F1B: smaller stages, depth first") for fact in ORDER},
+    **{f"zero_bubble.{fact}": ("schedules", "Zero bubble: split the backward pass") for fact in ORDER},
+    **{
+        f"split_backward.{fact}": ("schedules", "Zero bubble: split the backward pass")
+        for fact in ("values", "gradients")
+    },
     "FLOPs": ("schedules", "Zero bubble: split the backward pass"),
     "live temporaries": ("schedules", "One program for every table"),
     "permute bytes": ("schedules", "One program for every table"),

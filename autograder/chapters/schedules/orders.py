@@ -51,7 +51,7 @@ ORDERS = {
         lambda stages, count: 3 * (count + stages - 1),
         lambda stage, stages, count: min(stages - stage, count),
         "in the middle of the step, where is a stage idle, and had it begun enough microbatches before?",
-        "at which point does it begin a microbatch although it could do a backward pass first?",
+        "which microbatch does it begin that could wait for the backward pass of an earlier one?",
     ),
     "interleaved": Order(
         "interleaved",

@@ -105,7 +105,7 @@ def permuted(judged: Judged) -> Fact:
 def execute_facts(judged: Judged) -> list[Fact]:
     values = (
         "Is the loss the mean over microbatches, does the last part of the model alone have one, and does every other "
-        "part send its output to the next?"
+        "part read its input from a slot that nothing has overwritten?"
     )
     gradients = (
         "Which action reads a slot that another one has overwritten, or that nobody has written yet? Follow the first "
@@ -113,9 +113,10 @@ def execute_facts(judged: Judged) -> list[Fact]:
     )
     bubble = "Is one action computed in each tick, the one of the table, or several of which one is then chosen?"
     slots = "What is kept of each microbatch, and until when does the table need it? Its slots are used again."
+    loss = facts.arrays_match("values", judged.cases, "values", values)
     return [
-        facts.arrays_match("values", judged.cases, "values", values),
-        facts.arrays_match("gradients", judged.cases, "gradients", gradients, weight=2),
+        loss,
+        facts.arrays_match("gradients", judged.cases, "gradients", gradients if loss.passed else "", weight=2),
         limits.bubble_is(
             judged.at_scale,
             lambda case: schedule_of(case).num_ticks,
@@ -206,7 +207,7 @@ def versions_facts(judged: Judged) -> list[Fact]:
     values = (
         "At which version is the gradient taken, which one does it change, and which is the older one in the next step?"
     )
-    gradients = f"{values} Is it the mean over all pipelines?"
+    gradients = f"This is the sum over all steps. {values} Is it the mean over all pipelines?"
     return [
         *facts.values_and_gradients(judged.cases, values, gradients, step=True),
         byte_facts.bytes_sent(

@@ -60,9 +60,10 @@ def region_oracle(name: str, inputs: dict[str, Any], case: Case[Region]) -> dict
     return {"values": values, "gradients": gradients}
 
 
-def region_facts(judged: Judged) -> list[Fact]:
+def region_facts(name: str, judged: Judged) -> list[Fact]:
     values = "Which tokens does this device need, and from whom? "
     gradients = "Which devices have a share of the gradient of this token, and how many return it? "
+    typed = "Is a whole result typed as the same on every device?" if name == LEAVE else ""
 
     def sent(e: Evidence, split: bool) -> float:
         s = e.case.sizes
@@ -75,7 +76,7 @@ def region_facts(judged: Judged) -> list[Fact]:
             byte_facts.bytes_sent(f"{kind.replace('_', '-')} bytes", cases, kind, partial(sent, split=True))
             for kind in ("all_gather", "reduce_scatter")
         ),
-        byte_facts.bytes_sent("all-reduce bytes", cases, "all_reduce", lambda e: 2 * sent(e, split=False)),
+        byte_facts.bytes_sent("all-reduce bytes", cases, "all_reduce", lambda e: 2 * sent(e, split=False), hint=typed),
         byte_facts.only_collectives(OTHER, cases, ("all_gather", "reduce_scatter", "all_reduce")),
     ]
 
@@ -104,7 +105,7 @@ def _region(name: str) -> Task:
         unseen=_unseen_region,
         draw=partial(draw, name),
         oracle=partial(region_oracle, name),
-        facts=region_facts,
+        facts=partial(region_facts, name),
     )
 
 
@@ -294,10 +295,13 @@ def quarter_of_scores(case: Case[Heads]) -> int:
 def attention_facts(judged: Judged) -> list[Fact]:
     values = "Which heads does a device have after the first all-to-all, and which key head do they use? "
     gradients = "To which devices was a key head sent, and does the gradient of all of its copies come back? "
+    heads = "With how many heads do keys and values travel, and how many of them does a device need?"
     square = "Which array has an element for each query and each key?"
     return [
         *facts.values_and_gradients(judged.cases, values, gradients),
-        byte_facts.bytes_sent("all-to-all bytes", judged.all, "all_to_all", lambda e: ulysses_bytes(e.case), weight=2),
+        byte_facts.bytes_sent(
+            "all-to-all bytes", judged.all, "all_to_all", lambda e: ulysses_bytes(e.case), hint=heads, weight=2
+        ),
         byte_facts.only_collectives(OTHER, judged.all, ("all_to_all",)),
         limits.largest_within(judged, quarter_of_scores, square, weight=2),
     ]

@@ -32,7 +32,6 @@ from autograder.contract.verdict import Fact
 # Relative to a step whose activations are gathered and scattered in one piece.
 EXPOSED = 0.4
 MOVES = ("collective_permute", "all_gather", "reduce_scatter", "all_to_all", "collective_broadcast")
-PIECES = ("all_gather", "reduce_scatter")
 
 
 def draw(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:

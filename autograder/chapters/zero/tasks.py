@@ -105,10 +105,24 @@ def norm_of(tree: Any) -> np.float32:
     return np.float32(np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(tree))))
 
 
+def _norm_question(cases: list[Evidence]) -> str:
+    """What to ask about the wrong norms of the first case that has some: nothing reduced, too little, or too much."""
+    for e in cases:
+        off = e.measured["values"] / e.expected["values"] - 1
+        if not np.all(np.abs(off) <= facts.TOLERANCE):
+            if not e.costs.collectives:
+                return "No device knows the parts of the others: over which axes is each leaf's sum added up?"
+            if np.ptp(off) > facts.TOLERANCE:
+                return "Devices disagree: of which leaves are parts missing? An entry of a spec may name several axes."
+            if np.all(off > 0):
+                return "It is too large: which leaf is added up over devices that have the same part of it?"
+    return "How often does each element of each leaf count?"
+
+
 def global_norm_facts(judged: Judged) -> list[Fact]:
     cases, once = judged.cases, "One for each set of axes that leaves are split over."
     return [
-        facts.arrays_match("values", cases, "values", "How often does each element of each leaf count? ", weight=2),
+        facts.arrays_match("values", cases, "values", _norm_question(cases), weight=2),
         byte_facts.times_sent("all-reduces", cases, "all_reduce", lambda e: len(_groups(e.case)), once, fewer=True),
         byte_facts.bytes_sent(
             "all-reduce bytes", cases, "all_reduce", lambda e: sum(ring(n, 4) for n in _groups(e.case)), times=(0, 1)
@@ -286,7 +300,10 @@ def sharded_adamw_facts(judged: Judged) -> list[Fact]:
 # In the order in which the update computes them, so that the first that is wrong says most.
 _PARTS = {
     "values/norm": "Of which devices' parts is it the norm, and before or after clipping? ",
-    "values/state/count": "The norm is right. How many updates have been made after this one? ",
+    "values/state/count": (
+        "The norm is right. How many updates have been made, this one included, and do the corrections use that "
+        "number? "
+    ),
     "values/state": "Norm and count are right. Which factor scales the gradient, and for which leaves? ",
     "values/params": (
         "Norm and state are right. Where all leaves are wrong, how many updates have been made by now? Where some are, "

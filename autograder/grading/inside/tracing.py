@@ -29,13 +29,15 @@ class Problem:
 
     ``verdict`` is ``student_error`` for an exception in the learner's code, ``limit_exceeded`` for an exhausted
     resource, ``fail`` for a result whose structure differs from the contract's, ``refused`` for a program that
-    may not be judged. ``original`` is the message of Python or JAX, if ``message`` rephrases it.
+    may not be judged. ``original`` is the message of Python or JAX, if ``message`` rephrases it; ``runs`` is the mesh
+    of a case in which the function runs, if there is one.
     """
 
     verdict: str
     message: str
     line: str = ""
     original: str = ""
+    runs: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -121,9 +123,9 @@ def trace_cases(
             return Problem("student_error", message, result.line or line)
         before = f"in {called}, which {task.name} calls{_call(error, task, locate)}: " if called else ""
         others = [other.mesh_text for other in cases if other.name in programs]
-        there = case and case.mesh_text not in others
-        where = f" (on mesh {case.mesh_text}; on mesh {others[0]} it runs)" if case and others and there else ""
-        return replace(result, message=f"{before}{result.message}{where}")
+        runs = others[0] if case and others and case.mesh_text not in others else ""
+        where = f" (on mesh {case.mesh_text}; on mesh {runs} it runs)" if case and runs else ""
+        return replace(result, message=f"{before}{result.message}{where}", runs=runs)
     return Traced(programs, line)
 
 

@@ -67,6 +67,26 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         r"a pair of this ppermute names a device that is not there: \1. Counting round a ring ends with % size",
     ),
     (
+        r"all_to_all split_axis \((\d+)\) has to be divisible by the size of the named axis (.+?) \((\d+)\)",
+        r"lax.all_to_all cuts its dim split_axis, here of size \1, into one part for each device on axis \2, here \3. "
+        r"Which dim has a part for every device, and which do the arriving parts make longer?",
+    ),
+    (
+        r"reduce_scatter operand scatter dimension size (\d+) must match shard count (\d+)",
+        r"without tiled=True, lax.psum_scatter takes its scatter_dimension away, which must then have the size of the "
+        r"axis, \2, and here has \1. With tiled=True each device keeps \1/\2 of that dim: is that wanted?",
+    ),
+    (
+        r"reduce_scatter operand scatter dimension size (\d+) must be divisible by shard_?\s?count (\d+)",
+        r"lax.psum_scatter cuts its scatter_dimension, here of size \1, into \2 equal parts, one for each device: is "
+        r"it the dim that the devices share?",
+    ),
+    (
+        r"all_to_all requires the size of the mapped axis axis_name to equal x\.shape\[split_axis\]",
+        "without tiled=True, lax.all_to_all takes its split_axis away, which must then have the size of the axis. With "
+        "tiled=True it keeps that dim, with one part for each device",
+    ),
+    (
         r"scatter_dimension.*non-negative|all_gather_dim.*non-negative|_dim(?:ension)?.*non-negative",
         "scatter_dimension and the like are counted from 0 and may not be negative: x.ndim - 2 is the last dim but one",
     ),

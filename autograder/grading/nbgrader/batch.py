@@ -22,8 +22,9 @@ from autograder.grading.nbgrader.course import (
 )
 from autograder.grading.nbgrader.group import share
 from autograder.grading.nbgrader.ledger import TRIES, Entry, Ledger, digest, needs_human
+from autograder.grading.nbgrader.limited import require_possible, require_stated
 from autograder.grading.nbgrader.names import name_problem, same_name, student_name
-from autograder.grading.nbgrader.points import require_released, scaled, worth
+from autograder.grading.nbgrader.points import require_released, scaled, ungraded, worth
 from autograder.grading.nbgrader.pools import Job, NewPool, Outcome, dask_pool, grade_one, local_pool, verdict_for_all
 from autograder.grading.nbgrader.settings import read_settings
 from autograder.grading.nbgrader.submissions import Submission, find_submissions, fingerprint, read_submitted
@@ -88,14 +89,21 @@ def grade_course(
         require_assignment(course, assignment)
         with open_ledger(course) as ledger:
             everyone = find_submissions(course, assignment)
+            chosen = _chosen(everyone, only)
+            require_released(course, assignment)
             for submission in everyone:
                 ledger.submit(assignment, submission.student, submission.key, submission.digest)
             ledger.forget(assignment, _renamed(everyone, ledger.status(assignment)))
             clean_half_made(course, ledger.status(assignment))
-            chosen = _chosen(everyone, only)
-            require_released(course, assignment)
             requested = tuple(sorted(requested_by(course, assignment).items()))
-            model = Job(assignment, "", b"", "", secret(course), level, fingerprint(assignment), limits, requested)
+            settings = read_settings(course)
+            factors = require_stated(course, assignment)
+            require_possible(assignment, factors)
+            own_limits = tuple((name, tuple(each.items())) for name, each in factors.items())
+            chosen_here = ungraded(settings, assignment), settings.budget, own_limits
+            model = Job(
+                assignment, "", b"", "", secret(course), level, fingerprint(assignment), limits, requested, *chosen_here
+            )
             _Batch(ledger, model, again, on_progress, on_again).judge(chosen, pool)
             paths = {submission.student: submission.notebook for submission in chosen}
             entries = [entry for entry in ledger.status(assignment) if entry.student in paths]
@@ -186,7 +194,9 @@ class _Batch:
                     continue
                 self.before[submission.key] = known
             if submission.notebook is None:
-                report = verdict_for_all(self.model.chapter, submission.verdict, submission.problem)
+                report = verdict_for_all(
+                    self.model.chapter, submission.verdict, submission.problem, ungraded=self.model.ungraded
+                )
                 self.ledger.record(submission.key, report)
             else:
                 self.open[submission.key] = submission
@@ -238,7 +248,7 @@ class _Batch:
         report, submission = outcome.report, self.open[filed]
         if report is None and self.ledger.fault(filed, outcome.fault) >= TRIES:
             message = f"the grader failed {TRIES} times on this submission: {outcome.fault}"
-            report = verdict_for_all(self.model.chapter, NEEDS_HUMAN, message, self.model.level)
+            report = verdict_for_all(self.model.chapter, NEEDS_HUMAN, message, self.model.level, self.model.ungraded)
         if report is None:
             return
         report = replace(report, notes=(*filter(None, [submission.note]), *report.notes), student=submission.student)

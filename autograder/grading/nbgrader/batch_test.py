@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from autograder.contract.verdict import NEEDS_HUMAN, PASS, REFUSED
-from autograder.grading.nbgrader import batch, pools
+from autograder.grading.nbgrader import batch, pools, submissions
 from autograder.grading.nbgrader.conftest import hand_in, report
 from autograder.grading.nbgrader.course import CourseError, locked, open_ledger, secret, students
 from autograder.grading.nbgrader.export import grades_csv, neutral, overview
@@ -104,7 +104,7 @@ def test_what_has_a_verdict_is_not_graded_again_but_what_needs_a_person_is_tried
     assert FakeGrader.calls == 1 + 3 + 3 + 1 + 3
 
 
-def test_only_those_who_are_named_are_graded(course):
+def test_only_those_who_are_named_are_graded(course, monkeypatch):
     for student in ("ada", "bob", "cleo"):
         hand_in(course, student)
     assert [*grade(course, only=["bob"])] == ["bob"]
@@ -117,6 +117,12 @@ def test_only_those_who_are_named_are_graded(course):
     with pytest.raises(CourseError, match="nothing was submitted by dora"):
         grade(course, only=["ada", "dora"])
     assert len(grade(course)) == 3 and FakeGrader.calls == 3
+    with monkeypatch.context() as updated:
+        updated.setattr(submissions, "contract_hash", lambda chapter: "another version of the course")
+        with pytest.raises(CourseError, match="nothing was submitted by dora"):
+            grade(course, only=["dora"])
+    with open_ledger(course) as ledger:
+        assert all(entry.report for entry in ledger.status("fsdp")), "a mistyped name takes nobody's verdict away"
 
 
 def test_a_regrade_says_whether_it_is_the_same_and_a_fault_takes_no_verdict_away(course, monkeypatch):
@@ -222,7 +228,7 @@ DRIVER = """
     POINTS |= {"fsdp_train_step": 5.0, "hybrid_shard_step": 3.0}
 
     class Grader:
-        def __init__(self, chapter, *, secret, level, limits, variants=()): pass
+        def __init__(self, chapter, *, secret, level, limits, variants=(), **chosen): pass
         def close(self): pass
         def grade_notebook(self, notebook, student):
             time.sleep(0.05)
@@ -240,7 +246,7 @@ DRIVER = """
     autograder.contract.task = contract
     import autograder.grading.outside
     autograder.grading.outside.pipeline = sys.modules["autograder.grading.outside.pipeline"]
-    from autograder.grading.nbgrader import batch, pools
+    from autograder.grading.nbgrader import batch, pools, submissions
     def pool(alone):
         n = 1 if alone else 2
         return ProcessPoolExecutor(n, get_context("fork"), pools.start_worker, (os.getpid(),)), n

@@ -5,6 +5,7 @@ sources of the student's cells.
 """
 
 from copy import deepcopy
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ from nbformat.v4 import new_output
 from nbgrader import utils
 from nbgrader.api import Gradebook
 from nbgrader.converters import GenerateAssignment
+from nbgrader.exchange.default import ExchangeReleaseFeedback
 from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets.config import Config, PyFileConfigLoader
 
 from autograder.contract.verdict import NEEDS_HUMAN, Report, Result
-from autograder.grading.inside.intake import read_notebook
+from autograder.grading.inside.intake import Cell, read_notebook
 from autograder.grading.nbgrader.course import CONFIG_FILE, CourseError, open_ledger
 from autograder.grading.nbgrader.ledger import digest
+from autograder.grading.nbgrader.limited import require_same
 from autograder.grading.nbgrader.points import require_agreement, scaled, worth
 from autograder.grading.nbgrader.restore import is_missing, restore
 from autograder.grading.nbgrader.settings import read_settings
@@ -29,6 +32,8 @@ from autograder.release.converters import CHECK, course_config, gradebook_url
 from autograder.render import facts_html
 
 MISSING = "The cell for this answer is not in the notebook that was handed in; a person looks for the answer."
+RECEIPT = ("timestamp.txt", "submission_secret.txt")  # of a submission through the exchange
+UNGRADED = "This function is not graded in this course."
 FORMGRADER = Path(nbgrader.__file__).parent / "server_extensions" / "formgrader" / "templates"
 
 
@@ -68,6 +73,7 @@ def configure(config: Config, course: Path) -> None:
         "nbgrader.preprocessors.GetGrades",
         "autograder.grading.nbgrader.feedback.Waiting",
     ]
+    config.ExchangeFactory.release_feedback = f"{here}.ReleaseFeedback"
     # Formgrader shows students' text to people who may change grades, so none of the students' markup may run there.
     config.HTMLExporter.filters = {"markdown2html": "autograder.grading.nbgrader.feedback.prose"}
     config.HTMLExporter.extra_template_basedirs = [str(Path(__file__).parent / "templates"), str(FORMGRADER)]
@@ -94,12 +100,32 @@ def configuration(course: Path, assignment: str, student: str = "") -> Config:
     return config
 
 
+class ReleaseFeedback(ExchangeReleaseFeedback):
+    """Release the feedback of those who submitted through the exchange, and name the others instead of failing."""
+
+    def copy_files(self) -> None:
+        names: Any = self.coursedir
+        pages = {*map(Path, glob(f"{self.src_path}/*.html"))}
+        received = {page for page in pages if all(page.with_name(name).is_file() for name in RECEIPT)}
+        others = sorted(page.parts[-3] for page in pages - received)
+        if others:
+            command = f"`meshcraft feedback {names.assignment_id} --zip FILE`"
+            self.log.warning("Not submitted through the exchange: %s; %s has their pages", ", ".join(others), command)
+        excluded = names.student_id_exclude
+        names.student_id_exclude = ",".join([*filter(None, [excluded]), *others])
+        super().copy_files()
+        names.student_id_exclude = excluded
+
+
 class Agrees(NbGraderPreprocessor):
-    """Require, before a notebook is released, that its graded cells are those of the course."""
+    """Require, before a notebook is released, that its graded cells and its limits are those of the course."""
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         chapter = resources["nbgrader"]["assignment"]
-        require_agreement(nb, chapter, read_settings(Path.cwd()), f"source/{chapter}/{chapter}.ipynb")
+        settings, where = read_settings(Path.cwd()), f"source/{chapter}/{chapter}.ipynb"
+        require_agreement(nb, chapter, settings, where)
+        code = [Cell("", cell.source) for cell in nb.cells if cell.cell_type == "code"]
+        require_same(code, chapter, settings, where)
         return nb, resources
 
 
@@ -177,6 +203,9 @@ def _summary(result: Result) -> dict[str, Any]:
 def _output(cell: NotebookNode, results: dict[str, Result]) -> NotebookNode:
     name = cell.metadata.nbgrader.grade_id
     result = results.get(name.removeprefix(CHECK))
+    if result is None and not cell.metadata.nbgrader.points:
+        data = {"text/plain": "0.0", "text/html": f"<p>{UNGRADED}</p>"}
+        return new_output("execute_result", data=data, execution_count=None)
     if result is None:
         raise BridgeError(f"no verdict for the cell {name}; grade this submission again")
     points = float(cell.metadata.nbgrader.points)

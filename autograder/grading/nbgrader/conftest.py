@@ -1,22 +1,37 @@
 """A course of one chapter, released once, and common steps: submitting, filing verdicts, running commands."""
 
+import csv
 import shutil
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
 import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 from autograder import cli
 from autograder.contract.task import load
 from autograder.contract.verdict import PASS, Report, Result
 from autograder.grading.nbgrader import booking
 from autograder.grading.nbgrader.course import make_course, open_ledger
+from autograder.grading.nbgrader.export import grades_csv, overview
+from autograder.grading.nbgrader.late import renew_penalties
 from autograder.grading.nbgrader.ledger import digest, key
+from autograder.grading.nbgrader.new_course import init_course
 
 POINTS = {task.name: float(task.points) for task in load("fsdp").tasks}
 WHERE = ("fsdp", "fsdp")  # the names of notebook and assignment
+MARCH = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+ROSTER = [{"id": "ada", "section": "A"}, {"id": "bob", "section": "B"}, {"id": "cleo", "section": "A"}]
+
+
+@event.listens_for(Engine, "connect")
+def do_not_wait_for_the_disk(connection, _):
+    """Gradebooks of tests need not survive a power failure."""
+    connection.execute("PRAGMA synchronous = OFF")
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +42,19 @@ def released(tmp_path_factory):
 @pytest.fixture
 def course(released, tmp_path):
     return Path(shutil.copytree(released, tmp_path / "course"))
+
+
+@pytest.fixture(scope="session")
+def enrolled(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("enrolled") / "course"
+    change(folder, MARCH, ["fsdp"], ROSTER, late_per_day=10.0, vary=False)
+    return folder
+
+
+@pytest.fixture
+def term(enrolled, tmp_path):
+    """A course with a roster in two sections, a due date and a late penalty."""
+    return Path(shutil.copytree(enrolled, tmp_path / "course"))
 
 
 @pytest.fixture
@@ -42,6 +70,24 @@ def meshcraft(monkeypatch, capsys):
         return SimpleNamespace(out=printed.out, err=printed.err)
 
     return run
+
+
+def change(folder, due=None, chapters=(), students=(), points=None, drop=(), withdraw=(), **settings):
+    """What ``meshcraft init`` does, with a due date for ``fsdp`` alone."""
+    dates = {} if due is None else {"fsdp": due}
+    more = {"points": points, "drop": drop, "withdraw": withdraw}
+    return init_course(folder, chapters=[*chapters], due=dates, settings=settings, students=[*students], **more)
+
+
+def exported(course):
+    """The rows of the exported grades, by student."""
+    renew_penalties(course, "fsdp")
+    return {row["student"]: row for row in csv.DictReader(grades_csv(course, ["fsdp"]).splitlines())}
+
+
+def states(course):
+    """The rows of ``meshcraft status``, by student."""
+    return {row["student"]: row for row in overview(course, "fsdp")}
 
 
 def cell(notebook, name):

@@ -100,12 +100,14 @@ def canvas_csv(course: Path, assignments: list[str], columns: Mapping[str, str])
     titles = {entry.name: entry.title for entry in CHAPTERS}
     heads = {name: columns.get(name) or titles.get(name, name) for name in assignments}
     people, grades, worth = _final(course, assignments)
+    enrolled = register.values(course, register.ENROLLED)
     rows: list[dict[str, Any]] = [
         {"Student": "    Points Possible", **{heads[name]: worth.get(name, "") for name in assignments}}
     ]
     for student, person in people.items():
         scores = {heads[name]: row["score"] for name, row in grades.get(student, {}).items()}
         who = {"Student": _name(person) or student, "ID": _lms_id(person), "SIS Login ID": student}
+        who["Section"] = enrolled.get(student, {}).get("section", "")
         rows.append({**who, **scores})
     return _csv(["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *heads.values()], rows)
 

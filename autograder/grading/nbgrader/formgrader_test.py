@@ -3,12 +3,7 @@
 import csv
 import os
 import re
-import shutil
-import socket
-import subprocess
-import sys
-import threading
-from contextlib import contextmanager
+from importlib.resources import files
 
 import nbformat
 import pytest
@@ -18,12 +13,10 @@ from autograder.grading.nbgrader.batch import grade_course
 from autograder.grading.nbgrader.conftest import cell, hand_in
 from autograder.grading.nbgrader.new_course import init_course
 from autograder.grading.outside.sandbox import best_level
+from autograder.proof.browser import CHROMIUM, LAB, browsing, saves, serving
 from autograder.release.notebook import ROOT
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
-LAB = ("jupyterlab", "--no-browser", "--allow-root")
-PATIENCE = 120_000  # milliseconds: only so that a lost event ends the test
+AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text()
 FORGERY = """All-gather twice, **because** it frees memory.
 <script>window.stolen = 1</script><img src="http://evil.example/x.png" onerror="window.stolen = 2">
 <svg onload="window.stolen = 3"></svg><a href="javascript:window.stolen = 4" autofocus onfocus="window.stolen = 5">x</a>
@@ -48,66 +41,6 @@ def course(tmp_path_factory):
     (report,) = grade_course(folder, "fsdp", level=best_level())
     assert [result.verdict for result in report.functions] == ["pass", *["student_error"] * 4], report
     return folder
-
-
-@contextmanager
-def serving(command, folder, private):
-    """Run a command that starts JupyterLab in a folder, and return the address, with token, that it prints."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    places = {f"JUPYTER_{name}_DIR": str(private / name) for name in ("CONFIG", "DATA", "RUNTIME")}
-    programs = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
-    with subprocess.Popen(
-        [sys.executable, "-m", *command],
-        cwd=folder,
-        env={**os.environ, **places, "PATH": programs, "JUPYTER_PORT": str(port), "BROWSER": "true"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        assert process.stdout
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if address := re.search(r"http://127\.0\.0\.1:\S+token=\w+", line):
-                break
-        else:
-            pytest.fail(f"the server did not start: {''.join(lines)}")
-        drain = threading.Thread(target=process.stdout.read)
-        drain.start()
-        try:
-            yield address[0]
-        finally:
-            process.terminate()
-            process.wait(timeout=60)
-            drain.join()
-
-
-@contextmanager
-def browsing(address):
-    """A browser page that refuses every address except its server's; any other request or exception fails the test."""
-    refused, errors, server = [], [], re.match(r"http://[^/]+/", address)
-
-    def choose(route):
-        if server and route.request.url.startswith(server[0]):
-            route.continue_()
-        else:
-            refused.append(route.request.url)
-            route.abort()
-
-    with sync_playwright() as playwright:
-        flags = ["--no-sandbox"] if os.getuid() == 0 else []
-        with playwright.chromium.launch(executable_path=CHROMIUM, args=flags) as browser:
-            page = browser.new_page()
-            page.set_default_timeout(PATIENCE)
-            expect.set_options(timeout=PATIENCE)
-            page.route("**/*", choose)
-            page.on("pageerror", lambda error: errors.append(str(error)))
-            page.goto(address)
-            yield page
-    assert (refused, errors) == ([], [])
 
 
 def test_a_person_sees_the_facts_gives_points_and_a_comment_and_both_arrive(course, meshcraft, monkeypatch, tmp_path):
@@ -149,13 +82,24 @@ def test_a_person_sees_the_facts_gives_points_and_a_comment_and_both_arrive(cour
     assert "1.5 / 2" in feedback and "Say how much memory." in feedback and "3.5 / 20" in feedback
 
 
-def saves(response, what):
-    return response.request.method == "PUT" and f"/api/{what}/" in response.url
-
-
 def in_canvas(meshcraft):
     """Canvas's view: the score of the one student."""
     text = meshcraft("export", "--canvas", "--column", "fsdp=FSDP (4711)").out
     points, row = csv.DictReader(text.splitlines())
     assert (points["FSDP (4711)"], row["ID"], row["SIS Login ID"]) == ("20.0", "101", "ada")
     return row["FSDP (4711)"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_report_and_feedback_fit_a_phone_and_are_accessible(course, meshcraft, scheme):
+    meshcraft("feedback", "fsdp", "--course", str(course))
+    meshcraft("report", "fsdp", "--course", str(course), "--html", str(course / "report.html"))
+    flags = ["--no-sandbox"] if os.getuid() == 0 else []
+    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=CHROMIUM, args=flags) as browser:
+        for name in ("report.html", "feedback/ada/fsdp/fsdp.html"):
+            page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme=scheme, bypass_csp=True)
+            page.goto((course / name).as_uri())
+            assert page.evaluate("document.documentElement.scrollWidth") == 390, name
+            page.evaluate(AXE)
+            found = page.evaluate("axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations)")
+            assert [each["id"] for each in found if each["impact"] in ("serious", "critical")] == [], name

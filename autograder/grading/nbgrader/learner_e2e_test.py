@@ -11,13 +11,13 @@ from playwright.sync_api import expect
 
 from autograder.chapters.fsdp.mutants import CUT
 from autograder.grading.nbgrader.conftest import cell
-from autograder.grading.nbgrader.formgrader_test import CHROMIUM, PATIENCE, browsing, serving
 from autograder.grading.nbgrader.teaching_test import init, nbgrader, score_by_hand, student_home
+from autograder.proof.browser import CHROMIUM, PATIENCE, browsing, serving
 from autograder.release.notebook import ROOT
 
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 RIGHT = nbformat.read(ROOT / "autograder/proof/demo/submitted/right/fsdp/fsdp.ipynb", as_version=4)
-FUNCTION, FOLLOWING = "gather_params", "fsdp_loss"
+FUNCTION, FOLLOWING = "gather_params", "shard_params"
 # Records the text of the status line below `check`'s cell, each time it changes.
 WATCH = """() => {
     window.lines = [];

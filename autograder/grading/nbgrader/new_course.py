@@ -11,11 +11,12 @@ from typing import Any
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
-from autograder.contract.task import contract_files
+from autograder.contract.task import contract_files, load
 from autograder.contract.verdict import counted
 from autograder.grading.nbgrader import course, register, varied
 from autograder.grading.nbgrader.group import share
-from autograder.grading.nbgrader.points import points_in, read, require_agreement, set_points, worth
+from autograder.grading.nbgrader.limited import limits_in, require_possible
+from autograder.grading.nbgrader.points import points_in, read, require_agreement, set_points, ungraded, worth
 from autograder.grading.nbgrader.rosters import COLUMNS
 from autograder.grading.nbgrader.settings import FILE, CourseError, Settings, checked, read_settings, write_settings
 from autograder.release.converters import write_notebook
@@ -48,6 +49,7 @@ def init_course(
     settings: Mapping[str, Any],
     students: list[dict[str, str]],
     points: Mapping[str, float] | None = None,
+    limits: Mapping[str, float] | None = None,
     drop: Collection[str] = (),
     withdraw: Collection[str] = (),
     undoes: int = 0,
@@ -61,6 +63,7 @@ def init_course(
         settings: The fields of ``Settings`` to change.
         students: Rows of ``read_students``, for the gradebook.
         points: New points by ``chapter.function``; the contract's own if not given.
+        limits: New factors on limits by ``chapter.function.fact``; 1 takes one back.
         drop: Chapters that no longer count. What was submitted and graded stays.
         withdraw: Students who have left the course. Their work and grades stay.
         undoes: The number of the logged change that this undoes.
@@ -79,6 +82,7 @@ def init_course(
         raise CourseError(f"{', '.join(unknown)} is not in this course; add it with --chapter {unknown[0]}")
     before, old = state(folder), read_settings(folder) if folder.is_dir() else Settings()
     settled = _with_points(settled, points or {}, {*settled.dropped, *drop} - {*chapters})
+    settled = _with_limits(folder, settled, limits or {}, [*_chapters(folder), *chapters])
     former = {name: worth(old, name) for name in _chapters(folder)}
     for name, points_before in former.items():
         notebook = read(folder / "source" / name / f"{name}.ipynb")
@@ -107,7 +111,10 @@ def init_course(
         **({"dropped": f"{', '.join(settled.dropped)}; nothing of it is lost"} if settled.dropped else {}),
         **({"points": ", ".join(f"{n}: {p:g}" for n, p in settled.points.items())} if settled.points else {}),
         "late": policy(settled) or "nothing is taken off",
-        "variants": ", ".join(f"{name}: {which}" for name, which in settled.variants.items()) or "none are asked for",
+        **({"limits": ", ".join(f"{n}: {f:g} times" for n, f in settled.limits.items())} if settled.limits else {}),
+        **({"budget": f"{settled.budget:g} processor seconds for a submission"} if settled.budget else {}),
+        "variants": ", ".join(f"{name}: {which}" for name, which in settled.variants.items())
+        or ("these chapters have none" if settled.vary else "none are asked for"),
         "exchange": settled.exchange or "nbgrader's own, as its configuration on this machine says",
         "students": f"{count} in the gradebook",
         "secret": f"{folder / course.HIDDEN / 'secret'}, only for you; keep a copy of it: grades are repeated with it",
@@ -228,7 +235,7 @@ def _assignments(
         if points_in(notebook) != points_in(_released(folder, name, notebook)):
             changed = True
             _book_again(folder, name)
-        changed |= varied.state(notebook, name, varied.requested_in(settings.variants, name))
+        changed |= varied.state(notebook, name, varied.requested_in(settings.variants, name), limits_in(settings, name))
         if changed or not path.exists():
             write_notebook(notebook, path)
         changed |= hand_out(folder, name)
@@ -242,14 +249,15 @@ def _assignments(
 def hand_out(folder: Path, chapter: str) -> bool:
     """Put a course's own chapter beside its notebook, as ``check`` needs it there; return True if that changes it.
 
-    Students get what decides the verdicts and the hints; solution, mutants and alternatives stay here.
+    Students get what decides the verdicts, the hints and the page; solution, mutants and alternatives stay here.
     """
     if not is_own(chapter):
         return False
     inside = contract_folder(chapter)
     answers = ("mutants.py", "alternatives.py")
     wanted = {path: path.read_bytes() for path in contract_files(chapter) if path.name not in answers}
-    wanted |= {path: path.read_bytes() for path in (inside / "chapter.toml", inside / "hints.md") if path.exists()}
+    beside = (inside / name for name in ("chapter.toml", "hints.md", "page.md"))
+    wanted |= {path: path.read_bytes() for path in beside if path.exists()}
     target, changed = folder / "source" / chapter / "chapters" / chapter, False
     for path, data in wanted.items():
         copy = target / path.relative_to(inside)
@@ -312,7 +320,8 @@ def _log(
     now = state(folder)
     kept = {which: before.get(which) for which in now}
     parts = [
-        f"{name if subject == register.SETTING else f'{name} due'}: {_said(kept[subject, name])} → {_said(value)}"
+        f"{name.replace('_', ' ') if subject == register.SETTING else f'{name} due'}: "
+        f"{_said(kept[subject, name])} → {_said(value)}"
         for (subject, name), value in now.items()
         if kept[subject, name] != value
     ]
@@ -329,7 +338,13 @@ def _log(
 
 
 def _said(value: Any) -> str:
-    return "none" if value in (None, "", [], {}) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        value = [f"{name} {_said(each)}" for name, each in value.items()]
+    if isinstance(value, list | tuple):
+        value = ", ".join(map(str, value))
+    return "none" if value in (None, "") else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _few(names: list[str]) -> str:
@@ -343,9 +358,29 @@ def _with_points(settings: Settings, points: Mapping[str, float], dropped: Colle
         own = worth(Settings(), chapter)
         merged = {n: p for n, p in merged.items() if not n.startswith(f"{chapter}.") or own[n.partition(".")[2]] != p}
     try:
-        return checked(replace(settings, points=merged, dropped=tuple(sorted(dropped))))
+        settled = checked(replace(settings, points=merged, dropped=tuple(sorted(dropped))))
+        for chapter in {name.partition(".")[0] for name in merged}:
+            if len(ungraded(settled, chapter)) == len(load(chapter).tasks):
+                raise ValueError(
+                    f"no function of {chapter} would be graded; --drop-chapter {chapter} takes it out of the course"
+                )
+        return settled
     except ValueError as error:
         raise CourseError(f"{error}; points are given as --points fsdp_loss=10") from None
+
+
+def _with_limits(folder: Path, settings: Settings, limits: Mapping[str, float], chapters: list[str]) -> Settings:
+    """The settings with new limits, each of which the course's own solution meets if it is not in force already."""
+    merged = {name: factor for name, factor in {**settings.limits, **limits}.items() if factor != 1}
+    try:
+        settled = checked(replace(settings, limits=merged))
+    except ValueError as error:
+        raise CourseError(str(error)) from None
+    if unknown := sorted(name for name in merged if name.partition(".")[0] not in chapters):
+        raise CourseError(f"the limit {unknown[0]!r} in course.toml is of no chapter of this course; take it out")
+    for name in dict.fromkeys(chapters):
+        require_possible(name, limits_in(settled, name))
+    return settled
 
 
 def _book_again(folder: Path, chapter: str) -> None:

@@ -10,8 +10,12 @@ from autograder.release.notebook import ROOT
 
 WORK = """
 import json
+import tempfile
 from pathlib import Path
 
+from autograder.commands import chapters, site
+from autograder.contract.task import load
+from autograder.grading.nbgrader.page import function_html
 from autograder.check import check_solution
 from autograder.grading.inside.intake import parse_notebook
 from autograder.grading.nbgrader.new_course import init_course
@@ -20,7 +24,7 @@ from autograder.grading.outside.pipeline import Grader
 from autograder.grading.outside.sandbox import best_level
 from autograder.grading.outside.workers import mounted, own_mounted
 from autograder.release import notebook
-from course.curriculum import CHAPTERS, PROBLEMS, earlier
+from course.curriculum import CHAPTERS, PROBLEMS, earlier, own_page
 
 here = Path.cwd()
 notebook.build(["novel"])
@@ -35,7 +39,12 @@ found = {
         parse_notebook("novel.ipynb", text.encode()), name).functions]
     for name, text in given.items()
 }
+report = grader.grade_notebook(parse_notebook("novel.ipynb", wrong.encode()), "wrong").functions[0]
 grader.close()
+places, advice = load("novel").places(report), function_html("novel", report, {}, site="https://example.org")
+page = site._rendered(own_page("novel"), Path(tempfile.mkdtemp(dir=here / ".meshcraft")), "novel") / "novel.html"
+contract_page = here / "chapters/novel/page.md"
+contract_page.write_text(contract_page.read_text().replace("## The idea", "## Another idea"))
 print(json.dumps({
     "names": [entry.name for entry in CHAPTERS][-1:],
     "problems": PROBLEMS,
@@ -46,6 +55,11 @@ print(json.dumps({
     "released": sorted(path.name for path in (here / "release/novel").rglob("*") if path.is_file()),
     "hash": len(contract_hash("novel")),
     "found": found,
+    "places": places,
+    "advice": advice,
+    "page": page.read_text(),
+    "address": site._address(page.parent, "novel", "What it costs"),
+    "missing": [what for what, _ in chapters._own_page("novel", load("novel"))],
 }))
 """
 
@@ -68,8 +82,13 @@ def test_a_chapter_of_a_course_folder_is_released_and_graded(tmp_path):
     assert told["names"] == ["novel"] and told["earlier"] and told["solution"] == 2 and told["hash"] == 64
     assert "another chapter's name" in told["problems"]["fsdp"]
     assert told["mounted"] == ["chapters/novel/wrapping.py", "chapters/novel/chapter.toml"] and told["ours"] == []
-    handed_out = ["__init__.py", "chapter.toml", "hints.md", "novel.ipynb", "wrapping.py"]
+    handed_out = ["__init__.py", "chapter.toml", "hints.md", "novel.ipynb", "page.md", "wrapping.py"]
     assert told["released"] == handed_out
     found = told["found"]
     assert found["right"] == [["pass", 2.0, ""]] and found["wrong"][0][:2] == ["fail", 0.0]
+    assert told["places"] == [["novel", "The idea"], ["novel", "What it costs"]]
+    assert "on the course's page <code>novel</code>" in told["advice"]
+    assert "meshcraft site novel" in told["advice"] and "example.org" not in told["advice"]
+    assert told["address"] == "novel.html#What-it-costs" and "<h2" in told["page"] and "The idea" in told["page"]
+    assert told["missing"] == ["page.md has no heading “The idea”, which READ refers to"]
     assert found["looks"][0][0] == "student_error" and "No module named 'solutions.novel'" in found["looks"][0][2]

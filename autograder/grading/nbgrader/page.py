@@ -24,6 +24,7 @@ from autograder.contract.verdict import (
     counted,
 )
 from autograder.render import COLOURS, RED, WORDS, plain, table_html, whose
+from course.curriculum import is_own
 from course.program import ProgramError, Timeline
 from course.render import side_by_side
 from course.render.captions import HOW_TO_READ, compare_steps, conclusion
@@ -154,9 +155,9 @@ def _next(chapter: str, result: Result, failed: list[Fact], site: str) -> str:
 
 
 def _place(site: str, page: str, heading: str) -> str:
-    """A heading of the course's pages, as a link if there is an address."""
+    """A heading of the course's pages, as a link if there is an address; the page of an own chapter has none."""
     text = _safe(f"“{heading}”")
-    if not site:
+    if not site or is_own(page):
         return text
     return f'<a href="{_safe(f"{site}/{page}.html#{_slug(heading)}")}" rel="noreferrer">{text}</a>'
 

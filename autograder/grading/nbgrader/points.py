@@ -7,7 +7,7 @@ grading.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +29,12 @@ def worth(settings: Settings, chapter: str) -> dict[str, float]:
     return {name: settings.points.get(f"{chapter}.{name}", points) for name, points in own.items()}
 
 
+def ungraded(settings: Settings, chapter: str) -> tuple[str, ...]:
+    """The chapter's functions that this course does not grade: those worth 0 points."""
+    points = worth(settings, chapter)
+    return tuple(task.name for task in load(chapter).tasks if not points[task.name])
+
+
 def scaled(report: Report, points: Mapping[str, float]) -> Report:
     """The report with each function's points out of what it is worth in this course."""
     return replace(report, functions=tuple(_scaled(result, points) for result in report.functions))
@@ -39,6 +45,19 @@ def _scaled(result: Result, points: Mapping[str, float]) -> Result:
     if most == result.max_points or not result.max_points:
         return result
     return replace(result, points=round(result.points * most / result.max_points, 2), max_points=most)
+
+
+def the_one(name: str, known: Collection[str], usage: str) -> str:
+    """The ``chapter.function`` that a name stands for, which may leave out the chapter where that is clear.
+
+    Raises:
+        CourseError: It stands for none, or for several.
+    """
+    which = [each for each in sorted(known) if name in (each, each.partition(".")[2])]
+    if len(which) != 1:
+        several = f"is in several chapters; write one of {', '.join(which)}" if which else "is not in this course"
+        raise CourseError(f"{name!r} {several}; {usage}")
+    return which[0]
 
 
 def parse_points(given: list[str], chapters: list[str]) -> dict[str, float]:
@@ -55,12 +74,9 @@ def parse_points(given: list[str], chapters: list[str]) -> dict[str, float]:
     found: dict[str, float] = {}
     for text in given:
         name, _, number = text.partition("=")
-        which = [each for each in sorted(known) if name in (each, each.partition(".")[2])]
-        if len(which) != 1:
-            several = f"is in several chapters; write one of {', '.join(which)}" if which else "is not in this course"
-            raise CourseError(f"{name!r} {several}; points are given as fsdp_loss=10 or fsdp.question=4")
+        which = the_one(name, known, "points are given as fsdp_loss=10 or fsdp.question=4")
         try:
-            found[which[0]] = float(number)
+            found[which] = float(number)
         except ValueError:
             raise CourseError(f"--points {text!r} has no number; write for example {name}=10") from None
     return found
@@ -75,13 +91,15 @@ def set_points(notebook: NotebookNode, points: Mapping[str, float], before: Mapp
             cell.metadata.nbgrader.points = points[name]
             changed = True
     for name in points:
-        heading = re.compile(
-            rf"(^##+ .*`{re.escape(name)}`.*\n\n\*[^\n]*; ){before[name]:g} points?(\.\*)$", re.MULTILINE
-        )
+        heading = re.compile(rf"(^##+ .*`{re.escape(name)}`.*\n\n\*[^\n]*; ){_said(before[name])}(\.\*)$", re.MULTILINE)
         for cell in notebook.cells:
-            says = f"{points[name]:g} point{'s' * (points[name] != 1)}"
+            says = _said(points[name])
             cell.source = heading.sub(lambda found, says=says: f"{found[1]}{says}{found[2]}", cell.source)
     return changed
+
+
+def _said(points: float) -> str:
+    return f"{points:g} point{'s' * (points != 1)}" if points else "not graded in this course"
 
 
 def points_in(notebook: NotebookNode) -> dict[str, float]:

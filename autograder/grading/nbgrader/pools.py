@@ -49,6 +49,9 @@ class Job:
         fingerprint: The required fingerprint of that machine's course and packages; empty to skip the comparison.
         limits: Limits other than the defaults.
         variants: The course's variants by function.
+        ungraded: Functions that the course does not grade.
+        budget: The course's processor seconds for a submission; 0 for the usual limit.
+        factors: The course's factors on limits, by function and fact.
     """
 
     chapter: str
@@ -60,6 +63,9 @@ class Job:
     fingerprint: str = ""
     limits: Limits | None = None
     variants: tuple[tuple[str, str], ...] = ()
+    ungraded: tuple[str, ...] = ()
+    budget: float = 0.0
+    factors: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -204,9 +210,9 @@ def grade_one(job: Job) -> Outcome:
         return Outcome(report, seconds=time.monotonic() - begin)
     except DamagedError as error:
         message = f"the upload is damaged: {error}. Ask for the file again, or give points by hand"
-        return Outcome(verdict_for_all(job.chapter, NEEDS_HUMAN, message, job.level))
+        return Outcome(verdict_for_all(job.chapter, NEEDS_HUMAN, message, job.level, job.ungraded))
     except IntakeError as error:
-        return Outcome(verdict_for_all(job.chapter, REFUSED, str(error), job.level))
+        return Outcome(verdict_for_all(job.chapter, REFUSED, str(error), job.level, job.ungraded))
     except Exception as error:
         close_grader()
         return Outcome(None, traceback.format_exception_only(error)[-1].strip())
@@ -216,18 +222,22 @@ def _warm_grader(job: Job):
     from autograder.grading.outside import pipeline
     from autograder.grading.outside.sandbox import best_level
 
-    which = (job.chapter, job.secret, job.level, job.limits, job.variants)
+    which = (job.chapter, job.secret, job.level, job.limits, job.variants, job.ungraded, job.budget, job.factors)
     if _own.__dict__.get("which") != which or "grader" not in _own.__dict__:
         close_grader()
         level, limits = job.level or best_level(), job.limits or pipeline.LIMITS
         options = {"level": level, "limits": limits, "variants": dict(job.variants)}
+        options |= {"ungraded": job.ungraded, "budget": job.budget}
+        options |= {"factors": {name: dict(each) for name, each in job.factors}}
         _own.grader = pipeline.Grader(job.chapter, secret=job.secret, **options)
         _own.which = which
     return _own.grader
 
 
-def verdict_for_all(chapter: str, verdict: str, message: str, isolation: str = "") -> Report:
-    """A report with the same verdict for every function of the chapter, and no points."""
-    tasks = load(chapter).tasks
+def verdict_for_all(
+    chapter: str, verdict: str, message: str, isolation: str = "", ungraded: tuple[str, ...] = ()
+) -> Report:
+    """A report with the same verdict for every function of the chapter that is graded, and no points."""
+    tasks = [task for task in load(chapter).tasks if task.name not in ungraded]
     functions = tuple(Result(task.name, 0.0, float(task.points), verdict, message=message) for task in tasks)
     return Report(chapter, functions, isolation=isolation)

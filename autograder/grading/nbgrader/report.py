@@ -46,6 +46,8 @@ def class_report(course: Path, chapter: str, earlier: tuple[Path, ...] = ()) -> 
         CourseError: A folder is no course, or nothing of the chapter was graded there.
     """
     course = course.resolve()
+    if not (course / "submitted").is_dir():
+        raise CourseError(f"{course} is no course folder, since it has no `submitted/`")
     rows = overview(course, chapter)
     with open_ledger(course) as ledger:
         entries = ledger.status(chapter)
@@ -53,7 +55,9 @@ def class_report(course: Path, chapter: str, earlier: tuple[Path, ...] = ()) -> 
     points = worth(read_settings(course), chapter)
     reports = [scaled(entry.report, points) for entry in entries if entry.report]
     if not reports:
-        raise CourseError(f"nothing of {chapter} has been graded yet; run `meshcraft grade {chapter}` first")
+        raise CourseError(
+            f"nothing of {chapter} has been graded in {course}; run `meshcraft grade {chapter}` there first"
+        )
     judged = [row for row in rows if row["points"] is not None]
     results: dict[str, list[Result]] = {}
     for report in reports:
@@ -65,7 +69,7 @@ def class_report(course: Path, chapter: str, earlier: tuple[Path, ...] = ()) -> 
         "graded": len(judged),
         "max_points": judged[0]["max_points"] if judged else None,
         "mean_points": round(statistics.mean(row["points"] for row in judged), 2) if judged else None,
-        "median_points": statistics.median(row["points"] for row in judged) if judged else None,
+        "median_points": round(statistics.median(row["points"] for row in judged), 2) if judged else None,
         "histogram": _histogram([row["points"] for row in judged], judged[0]["max_points"] if judged else 0.0),
         "states": counts(rows),
         "functions": [_function(name, results[name]) for name in dict.fromkeys(_names(chapter, results))],

@@ -10,6 +10,7 @@ import msgspec
 
 FILE = "course.toml"
 MOST_POINTS = 1000
+LEAST_BUDGET = 10  # seconds, of which each function may need as many
 HEAD = """\
 # Written by `meshcraft init`. Run it again to change something, or change it here; due dates are in the gradebook.
 """
@@ -25,9 +26,11 @@ class Settings:
 
     ``late_per_day`` and ``late_at_most`` are percent of the points earned; ``exchange`` is a folder, or empty. ``vary``
     says whether new chapters ask for variants, and ``variants`` gives the one of each ``chapter.function``.
-    ``late_grace`` is in minutes. ``points`` has the worth of a ``chapter.function`` that differs from the course's own,
-    ``dropped`` the chapters that no longer count, ``group`` the Unix group of the assistants, and ``site`` the address
-    of the course's pages for links in feedback.
+    ``late_grace`` is in minutes. ``points`` has the worth of a ``chapter.function`` that differs from the course's own;
+    0 means that it is not graded. ``dropped`` has the chapters that no longer count, ``group`` the Unix group of the
+    assistants, and ``site`` the address of the course's pages for links in feedback. ``budget`` is the processor
+    seconds that a submission may take before a person has to look at it; 0 for the usual limit.
+    ``limits`` has factors on limits of facts, as ``chapter.function.fact``.
     """
 
     name: str = "course"
@@ -41,6 +44,8 @@ class Settings:
     dropped: tuple[str, ...] = ()
     group: str = ""
     site: str = ""
+    budget: float = 0.0
+    limits: dict[str, float] = field(default_factory=dict)
 
 
 def read_settings(folder: Path) -> Settings:
@@ -77,8 +82,16 @@ def checked(settings: Settings) -> Settings:
     if not 0 <= settings.late_grace <= 24 * 60:
         raise ValueError(f"late_grace is {settings.late_grace:g}; it is in minutes, from 0 to {24 * 60}")
     for name, points in settings.points.items():
-        if not 0 < points <= MOST_POINTS:
-            raise ValueError(f"{name} is worth {points:g} points; use more than 0 and at most {MOST_POINTS}")
+        if not 0 <= points <= MOST_POINTS:
+            raise ValueError(f"{name} is worth {points:g} points; use at most {MOST_POINTS}, and 0 for not graded")
+    if settings.budget and not LEAST_BUDGET <= settings.budget <= 24 * 60 * 60:
+        raise ValueError(
+            f"budget is {settings.budget:g}; it is processor seconds for a submission, at least {LEAST_BUDGET}, "
+            "or 0 for the usual"
+        )
+    for name, factor in settings.limits.items():
+        if len(name.split(".", 2)) != 3 or not 0.1 <= factor <= 10:
+            raise ValueError(f"the limit {name!r} is {factor:g}; write CHAPTER.FUNCTION.FACT and 0.1 to 10 times ours")
     if settings.site and not re.fullmatch(r"https?://[^\s\"'<>]+", settings.site):
         raise ValueError(f"the site is {settings.site!r}; write its address, such as https://example.org/meshcraft")
     return settings

@@ -13,6 +13,7 @@ from autograder.contract.verdict import NEEDS_HUMAN, REFUSED
 from autograder.grading.inside.intake import MAX_BYTES
 from autograder.grading.nbgrader.ledger import digest, key
 from autograder.grading.nbgrader.names import name_problem, same_name, student_name
+from autograder.grading.nbgrader.points import ungraded
 from autograder.grading.nbgrader.settings import read_settings
 from autograder.grading.nbgrader.varied import requested_in
 from autograder.render import one_line
@@ -75,9 +76,13 @@ def misplaced(course: Path) -> dict[str, str]:
 
 
 def _requested(course: Path, assignment: str) -> str:
-    """The course's variants as text for the key of a verdict; empty if there are none."""
-    requested = requested_in(read_settings(course).variants, assignment)
-    return "".join(f"|{name}={variant}" for name, variant in requested.items())
+    """The course's variants, ungraded functions and limits as text for the key of a verdict; empty for none."""
+    settings = read_settings(course)
+    requested = requested_in(settings.variants, assignment)
+    own = {name: factor for name, factor in sorted(settings.limits.items()) if name.startswith(f"{assignment}.")}
+    limits = "".join(f"|{name} {factor:g}" for name, factor in own.items())
+    skipped = "".join(f"|{name} is not graded" for name in ungraded(settings, assignment))
+    return "".join(f"|{name}={variant}" for name, variant in requested.items()) + skipped + limits
 
 
 @cache

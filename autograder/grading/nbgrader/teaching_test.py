@@ -209,8 +209,8 @@ def test_the_whole_way_over_nbgraders_exchange(course, tmp_path):
 
     pages, problems = write_feedback(course, "fsdp")
     assert problems == {} and "late submission" in pages[0].read_text() and "−4" in pages[0].read_text()
-    release = "release_feedback fsdp --CourseDirectory.student_id_exclude=eve"
-    nbgrader((course, release), (home, "fetch_feedback fsdp"))
+    released = nbgrader((course, "release_feedback fsdp"), (home, "fetch_feedback fsdp"))
+    assert "Not submitted through the exchange: eve; " in released
     (fetched,) = (home / "fsdp" / "feedback").glob("*/fsdp.html")
     assert fetched.read_bytes() == pages[0].read_bytes()
 

@@ -6,6 +6,7 @@ never the submission.
 
 import hashlib
 import hmac
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,10 +16,10 @@ from nbformat.v4 import new_markdown_cell
 from autograder.contract.task import load
 from autograder.grading.inside.intake import Cell, IntakeError, read_notebook
 from autograder.grading.nbgrader.settings import CourseError, read_settings
-from autograder.grading.outside.released import stated
+from autograder.grading.outside.released import limits_stated, stated
 from autograder.release.converters import CHECK
 
-MARK = "variant-"
+MARK, LIMIT_MARK = "variant-", "limits-"
 
 
 def choose(secret: bytes, chapter: str) -> dict[str, str]:
@@ -63,22 +64,33 @@ def requested_in(variants: Mapping[str, str], chapter: str) -> dict[str, str]:
     return {function: variant for (where, _, function), variant in sorted(parts) if where == chapter and variant}
 
 
-def state(notebook: NotebookNode, chapter: str, requested: Mapping[str, str]) -> bool:
-    """Make a source notebook ask for exactly these variants; return True if that changes it."""
+def state(
+    notebook: NotebookNode,
+    chapter: str,
+    requested: Mapping[str, str],
+    limits: Mapping[str, Mapping[str, float]] | None = None,
+) -> bool:
+    """Make a source notebook ask for exactly these variants and limits; return True if that changes it."""
+    limits = limits or {}
     before = [(cell.get("id"), cell.source) for cell in notebook.cells]
     cells = []
     for cell in notebook.cells:
         name = cell.metadata.get("nbgrader", {}).get("grade_id", "")
-        if str(cell.get("id", "")).startswith(MARK):
+        if str(cell.get("id", "")).startswith((MARK, LIMIT_MARK)):
             continue
         if name in requested:
             variant = load(chapter).task(name).variant(requested[name])
             assert variant
             cells.append(new_markdown_cell(f"**In this course:** {variant.sentence}", id=f"{MARK}{name}"[:64]))
+        if name in limits:
+            text = "; ".join(f"“{fact}” {factor:g} times" for fact, factor in limits[name].items())
+            text = f"**In this course** these limits differ from those stated above: {text} as large."
+            cells.append(new_markdown_cell(text, id=f"{LIMIT_MARK}{name}"[:64]))
         checked = name.removeprefix(CHECK)
         if name.startswith(CHECK):
             argument = f', variant="{requested[checked]}"' if checked in requested else ""
-            if argument or stated([Cell(name, cell.source)]):
+            argument += f", limits={json.dumps(limits[checked])}" if checked in limits else ""
+            if argument or stated([Cell(name, cell.source)]) or limits_stated([Cell(name, cell.source)]):
                 cell.source = f"check({checked}{argument})"
         cells.append(cell)
     notebook.cells = cells

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from autograder.contract.task import load
-from autograder.contract.verdict import LIMIT_EXCEEDED
+from autograder.contract.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN
 from autograder.grading.inside import executor, launch, wire
 from autograder.grading.inside.launch import Limits
 from autograder.grading.outside import pipeline
@@ -64,6 +64,35 @@ def test_a_submission_whose_every_function_hangs_ends_within_its_budget(monkeypa
     assert {result.verdict for result in report.functions} == {LIMIT_EXCEEDED} and len(report.functions) == 15
     assert spent[:2] == [60, 40] and sum(spent) <= SUBMISSION * 60
     assert "too little of it was left for this one" in report.functions[-1].message
+
+
+class EndsAtItsLimit:
+    """A tracer whose every child uses up its processor time."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def ask(self, header, blobs):
+        used = float(json.loads(blobs[0])["limits"]["cpu_s"])
+        ending = {"exceeded": "", "signal": 24, "exit_status": None, "cpu_s": used, "clean": True}
+        return {**ending, "output": ""}, [b""]
+
+    def close(self):
+        pass
+
+
+def test_what_a_courses_budget_is_too_short_for_is_left_to_a_person_and_what_hangs_is_not(monkeypatch):
+    monkeypatch.setattr(pipeline, "sandboxed", EndsAtItsLimit)
+    options = {"secret": b"s" * 32, "level": "none", "limits": LIMITS, "budget": 110}
+    with Grader("fsdp", **options, ungraded=("gather_params",)) as grader:
+        report = grader.grade_notebook(pipeline.Notebook((), ""), "eve")
+    found = {result.name: result.verdict for result in report.functions}
+    assert [*found] == ["shard_params", "fsdp_loss", "fsdp_train_step", "hybrid_shard_step"]
+    assert [*found.values()] == [LIMIT_EXCEEDED] * 2 + [NEEDS_HUMAN] * 2, (
+        "60 s, two thirds of it, and then 10 s are left"
+    )
+    assert "the course's budget of 110 processor seconds" in report.functions[-1].message
+    assert "give its points by hand, or raise the budget" in report.functions[-1].message
 
 
 def test_a_process_that_computes_nothing_is_ended_and_one_that_computes_or_rests_is_not():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,7 +14,7 @@ import jax
 import msgspec
 import numpy as np
 
-from autograder.contract.task import Case, Evidence, Judged, Task, Variant, load, named, references
+from autograder.contract.task import Case, ChoiceError, Evidence, Judged, Task, Variant, load, named, references
 from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, Fact, Kind, Result, conclude
 from autograder.grading.inside import wire
 from autograder.grading.inside.tracing import Problem, refused
@@ -24,6 +24,9 @@ from course.render.timeline_summary import from_summary, to_summary
 
 # Sends a request to an executor and returns its response; raises Stopped if there is none.
 Execute = Callable[[dict[str, Any], list[bytes]], tuple[dict[str, Any], list[bytes]]]
+
+
+NO_FACTORS: Mapping[str, float] = {}
 
 
 class Stopped(Exception):
@@ -40,7 +43,8 @@ class Plan:
 
     ``seed`` follows from the submission; ``shared`` is that of the stretched cases, whose large inputs and oracles are
     computed once for all submissions of a course. ``official`` means that these inputs are secret, and that the
-    verdict is recorded; ``variant`` is the course's variant, if it asks for one.
+    verdict is recorded; ``variant`` is the course's variant, if it asks for one, and ``factors`` are the course's
+    on the limits of facts.
     """
 
     chapter: str
@@ -51,6 +55,7 @@ class Plan:
     shared: int
     official: bool = False
     variant: Variant | None = None
+    factors: tuple[tuple[str, float], ...] = ()
 
     @property
     def traced(self) -> list[Case[Any]]:
@@ -72,6 +77,7 @@ def plan(
     secret: bytes = b"",
     submission: str = "",
     variant: str = "",
+    factors: Mapping[str, float] = NO_FACTORS,
 ) -> Plan:
     """Plan the cases and seeds that a function is judged on.
 
@@ -83,9 +89,10 @@ def plan(
             more case is drawn. Without it they are the same each time.
         submission: Hash of the submission.
         variant: The course's variant; empty for the default.
+        factors: The course's factors on the limits of facts, by the fact's name.
 
     Raises:
-        LookupError: The task has no such variant.
+        ChoiceError: The task has no such variant.
     """
     seed, shared = (_seed(secret, f"{whose}|{chapter}|{task.name}") for whose in (submission, "all"))
     cases = (*task.cases, *(task.stretched() if stretched else ()))
@@ -94,7 +101,7 @@ def plan(
     at_scale, requested = task.at_scale[0] if task.at_scale else None, task.variant(variant)
     if requested:
         cases, at_scale = tuple(map(requested.of, cases)), at_scale and requested.of(at_scale)
-    return Plan(chapter, task, cases, at_scale, seed, shared, bool(secret), requested)
+    return Plan(chapter, task, cases, at_scale, seed, shared, bool(secret), requested, tuple(factors.items()))
 
 
 def _seed(secret: bytes, text: str) -> int:
@@ -125,10 +132,10 @@ def judge(
     """
     seen = {} if seen is None else seen
     try:
-        for case in plan.cases:
+        for number, case in enumerate(plan.cases, 1):
             if case.name not in seen:
                 if progress:
-                    progress(case.name)
+                    progress(f"case {number} of {len(plan.cases)}, {case.name}")
                 seen[case.name] = _run(plan, case, programs, line, execute)
     except ProgramError as error:
         return stopped(plan.task, refused(str(error)[:2000]))
@@ -154,14 +161,30 @@ def _concluded(
     plan: Plan, cases: list[Evidence], large: Evidence | None, known: dict[str, Any], picture: dict[str, Any] | None
 ) -> Result:
     """Conclude the result with the realistic size in one of its orders."""
+    judged = Judged(cases, large, known, dict(plan.factors))
+    found = plan.task.facts(judged)
+    if unknown := sorted({*judged.factors} - judged.adjustable):
+        names = ", ".join(sorted(judged.adjustable)) or "none"
+        raise ChoiceError(
+            f"{plan.task.name} has no fact {unknown[0]!r} whose limit a course may change; it has: {names}"
+        )
     facts = [
-        replace(_in_this_course(fact, plan.variant), point=fact.name in plan.task.point)
-        for fact in plan.task.facts(Judged(cases, large, known))
+        replace(_in_this_course(_with_factor(fact, judged), plan.variant), point=fact.name in plan.task.point)
+        for fact in found
     ]
     result = conclude(plan.task.name, plan.task.points, facts)
     if plan.official:
         return replace(result, timeline=picture, form=cases[0].form)
     return replace(result, cases=tuple(evidence.case.name for evidence in cases))
+
+
+def _with_factor(fact: Fact, judged: Judged) -> Fact:
+    """Add to a fact that fails that its limit is this course's own."""
+    if fact.passed is not False or judged.factors.get(fact.name, 1.0) == 1.0:
+        return fact
+    return replace(
+        fact, message=f"{fact.message} In this course the limit is {judged.factors[fact.name]:g} times ours."
+    )
 
 
 def _in_this_course(fact: Fact, variant: Variant | None) -> Fact:

@@ -7,7 +7,7 @@ import io
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -46,20 +46,29 @@ LIMITS = Limits(wall_s=180.0, cpu_s=60)
 # For all functions of a submission together, in multiples of those; an honest one of the largest chapter uses less
 # than a third of it on a busy machine. Once a function has hung, the others get this share of the limits.
 SUBMISSION, AFTER_A_HANG = 6, 2 / 3
+# A course's own budget is in processor time, and this many times as much on the clock.
+WALL_FOR_CPU = 3
 # A function is not started with less than this share of its limits.
 LEAST = 1 / 6
 # The only verdicts that a student's process may claim.
 _THEIRS = (STUDENT_ERROR, LIMIT_EXCEEDED, FAIL, REFUSED)
 NONE: Mapping[str, str] = {}
+NO_LIMITS: Mapping[str, Mapping[str, float]] = {}
 _NO_MEMORY = ("bad_alloc", "out of memory", "Cannot allocate memory")
 
 
 class Budget:
-    """A submission's remaining time, on the clock and on the processor, in seconds."""
+    """A submission's remaining time, on the clock and on the processor, in seconds.
 
-    def __init__(self, limits: Limits):
-        self.usual, self.hung = limits, False
+    ``seconds`` is the processor time that a course gives a submission; 0 for the usual limit. Where it runs short, a
+    function is left to a person.
+    """
+
+    def __init__(self, limits: Limits, seconds: float = 0.0):
+        self.usual, self.hung, self.seconds, self.short = limits, False, seconds, False
         self.wall_s, self.cpu_s = (SUBMISSION * (each or math.inf) for each in (limits.wall_s, limits.cpu_s))
+        if seconds:
+            self.wall_s, self.cpu_s = WALL_FOR_CPU * seconds, seconds
 
     def limits(self) -> Limits:
         """The limits of the next request.
@@ -69,6 +78,7 @@ class Budget:
         """
         usual, share = self.usual, AFTER_A_HANG if self.hung else 1.0
         wall, cpu = usual.wall_s or math.inf, usual.cpu_s or math.inf
+        self.short = self.wall_s < share * wall or self.cpu_s < share * cpu
         if self.wall_s < LEAST * wall or self.cpu_s < LEAST * cpu:
             most = f"{SUBMISSION * wall:g} s, or {SUBMISSION * cpu:g} s of processor time"
             raise Stopped(
@@ -80,6 +90,17 @@ class Budget:
         return dataclasses.replace(
             usual, wall_s=wall if math.isfinite(wall) else None, cpu_s=max(1, int(cpu)) if math.isfinite(cpu) else None
         )
+
+    def judged(self, result: Result) -> Result:
+        """The result; one that ended because the course's budget ran short is left to a person."""
+        if result.verdict != LIMIT_EXCEEDED or not (self.seconds and self.short):
+            return result
+        message = (
+            f"the course's budget of {self.seconds:g} processor seconds for a submission was too short for this "
+            "function, with those before it; give its points by hand, or raise the budget (meshcraft init --budget) "
+            "and grade again"
+        )
+        return dataclasses.replace(result, verdict=NEEDS_HUMAN, points=0.0, message=message)
 
     def spend(self, begin: float, cpu: Any) -> None:
         """Deduct the time a request has used since ``begin``."""
@@ -96,12 +117,25 @@ class Grader:
         level: The level returned by ``sandbox.best_level``.
         limits: Limits for tracing one function, and for each of its Programs.
         variants: The course's variants by function; see ``varied``.
+        ungraded: Functions that the course does not grade.
+        factors: The course's factors on limits, by function and fact.
+        budget: The course's processor seconds for a submission; 0 for the usual limit.
     """
 
     def __init__(
-        self, chapter: str, *, secret: bytes, level: str, limits: Limits = LIMITS, variants: Mapping[str, str] = NONE
+        self,
+        chapter: str,
+        *,
+        secret: bytes,
+        level: str,
+        limits: Limits = LIMITS,
+        variants: Mapping[str, str] = NONE,
+        ungraded: Collection[str] = (),
+        budget: float = 0.0,
+        factors: Mapping[str, Mapping[str, float]] = NO_LIMITS,
     ):
-        self.variants = variants
+        self.factors = factors
+        self.variants, self.ungraded, self.budget = variants, ungraded, budget
         self.chapter, self.secret, self.level, self.limits = chapter, secret, level, limits
         self.contract = load(chapter)
         wall = limits.wall_s or 0
@@ -131,9 +165,10 @@ class Grader:
         return self.grade_notebook(read_notebook(notebook), student)
 
     def grade_notebook(self, read: Notebook, student: str) -> Report:
-        """Grade every function of a notebook that has been read."""
-        budget = Budget(self.limits)
-        results = tuple(self.grade_task(task, read, budget) for task in self.contract.tasks)
+        """Grade every function of a notebook that has been read, but for those that the course does not grade."""
+        budget = Budget(self.limits, self.budget)
+        tasks = [task for task in self.contract.tasks if task.name not in self.ungraded]
+        results = tuple(budget.judged(self.grade_task(task, read, budget)) for task in tasks)
         return Report(self.chapter, results, student, self.level)
 
     def grade_task(self, task: Task, notebook: Notebook, budget: Budget | None = None) -> Result:
@@ -150,9 +185,8 @@ class Grader:
 
     def _grade_task(self, task: Task, notebook: Notebook, budget: Budget, *, patient: bool) -> tuple[Result, bool]:
         variant = self.variants.get(task.name, "")
-        planned = plan(
-            self.chapter, task, stretched=True, secret=self.secret, submission=notebook.digest, variant=variant
-        )
+        how: dict[str, Any] = {"variant": variant, "factors": self.factors.get(task.name, {})}
+        planned = plan(self.chapter, task, stretched=True, secret=self.secret, submission=notebook.digest, **how)
         request = trace_request(self.chapter, task, notebook, planned.traced, self.limits, patient=patient)
         denied: tuple[str, ...] = ()
         left_out = False
@@ -323,7 +357,8 @@ def _accepted(message: TraceMessage, blobs: list[bytes]) -> tuple[TraceMessage, 
     """Accept one function's message and its Programs by case, or a problem that a student's process may claim."""
     if problem := message.problem:
         verdict = problem.verdict if problem.verdict in _THEIRS else REFUSED
-        kept = Problem(verdict, problem.message[:2000], problem.line[:100], problem.original[:8000])
+        texts = problem.message[:2000], problem.line[:100], problem.original[:8000], problem.runs[:100]
+        kept = Problem(verdict, *texts)
         return replace(message, problem=kept), {}
     if not message.cases or len(message.cases) != len(blobs):
         raise wire.WireError("its cases and Programs do not fit together")

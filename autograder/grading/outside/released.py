@@ -3,12 +3,15 @@
 import ast
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 
 from autograder.grading.inside.intake import Cell
 from course.curriculum import home
 
 _STATED = re.compile(r"""^check\(\s*(\w+)\s*,.*?\bvariant\s*=\s*["']([\w-]+)["']""", re.MULTILINE)
+
+_LIMITS = re.compile(r"""^check\(\s*(\w+)\s*,.*?\blimits\s*=\s*(\{[^{}]*\})""", re.MULTILINE)
 
 
 @cache
@@ -21,6 +24,16 @@ def lab_code(chapter: str) -> tuple[str, ...]:
     body = ast.parse(path.read_text(encoding="utf-8")).body if path.exists() else []
     guards = [node for node in body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)]
     return tuple(ast.unparse(node) for guard in guards for node in guard.body)
+
+
+def limits_stated(cells: Iterable[Cell]) -> dict[str, dict[str, float]]:
+    """The factors on limits that a notebook's check cells ask for, by function and fact."""
+    found: dict[str, dict[str, float]] = {}
+    for cell in cells:
+        for name, text in _LIMITS.findall(cell.source):
+            with suppress(ValueError, SyntaxError):
+                found[name] = {str(fact): float(factor) for fact, factor in ast.literal_eval(text).items()}
+    return found
 
 
 def stated(cells: Iterable[Cell]) -> dict[str, str]:

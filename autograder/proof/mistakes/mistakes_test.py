@@ -17,6 +17,8 @@ IN_SHORT = {
     "a function that it calls is wrong",
     "a function that it calls is a stub",
     "negative scatter_dimension",
+    "tiled left out",
+    "way back with the axes of the way there",
     "microbatch's number without the stage",
     "repeats as long as there are microbatches",
 }

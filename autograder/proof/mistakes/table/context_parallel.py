@@ -78,7 +78,7 @@ MISTAKES = [
     Mistake(
         "cp_transformer_step",
         "a ring with JAX's own derivative",
-        r"ring_attention, which cp_transformer_step calls, falls short of “permute bytes” by itself",
+        r"ring_attention, which cp_transformer_step calls, falls short of “permute bytes”, “live temp.* by itself",
         PLAIN_RING,
         inside="ring_attention",
     ),

@@ -7,7 +7,7 @@ MISTAKES = [
     Mistake(
         "execute_looping_pipeline",
         "nothing waits at stage 0",
-        r"\(on pipe=3\)\. On device 3 indices 0 to 3 of dim 0 .* The other devices are right\..*with more microbatches than stages, what comes back is early",
+        r"\(on the device at pipe 3\)\. On device 3 indices 0 to 3 of dim 0 .* The other devices are right\..*with more microbatches than stages, what comes back is early",
         {"waiting[microbatch], arrived)": "jnp.where(repeat == 0, microbatches[microbatch], arrived), arrived)"},
         never="dropout",
     ),

@@ -18,6 +18,12 @@ MISTAKES = [
         never="had it begun enough",
     ),
     Mistake(
+        "one_f_one_b",
+        "one microbatch too many in flight",
+        r"which microbatch does it begin that could wait for the backward pass of an earlier one\?",
+        {"min(num_stages - stage, num_microbatches)": "min(num_stages - stage + 1, num_microbatches)"},
+    ),
+    Mistake(
         "interleaved",
         "an order where none is possible",
         r"cannot go round in groups of 4: raise a ValueError",
@@ -50,6 +56,19 @@ MISTAKES = [
         r"It is 12 times too large, and there are as many microbatches: sum or mean\?",
         {'loss(y, at["microbatch"]) / len(microbatches)': 'loss(y, at["microbatch"])'},
         never="overwritten",
+    ),
+    Mistake(
+        "execute_schedule",
+        "a loss in every repeat of the last stage",
+        r"does the last part of the model alone have one",
+        {"last = part == table.num_repeats * num_stages - 1": "last = index == num_stages - 1"},
+        never="Follow the first microbatch",
+    ),
+    Mistake(
+        "two_weight_versions_step",
+        "gradient at the newest version",
+        r"begin with “values”.*The loss is wrong before anything is updated.*the sum over all steps\. At which version",
+        {'versions["older"], microbatches, pipe_axis)': 'versions["newest"], microbatches, pipe_axis)'},
     ),
     Mistake(
         "two_weight_versions_step",

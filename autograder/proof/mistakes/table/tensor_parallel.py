@@ -6,6 +6,13 @@ from autograder.proof.mistakes import Mistake
 MISTAKES = [
     Mistake(
         "row_parallel_dense",
+        "tiled left out",
+        r"without tiled=True, lax\.psum_scatter takes its scatter_dimension away.*With tiled=True each device keeps",
+        {"scatter_dimension=x.ndim - 2, tiled=True": "scatter_dimension=x.ndim - 2"},
+        line='y = lax.psum_scatter(x @ params["kernel"], axis_name, scatter_dimension=x.ndim - 2)',
+    ),
+    Mistake(
+        "row_parallel_dense",
         "negative scatter_dimension",
         r"scatter_dimension.*(x\.ndim|from 0|negative)",
         {"scatter_dimension=x.ndim - 2": "scatter_dimension=-2"},
@@ -59,7 +66,7 @@ MISTAKES = [
     Mistake(
         "tp_attention",
         "q, k and v gathered one by one",
-        r"sends 2,160 in each of its 3 runs, and 4,320 bytes in all are enough.*do the products need other rows",
+        r"sends 2,160 bytes in each of its 3 runs, and 4,320 bytes in all are enough.*do the products need other rows",
         {
             'column_parallel_dense({"kernel": kernel.reshape(width, -1)}, x, axis_name)': (
                 'jnp.concatenate([column_parallel_dense({"kernel": k.reshape(width, -1)}, x, axis_name) '

@@ -28,7 +28,7 @@ MISTAKES = [
     Mistake(
         "stage_3d",
         "layers' numbers without the stage",
-        r"Only devices with pipe=1 are wrong",
+        r"Only devices at pipe 1 are wrong",
         {"layer_key(key, microbatch, first + j)": "layer_key(key, microbatch, j)"},
         never="Along dim 0",
     ),

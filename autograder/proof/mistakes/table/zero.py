@@ -15,7 +15,7 @@ MISTAKES = [
     Mistake(
         "shard_optimizer_state",
         "split along the first dim",
-        r"Wrong “split dims” earn nothing.*leaf .* on mesh data=8: measured P\('data'\)",
+        r"Wrong split dims earn nothing.*leaf .* on mesh data=8: measured P\('data'\)",
         {
             "parts, specs = shard_params(params, axis_name, min_size)": (
                 "parts, specs = shard_params(params, axis_name, min_size)\n"
@@ -30,8 +30,28 @@ MISTAKES = [
     Mistake(
         "global_norm",
         "split leaves counted twice",
-        r"How often does each element of each leaf count.*One norm for all devices",
+        r"It is too large: which leaf is added up over devices.*One norm for all devices",
         {"lax.psum(total, axes) if axes else total": "lax.psum(total, axes) if axes else 2 * total"},
+    ),
+    Mistake(
+        "global_norm",
+        "nothing added up",
+        r"No device knows the parts of the others",
+        {"lax.psum(total, axes) if axes else total": "total"},
+        never="too large",
+    ),
+    Mistake(
+        "global_norm",
+        "first of several axes",
+        r"Devices disagree: of which leaves are parts missing\? An entry of a spec may name several axes",
+        {"lax.psum(total, axes) if axes else total": "lax.psum(total, axes[:1]) if axes else total"},
+    ),
+    Mistake(
+        "sharded_adamw",
+        "count not raised",
+        r"The norm is right\. How many updates have been made, this one included",
+        {'state["count"] + 1': 'state["count"]'},
+        never="Which factor",
     ),
     Mistake(
         "sharded_adamw",
@@ -66,7 +86,7 @@ MISTAKES = [
     Mistake(
         "zero1_step",
         "gradients summed, not averaged",
-        r"begin with “gradients”.*leaf norm on mesh data=8: measured \S+, expected \S+ \(on data=0\)"
+        r"begin with “gradients”.*leaf norm on mesh data=8: measured \S+, expected \S+ \(on the device at data 0\)"
         r".*8 times too large.*sum or mean\?",
         {"return total / lax.axis_size(axis_name)": "return total"},
         never=r"the clipping, the two corrections|at \[0\]",
@@ -95,7 +115,8 @@ MISTAKES = [
     Mistake(
         "zero2_step",
         "parts stacked by the reverse scan",
-        r"at the peak [\d.]+ GiB.*has 384 MiB, and so has another one from zero2_step:\d+( \([^)]*\))?\. "
+        r"at the peak [\d.]+ GiB.*has 384 MiB, and the \d of this shape have \S+ \S+ together, "
+        r"one of them from zero2_step:\d+\. "
         r"No stack of whole gradients lives then: is there a second stack of parts\?",
         SCATTERED,
         never="Whose gradient is whole",

@@ -1,0 +1,75 @@
+"""Several chapters in one run, regrading under another sandbox, and processes that are shared."""
+
+import shutil
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+
+from autograder.grading.nbgrader import pools
+from autograder.grading.nbgrader.batch_test import FakeGrader, fake
+from autograder.grading.nbgrader.conftest import change, hand_in
+from autograder.grading.outside import sandbox
+
+__all__ = ["fake"]  # a fixture
+
+
+def test_all_chapters_are_graded_in_one_run_and_one_that_cannot_be_stops_no_other(term, meshcraft, monkeypatch):
+    def two_threads(workers):
+        return nullcontext(lambda alone: (ThreadPoolExecutor(1), 1))
+
+    monkeypatch.setattr(pools, "shared_pool", two_threads)
+    monkeypatch.setattr(sandbox, "best_level", lambda **_: "bubblewrap")
+    change(term, chapters=["collectives"])
+    hand_in(term, "ada")
+    shutil.copytree(term / "release" / "collectives", term / "submitted" / "ada" / "collectives")
+    guess = meshcraft("grade", "--all", "--estimate", "--course", str(term))
+    assert "2 gradings of 2 chapters, about 1 min with" in guess.err and "a rough guess" in guess.err
+    path = term / "source" / "collectives" / "collectives.ipynb"
+    text = path.read_text()
+    path.write_text("cut off")
+    done = meshcraft("grade", "--all", "--course", str(term), status=2)
+    assert "collectives was not graded" in done.err and "18 of 18" in done.out
+    path.write_text(text)
+    change(term, points={"fsdp.fsdp_loss": 10.0})
+    done = meshcraft("grade", "fsdp", "--course", str(term))
+    assert "ada: fsdp 18 before, 23 now" in done.out
+    assert "leave out fsdp, or leave out --all" in meshcraft("grade", "fsdp", "--all", status=2).err
+
+
+def test_a_regrade_under_another_sandbox_is_the_same(term, meshcraft, monkeypatch):
+    monkeypatch.setattr(pools, "shared_pool", lambda workers: nullcontext(lambda alone: (ThreadPoolExecutor(1), 1)))
+    monkeypatch.setattr(sandbox, "best_level", lambda **_: "bubblewrap")
+    hand_in(term, "ada")
+    meshcraft("grade", "fsdp", "--course", str(term))
+    judge = FakeGrader.grade_notebook
+    monkeypatch.setattr(FakeGrader, "grade_notebook", lambda *given: replace(judge(*given), isolation="landlock"))
+    again = meshcraft("grade", "fsdp", "--again", "--course", str(term)).out
+    assert "1 of 1 graded again are the same" in again
+    assert "judged under landlock now, and under bubblewrap before" in again
+
+
+def test_workers_stay_for_the_next_chapter_and_dead_ones_are_replaced(monkeypatch):
+    started = []
+
+    class Workers(ThreadPoolExecutor):
+        broken = False
+
+        def submit(self, fn, /, *args, **kwargs):
+            if self.broken:
+                raise BrokenExecutor
+            return super().submit(fn, *args, **kwargs)
+
+    def start(workers):
+        return lambda alone: (started.append(Workers(1)) or started[-1], workers)
+
+    monkeypatch.setattr(pools, "local_pool", start)
+    with pools.shared_pool(2) as pool:
+        for _ in range(2):
+            executor, width = pool(False)
+            with executor:
+                assert (executor.submit(len, "ab").result(), width) == (2, 2)
+        assert len(started) == 1
+        started[0].broken = True
+        with pool(False)[0] as executor:
+            assert executor.submit(len, "abc").result() == 3
+        assert len(started) == 2

@@ -1,0 +1,51 @@
+"""Typical mistakes in ``sequence_parallel``, and the messages that they must get."""
+
+from autograder.proof.mistakes import Mistake
+
+MISTAKES = [
+    Mistake(
+        "leave_tensor_region",
+        "a sum that varies",
+        r"axis 'tensor' has that size.*typed as the same on every device",
+        {"else lax.psum(x, axis_name)": "else as_varying(lax.psum(x, axis_name), axis_name)"},
+        never="axis 'data'",
+    ),
+    Mistake(
+        "sp_block",
+        "one key for all devices",
+        r"which keys does it drop with",
+        {"jax.random.split(fold_key_over_axes(key, (axis_name,)))": "jax.random.split(key)"},
+        never="so the masks are right",
+    ),
+    Mistake(
+        "sp_block",
+        "left to JAX",
+        r"GiB of temporaries live at once.*Which whole activation is saved in front of a product",
+        {
+            "    @jax.checkpoint\n    def into": "    def into",
+            "    @jax.checkpoint\n    def back": "    def back",
+        },
+    ),
+    Mistake(
+        "sp_block",
+        "bias before the scatter",
+        r"If a leaf that is whole is wrong: is each device's share",
+        {
+            "jax.nn.gelu(hidden) @ kernel, axis_name": 'jax.nn.gelu(hidden) @ kernel + mlp["down"]["bias"], axis_name',
+            'back(hidden, mlp["down"]["kernel"]) + mlp["down"]["bias"]': 'back(hidden, mlp["down"]["kernel"])',
+        },
+        never="so the masks are right",
+    ),
+    Mistake(
+        "ulysses_attention",
+        "keys for every query head",
+        r"With how many heads do keys and values travel",
+        {"copies = max(1, lax.axis_size(axis_name) // k.shape[2])": "copies = q.shape[2] // k.shape[2]"},
+    ),
+    Mistake(
+        "ulysses_attention",
+        "heads tiled",
+        r"which key head do they use\?",
+        {"jnp.repeat(x, copies, axis=2)": "jnp.tile(x, (1, 1, copies, 1))"},
+    ),
+]
