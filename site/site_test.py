@@ -155,8 +155,9 @@ def test_every_picture_and_every_table_of_an_example_has_a_badge(built):
         page = (built / source.relative_to(SITE / "pages")).with_suffix(".html").read_text()
         figures = re.findall(r"<figure.*?</figure>", page, re.DOTALL)
         assert all('<figcaption><span class="badge">' in figure for figure in figures), source.name
-        included = re.findall(r'^--8<-- "(?:\w+)/(?:\w+)\.txt"$', source.read_text(), re.MULTILINE)
-        blocks = re.findall(r'^```text\n((?:--8<-- "\w+/\w+\.txt"\n*)+)```$', source.read_text(), re.MULTILINE)
+        text = re.sub(r"^``` ?(?!text\n)\S.*?^```$", "", source.read_text(), flags=re.DOTALL | re.MULTILINE)  # commands
+        included = re.findall(r'^--8<-- "(?:\w+)/(?:\w+)\.txt"$', text, re.MULTILINE)
+        blocks = re.findall(r'^```text\n((?:--8<-- "\w+/\w+\.txt"\n*)+)```$', text, re.MULTILINE)
         wanted = len(included) - sum(block.count("--8<--") - 1 for block in blocks)
         assert page.count('<p class="origin"><span class="badge">') == wanted, source.name
         badges.update(re.findall(r'class="badge">(.*?)</span>', page))
