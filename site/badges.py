@@ -1,30 +1,70 @@
-"""MkDocs hook: each picture of a program says whether it is measured or predicted, and on which kind of machine."""
+"""MkDocs hook: each example's table and picture says where it is from, and a timeline's trace can be downloaded."""
 
+from __future__ import annotations
+
+import json
 import re
-from html import unescape
+from pathlib import Path
 
-from course.machines import MACHINES
+from mkdocs.structure.files import File
 
-IDEAL = {m.name: not m.calibrated and (m.efficiency.matmul, m.efficiency.memory) == (1, 1) for m in MACHINES}
-PREDICTED = re.compile(r"(?:Timeline of a step|A Program's ticks) on ([\w ().-]+?)[:,]")
+OUT = Path(__file__).parent.parent / "build" / "examples"
+INCLUDED = r'--8<-- "([\w/]+\.(?:txt|svg))"'
+BLOCK = re.compile(rf"^<figure[^>]*>.*?</figure>|^```text\n.*?^```$|^{INCLUDED}$", re.DOTALL | re.MULTILINE)
+# Of pictures in ``site/figures``: hand-made drawings, screenshots, and what ``course.validation`` draws.
+FIGURES = {"xprof": ["measured"], "validation": ["measured", "predicted"]}
 
-
-def badge(title: str) -> str:
-    """The badge of a picture by its title; empty for drawings that are neither measured nor predicted."""
-    if "recorded on" in title:
-        return "measured"
-    if found := PREDICTED.match(title):
-        return f"predicted, {'idealised' if IDEAL.get(found[1], True) else 'calibrated'}"
-    return "predicted" if title.startswith("Memory of one device") else ""
+ORIGINS: dict[str, list[str]] = {}
+TRACES: dict[str, str] = {}
 
 
-def on_page_content(content, **_):
-    """Put the badge in front of each caption."""
+def on_files(files, config, **_):
+    """Read the origins that the examples give, and add their traces to the site."""
+    for path in sorted(OUT.glob("*.json")):
+        found = json.loads(path.read_text())
+        ORIGINS.update({f"{path.stem}/{name}": origins for name, origins in found["origins"].items()})
+        TRACES.update({f"{path.stem}/{name}.svg": f"{path.stem}_{name}.json" for name in found["traces"]})
+        for name, recorded in found["recordings"].items():
+            TRACES[f"{path.stem}/{name}.svg"] = f"{path.stem}_{name}.json.gz"
+            target = f"assets/traces/{path.stem}_{name}.json.gz"
+            files.append(File.generated(config, target, abs_src_path=str(OUT.parents[1] / recorded)))
+        for name, trace in found["traces"].items():
+            files.append(File.generated(config, f"assets/traces/{path.stem}_{name}.json", content=trace))
+    return files
 
-    def with_badge(found: re.Match[str]) -> str:
-        title = re.search(r"<title[^>]*>(.*?)</title>", found[0], re.DOTALL)
-        text = badge(unescape(title[1])) if title else ""
-        mark = f'<figcaption><span class="badge">{text}</span> '
-        return found[0].replace("<figcaption>", mark, 1) if text else found[0]
 
-    return re.sub(r'<figure class="drawn">.*?</figure>', with_badge, content, flags=re.DOTALL)
+def badges(included: list[str]) -> str:
+    """The badges of what a block includes.
+
+    Raises:
+        KeyError: An example does not say where a text or picture is from.
+    """
+    origins: dict[str, None] = {}
+    for name in included:
+        hand = FIGURES.get(Path(name).stem.partition("_")[0], ["diagram"])
+        origins |= dict.fromkeys(hand if name.startswith("site/figures/") else ORIGINS[name])
+    return " ".join(f'<span class="badge">{origin}</span>' for origin in origins)
+
+
+def on_page_markdown(markdown, page, **_):
+    """Put badges in front of captions, texts and tables, and a link to the trace behind a timeline's caption."""
+    top = "../" * page.url.count("/")
+
+    def marked(found: re.Match[str]) -> str:
+        block, included = found[0], re.findall(INCLUDED, found[0])
+        if not included:
+            return block
+        text = badges(included)
+        if not block.startswith("<figure"):
+            return f'<p class="origin">{text}</p>\n\n{block}'
+        links = [
+            f' <a class="trace" href="{top}assets/traces/{TRACES[name]}" download>Download its trace</a>'
+            for name in included
+            if name in TRACES
+        ]
+        if "<figcaption>" not in block:
+            block = block.replace("</figure>", "<figcaption></figcaption></figure>")
+        block = block.replace("<figcaption>", f"<figcaption>{text} ", 1)
+        return block.replace("</figcaption>", f"{''.join(links)}</figcaption>", 1)
+
+    return BLOCK.sub(marked, markdown)

@@ -32,7 +32,7 @@ SITE = Path(__file__).parent
 ROOT, EXAMPLES, OUT = SITE.parent, SITE / "examples", SITE.parent / "build" / "examples"
 KEPT = EXAMPLES / "kept"
 CURRICULUM = ROOT / "course" / "curriculum.py"
-HELPERS = ("runner", "showing", "steps")
+HELPERS = ("origins", "runner", "showing", "steps")
 # The pages' claims hold for this version. Figures differ a little between versions; with another one, the assertions
 # of the examples are skipped.
 JAX = "0.10.2"
@@ -106,7 +106,8 @@ def _write(file: Path, text: str) -> None:
 
 def _publish(chapter: str, found: dict[str, Any]) -> None:
     """Write texts and pictures as files that pages include."""
-    for name, text in (found["texts"] | found["pictures"]).items():
+    traces = {f"{name}.trace.json": text for name, text in found["traces"].items()}
+    for name, text in (found["texts"] | found["pictures"] | traces).items():
         _write(OUT / chapter / name, text)
 
 

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 SITE = Path(__file__).parent
-sys.path.append(str(SITE))  # tests import the hooks
+sys.path += [str(SITE), str(SITE / "examples")]  # tests import the hooks, and what examples share
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 BELOW = "/meshcraft"  # published below the root of a host, as GitHub Pages does
 

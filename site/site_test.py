@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args
 from urllib.parse import urlsplit
 
+import origins
 import pytest
+from origins import Origin
 
 from course.curriculum import CHAPTERS, NOTEBOOKS
 
@@ -145,14 +149,33 @@ def test_home_page_lists_every_chapter_and_its_functions(built):
     assert "<code>shard_params</code>, <code>gather_params</code>" in table
 
 
-def test_pictures_of_programs_say_whether_they_are_measured_or_predicted(built):
-    counted = 0
-    for page in built.rglob("*.html"):
-        for figure in re.findall(r'<figure class="drawn">.*?</figure>', page.read_text(), re.DOTALL):
-            counted += 'class="badge">predicted, idealised<' in figure
-            programs = re.search(r"<title[^>]*>(Timeline of|A Program|Memory of one|.*recorded on)", figure)
-            assert not programs or "<figcaption>" not in figure or 'class="badge"' in figure, page.name
-    assert counted > 15 and 'class="badge">measured<' in (built / "traces.html").read_text()
+def test_every_picture_and_every_table_of_an_example_has_a_badge(built):
+    badges = Counter()
+    for source in (SITE / "pages").rglob("*.md"):
+        page = (built / source.relative_to(SITE / "pages")).with_suffix(".html").read_text()
+        figures = re.findall(r"<figure.*?</figure>", page, re.DOTALL)
+        assert all('<figcaption><span class="badge">' in figure for figure in figures), source.name
+        text = re.sub(r"^``` ?(?!text\n)\S.*?^```$", "", source.read_text(), flags=re.DOTALL | re.MULTILINE)  # commands
+        included = re.findall(r'^--8<-- "(?:\w+)/(?:\w+)\.txt"$', text, re.MULTILINE)
+        blocks = re.findall(r'^```text\n((?:--8<-- "\w+/\w+\.txt"\n*)+)```$', text, re.MULTILINE)
+        wanted = len(included) - sum(block.count("--8<--") - 1 for block in blocks)
+        assert page.count('<p class="origin"><span class="badge">') == wanted, source.name
+        badges.update(re.findall(r'class="badge">(.*?)</span>', page))
+    assert set(badges) == set(get_args(Origin)) and badges["predicted, idealised"] > 60
+
+
+def test_an_example_that_does_not_say_where_its_table_is_from_fails(monkeypatch):
+    for state in ("EXAMPLES", "ORIGINS"):
+        monkeypatch.setattr(origins, state, {})
+    with pytest.raises(ValueError, match="an origin is one of"):
+        origins.example("guessed")
+    origins.example("sourced", drawn="diagram")(lambda: None)
+    assert [origins.origins_of("<lambda>", name) for name in ("table", "drawn")] == [("sourced",), ("diagram",)]
+    origins.example()(lambda: None)
+    with pytest.raises(ValueError, match="shows table, which needs a badge"):
+        origins.origins_of("<lambda>", "table")
+    assert origins.predicted_on("8xH100") == "predicted, idealised"
+    assert origins.predicted_on("8xH100-calibrated") == origins.predicted_on("8xA5000") == "predicted, calibrated"
 
 
 def test_captions_are_written_in_html(built):

@@ -55,9 +55,11 @@ def exported(function, rows=TOKENS, hidden=HIDDEN, dtype=jnp.bfloat16, platform=
     return over({"tensor": 8}, local, inputs, specs, out, platform=platform)
 
 
-@example
+@example("counted in the program", timeline="predicted, idealised", witnesses_memory="predicted")
 def program() -> dict[str, Table]:
-    table = Table("first witness: the program", "what is sent s", "MiB .2f", "up s", "down s", "operations d")
+    table = Table(
+        "first witness: the program", "what is sent s", "MiB .2f", "up s", "down s", "operations d", markdown=True
+    )
     found = {name: predict(exported(function), IDEAL) for name, function in RINGS.items()}
     for name, one in found.items():
         times: Counter[str] = Counter()
@@ -73,7 +75,7 @@ def program() -> dict[str, Table]:
     steps = compare("second witness: timeline", found, *columns)
     drawn = {"gathered": NONE, "ring": SCAN, "both": BOTH}
     draw_timelines("witnesses", **{picture: found[name].timeline for picture, name in drawn.items()})
-    draw("witnesses_memory", memory_svg(found[NONE].memory, IDEAL.memory_bytes))
+    draw("witnesses_memory", memory_svg(found[NONE].memory, IDEAL.memory_bytes), "predicted")
     rows = 2 * TOKENS * WIDTH / MIB
     say(
         best=f"{steps[NONE].computing / steps[NONE].step:.2f}",
@@ -83,13 +85,22 @@ def program() -> dict[str, Table]:
     return {"program": table, "timeline": steps}
 
 
-@example
+@example("predicted, idealised", "predicted, calibrated")
 def passes() -> Table:
     found = {name: look(TASK, function) for name, function in MLPS.items()}
-    columns = "step, us .1f", "computing .1f", "exposed .1f", "times .2f", "sent, MiB .1f", "resident, MiB .1f"
+    columns = (
+        "step, us .1f",
+        "calibrated .1f",
+        "computing .1f",
+        "exposed .1f",
+        "times .2f",
+        "sent, MiB .1f",
+        "resident, MiB .1f",
+    )
     table = compare("forward and backward", found, *columns)
     draw_timelines("passes", **{picture: found[name].timeline for name, picture in DRAWN.items()})
     none, forward, by_jax, unrolled, kept, again = table.rows.values()
+    assert none.calibrated == min(row.calibrated for row in table.rows.values())
     assert abs(forward.exposed / none.exposed - 0.5) < 0.01, "half of the exposed time is left"
     assert by_jax.exposed == 0 and by_jax.step - none.step > 0, "computing grew by more than exposed shrank"
     assert abs(again.sent - 5 / 4 * kept.sent) < 1e-6, "half of the forward pass's bytes"
@@ -97,7 +108,7 @@ def passes() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def costs_of_a_step() -> Table:
     """The cost of a step of the judged rings: 512 rows per device, in float32."""
     rows, features = TOKENS // 8, HIDDEN // 8
@@ -132,7 +143,7 @@ def costs_of_a_step() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def least_features() -> Table:
     table = Table("machine", "TFLOP/s in bfloat16 .1f", "GB/s each way g", "least $f$ in bfloat16 ,.0f", markdown=True)
     for name in ("8xA100", "8xH100", "8xTPUv5e"):
@@ -174,10 +185,10 @@ def break_even(ring, plain):
     return high
 
 
-@example
+@example("predicted, idealised", "predicted, calibrated")
 def loses() -> Table:
     ring, plain = both()
-    table = Table("8 H100, 4,096 rows", "all-gather, us .1f", "ring, us .1f", "times .2f")
+    table = Table("8 H100, 4,096 rows", "all-gather, us .1f", "ring, us .1f", "times .2f", markdown=True)
     for name, where in {
         "idealised": IDEAL,
         "measured products": replace(IDEAL, matmul_rates=MEASURED.matmul_rates),
@@ -192,10 +203,10 @@ def loses() -> Table:
     return table
 
 
-@example
+@example("predicted, calibrated")
 def messages() -> Table:
     columns = "a message, MiB .3f", "permute, GB/s .1f", "ring, times .2f", "break-even, GB/s .0f"
-    table = Table("rows in all", *columns)
+    table = Table("rows in all", *columns, markdown=True)
     for rows in (1024, 4096, 16384, 65536):
         ring, plain = both(rows)
         size = 2 * rows // 8 * WIDTH
@@ -213,9 +224,9 @@ def messages() -> Table:
     return table
 
 
-@example
+@example("predicted, idealised", "predicted, calibrated")
 def features() -> Table:
-    table = Table("hidden on a device", "idealised, times .2f", "measured, times .2f")
+    table = Table("hidden on a device", "idealised, times .2f", "measured, times .2f", markdown=True)
     for hidden in (4096, 9216, 18432, 36864, 73728):
         ring, plain = both(hidden=hidden)
         table.add(f"{hidden // 8:,}", times(ring, plain, IDEAL), times(ring, plain))
@@ -224,7 +235,7 @@ def features() -> Table:
     return table
 
 
-@kept()
+@kept("compiled")
 def third() -> dict[str, Table]:
     programs = {name: exported(function, platform="cuda") for name, function in RINGS.items()}
     precise = {name: exported(RINGS[name], dtype=jnp.float32, platform="cuda") for name in (LOOP, SCAN)}
@@ -249,7 +260,7 @@ def third() -> dict[str, Table]:
     return dict(zip(("third", "precise", "merged"), tables, strict=True))
 
 
-@kept()
+@kept("compiled")
 def compiled_passes() -> Table:
     reports = by_compiler(TASK, {name: MLPS[name] for name in DRAWN})
     table = compiled("an MLP in float32, forward and backward", reports, *COMPILED)

@@ -25,7 +25,7 @@ def gather_rate(where, devices) -> float:
     return where.transfer("all_gather", devices, 1e9, 1e9)[1]
 
 
-@example
+@example("sourced", "counted by closed form")
 def chips() -> Table:
     columns = ("bf16, TFLOP/s ,.0f", "memory, GB .0f", "FLOPs a byte of memory ,.0f")
     columns += ("gather, GB/s ,.0f", "FLOPs a byte sent ,.0f", "tokens to hide FSDP ,.0f")
@@ -40,7 +40,7 @@ def chips() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def all_reduce() -> Table:
     """An all-reduce of 1 GB inside a node, by the devices and by the switch."""
     table = Table("all-reduce of 1 GB", "sent by a device, GB .2f", "time, ms .2f", markdown=True)
@@ -55,7 +55,7 @@ def all_reduce() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def two_levels() -> Table:
     """One ring through everything against reduce-scatter, all-reduce between nodes, all-gather; one adapter a GPU."""
     columns = "one ring on one adapter, ms .1f", "rings on all adapters .1f", "in two levels .1f"
@@ -76,7 +76,7 @@ def two_levels() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def latency() -> Table:
     """Small all-reduces: steps count, not bytes."""
     table = Table("GPUs", "ring steps d", "ring time, µs ,.0f", "tree steps d", "tree time, µs ,.0f", markdown=True)
@@ -97,7 +97,7 @@ FORMATS = {
 }
 
 
-@example
+@example("sourced")
 def formats() -> Table:
     columns = "bits d", "largest .3g", "smallest normal .2g", "step at 1 .2g"
     table = Table("format", *columns, markdown=True)
@@ -114,7 +114,7 @@ def quantised(array: np.ndarray, dtype: type, block: int) -> np.ndarray:
     return ((blocks / scale).astype(dtype).astype(np.float64) * scale).reshape(array.shape)
 
 
-@example
+@example("run on CPU devices")
 def scaling() -> Table:
     """The error of a product of rounded operands, without and with one column of 1,024 that is 200 times as large."""
     random = np.random.default_rng(0)
@@ -139,7 +139,7 @@ def scaling() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def optimizers() -> Table:
     """State of optimizers, for a model of 7 billion parameters in mixed precision."""
     table = Table("optimizer", "bytes a parameter .3g", "7 B parameters, GB .0f", markdown=True)
@@ -159,7 +159,7 @@ def optimizers() -> Table:
 FAILURES, DAYS, GPUS = 419, 54, 16_384
 
 
-@example
+@example("counted by closed form")
 def goodput() -> Table:
     """What failures cost, with checkpoints as often as Young and Daly say."""
     each = DAYS * 24 * GPUS / FAILURES
@@ -183,7 +183,7 @@ def goodput() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def diloco() -> Table:
     """Bytes between two sites for a model of 8 billion parameters, in bfloat16, with 1 s a step."""
     table = Table("outer step every", "sent by a site, GB a step .2f", "link that hides it, Gbit/s .1f", markdown=True)
@@ -193,7 +193,7 @@ def diloco() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def decode() -> Table:
     """One H100, a model of 8 billion parameters in bfloat16, 4,096 tokens in the cache of each sequence."""
     where = machine("8xH100")
@@ -218,7 +218,7 @@ def decode() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def offload() -> Table:
     """Time to move Adam's state over PCIe 5 (64 GB/s each way), against a step's arithmetic, on one H100."""
     where, sizes = machine("8xH100"), replace(MIDDLE, seq=2048)
@@ -232,7 +232,7 @@ def offload() -> Table:
     return table
 
 
-@example
+@example("predicted, calibrated")
 def choosing() -> Table:
     """Models on clusters: the planner's fastest configuration that fits, at the efficiency of published runs."""
     columns = "state with Adam, GB ,.0f", "mesh s", "ZeRO d", "remat s", "memory, GB .0f", "MFU .0%", "`data` alone s"
@@ -261,7 +261,7 @@ def choosing() -> Table:
     return table
 
 
-@example
+@example()
 def first_steps() -> None:
     """Figures of the decision guide."""
     h100, fast = machine("8xH100"), 450e9

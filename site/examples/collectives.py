@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from showing import Table, draw, example, holdings, kept, over, say
+from showing import Table, draw, draw_steps, example, holdings, kept, over, say
 
 from course.machines import machine
 from course.predict import predict
 from course.program import costs, parse
 from course.program.compiled import compile_all
-from course.render import side_by_side
 from solutions.collectives import ring_all_gather, ring_all_reduce
 
 MIB, LINK = 2**20, machine("8xH100").links[0]
@@ -68,7 +67,7 @@ def ways(n):
     }
 
 
-@example
+@example("counted by closed form")
 def sent() -> Table:
     holdings(
         {"data": 4, "tensor": 2},
@@ -85,9 +84,9 @@ def sent() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def times() -> str:
-    table = Table(("devices", "array"), *(f"{name} ,.1f" for name in ways(8)))
+    table = Table(("devices", "array"), *(f"{name} ,.1f" for name in ways(8)), markdown=True)
     lines = []
     for n in (8, 64):
         for size, label in ((4 * 2**10, "4 KiB"), (MIB, "1 MiB"), (64 * MIB, "64 MiB")):
@@ -95,13 +94,13 @@ def times() -> str:
         swap, ring = ways(n)["swap whole arrays"], ways(n)["ring"]
         equal = (2 * (n - 1) - math.log2(n)) * LINK.latency * LINK.bandwidth / (math.log2(n) - 2 * (n - 1) / n)
         assert abs(swap(equal) / ring(equal) - 1) < 1e-9
-        lines.append(f"on {n} devices the ring is faster than swapping whole arrays above {equal / 1e6:.1f} MB")
+        lines.append(f"- on {n} devices the ring is faster than swapping whole arrays above {equal / 1e6:.1f} MB")
     for n in (8, 800):
         sent = 2 * (n - 1) / n * 80
         say(**{f"mb_{n}": f"{sent:.4g}", f"ms_{n}": f"{sent / 50:.1f}", f"steps_{n}": f"{2 * (n - 1):,}"})
     draw("times", plot())
-    head = f"microseconds, {1e6 * LINK.latency:g} us a step and {LINK.bandwidth / 1e9:g} GB/s"
-    return "\n".join([head, str(table), *lines])
+    head = f"In microseconds, with {1e6 * LINK.latency:g} µs a step and {LINK.bandwidth / 1e9:g} GB/s:"
+    return "\n".join([head, "", str(table), "", *lines])
 
 
 def plot():
@@ -138,14 +137,14 @@ def profiled(name):
     """Three ways to sum 64 MiB, side by side on a machine."""
     found = {way: predict(exported(function, 64 * MIB), name) for way, function in SUMS.items()}
     short = name.removeprefix("8x").lower()
-    draw(f"profile_{short}", side_by_side({way: prediction.timeline for way, prediction in found.items()}))
+    draw_steps(f"profile_{short}", {way: prediction.timeline for way, prediction in found.items()})
     table = Table(f"64 MiB on {name}", *(f"{way} s" for way in found))
     for figure in ("step", "busy", "exposed: data", "sent by a device", "memory at the peak", "of it temporaries"):
         table.add(figure, *(prediction.figures()[figure].partition(" (")[0] for prediction in found.values()))
     return found, table
 
 
-@example
+@example("predicted, idealised")
 def h100() -> Table:
     found, table = profiled("8xH100")
     naive, rings = found["gather and add"], found["two rings"]
@@ -156,7 +155,7 @@ def h100() -> Table:
     return table
 
 
-@example
+@example("predicted, calibrated")
 def a5000() -> Table:
     found, table = profiled("8xA5000")
     naive, rings, psum = (one.timeline for one in found.values())
@@ -168,7 +167,7 @@ def a5000() -> Table:
     return table
 
 
-@example
+@example("predicted, idealised")
 def lines() -> str:
     found = predict(exported(ring_all_reduce, 64 * MIB), "8xH100")
     shown, root = ["two rings: us computing, us sending, your line"], Path(__file__).parents[2]
@@ -180,26 +179,26 @@ def lines() -> str:
     return "\n".join(shown)
 
 
-@example
+@example("predicted, idealised", "predicted, calibrated")
 def sizes() -> str:
-    table = Table(("microseconds", "array"), *(f"{way} ,.1f" for way in SUMS))
+    table = Table(("microseconds", "array"), *(f"{way} ,.1f" for way in SUMS), markdown=True)
     machines = ("8xH100", "8xA5000", "8xH100-calibrated")
     for name in machines:
         for kib in (4, 64, 256, 1024, 4096, 65536):
             label = f"{kib} KiB" if kib < 1024 else f"{kib // 1024} MiB"
             steps = [predict(exported(way, 1024 * kib), name).timeline.seconds for way in SUMS.values()]
             table.add((name, label), *(1e6 * seconds for seconds in steps))
-    parts = [f"{table}\n", "by the formulas, two rings win above"]
+    parts = [f"{table}\n", "By the formulas, two rings win above\n"]
     for name in machines[:2]:
         # 7 steps and 7 arrays compared with 14 steps and 1.75 arrays, over the link that reaches all eight.
         link = machine(name).links[-1]
         least = f"{7 * link.latency * link.bandwidth / (7 - 1.75) / 1024:.0f} KiB"
         say(**{f"least_{name[2:].lower()}": least})
-        parts.append(f"  {least:>10} on {name}")
+        parts.append(f"- {least} on {name}")
     return "\n".join(parts)
 
 
-@kept()
+@kept("compiled")
 def with_compiler() -> Table:
     programs = [exported(function, 64 * MIB, "cuda") for function in SUMS.values()]
     reports = compile_all(programs, machine("8xH100"))

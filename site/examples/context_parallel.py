@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from showing import Table, by_compiler, compare, compiled, draw, example, kept, over, say, wrong
+from showing import Table, by_compiler, compare, compiled, draw_steps, example, kept, over, same_order, say, seen, wrong
 
 from autograder.contract.task import load
 from course.attention import KEYS_AT_ONCE
@@ -15,7 +15,6 @@ from course.model import split_heads, transformer
 from course.predict import predict
 from course.program import costs, parse
 from course.program.compiled import DEFAULT_FLAGS, compile_all
-from course.render import side_by_side
 from solutions.context_parallel import cp_transformer_step, ring_attention, zigzag_order
 
 TASK = load("context_parallel").task("ring_attention")
@@ -51,13 +50,14 @@ def passes(function, order, tokens: int = 16_384):
 # --8<-- [end:passes]
 
 
-@example
+@example("predicted, idealised", "predicted, calibrated")
 def ways() -> Table:
-    found = {name: predict(passes(*way), IDEAL) for name, way in WAYS.items()}
-    columns = "step, ms .2f", "computing .2f", "exposed .2f", "times .2f", "resident, MiB .0f"
+    found = {name: seen(passes(*way), IDEAL) for name, way in WAYS.items()}
+    columns = "step, ms .2f", "calibrated .2f", "computing .2f", "exposed .2f", "times .2f", "resident, MiB .0f"
     table = compare("16,384 tokens, 8 H100", found, *columns, base=RING)
     shown = (GATHERED, CONTIGUOUS, RING)
-    draw("ways", side_by_side({name: found[name].timeline for name in shown}))
+    draw_steps("ways", {name: found[name].timeline for name in shown})
+    assert same_order(table, "step", "calibrated")
     assert table[RING].exposed < 0.3 * table[GATHERED].exposed
     assert table[RING].step < 0.65 * table[CONTIGUOUS].step and table[GATHERED].step < table[RING].step
     assert table[GATHERED].resident > 1.2 * 1.15 * table[RING].resident
@@ -68,11 +68,16 @@ def ways() -> Table:
     return table
 
 
-@example
+@example("predicted")
 def memory() -> Table:
     """Live temporaries of the ring, forward and backward, as sequences grow."""
     table = Table(
-        "tokens", "ring, MiB .0f", "a token of a device, KiB .1f", "largest, million elements .1f", "gather, MiB .0f"
+        "tokens",
+        "ring, MiB .0f",
+        "a token of a device, KiB .1f",
+        "largest, million elements .1f",
+        "gather, MiB .0f",
+        markdown=True,
     )
     for tokens in (8192, 16_384, 32_768):
         ring, gather = (predict(passes(WAYS[name][0], ZIGZAG, tokens), IDEAL).memory for name in (RING, GATHERED))
@@ -84,11 +89,11 @@ def memory() -> Table:
     return table
 
 
-@example
+@example("counted in the program")
 def balance() -> Table:
     """FLOPs of the busiest device over the mean of all, from the costs of the programs."""
     interleaved = WRONG["interleaved_order"](N)
-    table = Table("order", "chunks of device 0 s", "chunks of device 7 s", "busiest over mean .2f")
+    table = Table("order", "chunks of device 0 s", "chunks of device 7 s", "busiest over mean .2f", markdown=True)
     pairs = 2 * N * (2 * N + 1) / 2
     for name, order in (("contiguous", WRONG["contiguous_order"](N)), ("interleaved", interleaved), ("zigzag", ZIGZAG)):
         length = 16_384 // (2 * N)
@@ -100,7 +105,7 @@ def balance() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def hides() -> Table:
     """The least tokens a device from which a block of the forward pass takes as long as its transfer."""
     columns = (
@@ -120,7 +125,7 @@ def hides() -> Table:
     return table
 
 
-@kept()
+@kept("compiled")
 def with_compiler() -> Table:
     """Permutes of the ring that span a product, by the GPU compiler, with one transfer at a time and with several."""
     ways = {GATHERED: WAYS[GATHERED][0], RING: ring_attention}
@@ -166,10 +171,12 @@ def long_step(platform: str = "cpu", **sizes: Any):
     return over(mesh, local, {"params": params, "batch": batch}, specs, out, platform=platform), params
 
 
-@example
+@example("predicted, idealised")
 def long() -> Table:
     """A billion parameters, 131,072 tokens: predicted, not run; from one layer and two, since all others are alike."""
-    table = Table("layers", "parameters, million .0f", "step, s .2f", "exposed, ms .1f", "resident, GiB .1f")
+    table = Table(
+        "layers", "parameters, million .0f", "step, s .2f", "exposed, ms .1f", "resident, GiB .1f", markdown=True
+    )
     rows = []
     for layers in (1, 2):
         step, params = long_step(num_layers=layers)
@@ -183,7 +190,7 @@ def long() -> Table:
     return table
 
 
-@kept(slow=True)
+@kept("compiled", slow=True)
 def long_compiled() -> Table:
     """The same step, all layers, by the GPU compiler: what it holds on a device."""
     step, params = long_step("cuda")

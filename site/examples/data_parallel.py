@@ -43,7 +43,7 @@ def located(name):
     return lambda file: name if file.endswith(("data_parallel/mutants.py", "solutions/data_parallel.py")) else None
 
 
-@example
+@example("predicted, calibrated")
 def overlap() -> dict[str, object]:
     ways = {"naive": (END, WAYS[END]), "same": (SAME, WAYS[SAME]), "next": (NEXT, overlapped_gradients)}
     found = {}
@@ -69,7 +69,7 @@ def overlap() -> dict[str, object]:
     return {"overlap": table, "where": where}
 
 
-@kept()
+@kept("compiled")
 def with_compiler() -> dict[str, object]:
     ways = WAYS | {"one later, summed then": by_summing_when_it_reduces, EARLY: overlapped_gradients}
     reports = by_compiler(TASK, ways)
@@ -131,7 +131,7 @@ def varying_then_pmean(weights, numbers):
     return lax.pmean(varying(weights, numbers), "data")
 
 
-@example
+@example("run on CPU devices", "counted in the program")
 def reductions() -> Table:
     """Each of 8 devices has four numbers of the batch; a microbatch's loss is its number times the sum of weights."""
     given, mesh = {"weights": jnp.ones(1024), "batch": jnp.arange(32.0)}, {"data": 8}
@@ -156,7 +156,7 @@ def reductions() -> Table:
     return table
 
 
-@example
+@example("run on CPU devices")
 def masks() -> Table:
     """The loss of each token is its number; the third device has padding only."""
     numbers = jnp.array([[1.0, 0, 0], [2, 4, 6], [0, 0, 0]])
@@ -174,7 +174,7 @@ def masks() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def hiding() -> Table:
     """Tokens at which a reduction takes as long as the backward pass: 4 T N / C = 2 (n-1)/n b N / beta."""
     heads = "TFLOP/s .1f", "GB/s .1f", "tokens, float32 ,.0f", "tokens in bfloat16 ,.0f"
@@ -191,7 +191,7 @@ def hiding() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def scaling() -> Table:
     """A fixed batch of 131,072 tokens on more and more H100: nothing hidden, and everything hidden that can be."""
     columns = "tokens each ,.0f", "compute, ms .1f", "reduce, ms .1f", "in turn .1f", "overlapped .1f"

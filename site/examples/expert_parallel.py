@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from showing import Table, compiled, draw, example, kept, look, over, realistic, say, sent, wrong
+from showing import Table, compiled, draw, draw_steps, example, kept, look, over, realistic, say, sent, wrong
 
 from autograder.chapters.expert_parallel.wrapping import expert_specs, layer_params
 from autograder.contract.task import load
@@ -19,7 +19,7 @@ from course.machines import H100, machine, scaled
 from course.mesh import as_varying, make_mesh
 from course.moe import balance_and_z, expert_mlp, moe_loss, moe_transformer
 from course.program.compiled import DEFAULT_FLAGS, compile_all
-from course.render import schedule_svg, timeline_svg
+from course.render import schedule_svg
 from course.schedules import dualpipe
 from solutions.expert_parallel import combine, dispatch, moe_layer, moe_step, overlapped_moe, route
 
@@ -30,11 +30,11 @@ ALL, TWO, FOUR = "all places at once", "2 chunks", "4 chunks"
 AXES = ("data", "expert")
 
 
-@example
+@example("counted in the program", "predicted")
 def masks() -> Table:
     """More and more experts, the same tokens and places in all: what a mask multiplies, and what indices do."""
     columns = (f"{way} {what}" for way in ("mask", "indices") for what in ("product, TFLOP .2f", "memory, MiB .0f"))
-    table = Table("experts", *columns)
+    table = Table("experts", *columns, markdown=True)
     for experts in (16, 64, 256):
         case = realistic(MOVED, num_experts=experts, capacity=20480 // experts)
         pair = [look(MOVED, function, case) for function in (WRONG["multiplies_by_a_one_hot_mask"], dispatch)]
@@ -49,7 +49,7 @@ def masks() -> Table:
     return table
 
 
-@example
+@example("counted by closed form", "counted in the program")
 def travels() -> Table:
     """Bytes of a layer, forward and backward: the closed form, and what the analysis finds."""
     table = Table(
@@ -64,11 +64,11 @@ def travels() -> Table:
     return table
 
 
-@example
+@example("predicted, idealised")
 def nodes() -> Table:
     """Sixteen devices in two nodes: experts over all of them, or inside a node with a copy on each."""
     where = scaled(H100, 16, 2)
-    table = Table("mesh", "step, ms .2f", "exposed, ms .2f", "sent, MiB .0f")
+    table = Table("mesh", "step, ms .2f", "exposed, ms .2f", "sent, MiB .0f", markdown=True)
     for name, mesh in {"expert=16": {"expert": 16}, "data=2 x expert=8": {"data": 2, "expert": 8}}.items():
         found = look(LAYER, moe_layer, realistic(LAYER, mesh=mesh), where)
         table.add(name, 1e3 * found.timeline.seconds, 1e3 * found.timeline.exposed_seconds, sent(found) / 2**20)
@@ -84,16 +84,19 @@ def overlapped(name: str):
     return look(CHUNKED, overlapped_moe, realistic(CHUNKED, num_chunks=chunks))
 
 
-@example
+@example("predicted, idealised", "predicted, calibrated", dualpipe="counted by closed form")
 def overlap() -> Table:
-    table = Table("places travel", "step, ms .2f", "computing, ms .2f", "exposed, ms .2f")
+    table = Table(
+        "places travel", "step, ms .2f", "calibrated, ms .2f", "computing, ms .2f", "exposed, ms .2f", markdown=True
+    )
     for name in (ALL, TWO, FOUR):
         found = overlapped(name).timeline
-        table.add(
-            name, *(1e3 * s for s in (found.seconds, found.seconds - found.exposed_seconds, found.exposed_seconds))
-        )
+        computing = found.seconds - found.exposed_seconds
+        figures = found.seconds, overlapped(name).calibrated_seconds, computing, found.exposed_seconds
+        table.add(name, *(1e3 * seconds for seconds in figures))
     for name, picture in ((ALL, "before"), (TWO, "half"), (FOUR, "after")):
-        draw(f"overlap_{picture}", timeline_svg(overlapped(name).timeline))
+        draw_steps(f"overlap_{picture}", {"": overlapped(name).timeline})
+    assert table[TWO].calibrated < table[FOUR].calibrated < table[ALL].calibrated
     assert table[FOUR].exposed < 0.4 * table[ALL].exposed and table[FOUR].step < 0.9 * table[ALL].step
     draw("dualpipe", schedule_svg(dualpipe(4, 8)))
     peak = machine("8xH100").peak("f32")
@@ -116,7 +119,7 @@ def forward(name: str):
     return over(case.mesh, local, {"params": shapes, "x": x}, ins, {"y": P("expert")}, platform="cuda")
 
 
-@kept()
+@kept("compiled")
 def with_compiler() -> Table:
     reports = compile_all([forward(ALL), forward(FOUR)], machine("8xH100"), DEFAULT_FLAGS)
     columns = "beside products s", "replayed, ms .2f", "exposed, ms .2f"
@@ -137,7 +140,7 @@ def small():
 # --8<-- [end:single]
 
 
-@example
+@example("run on CPU devices")
 def nothing() -> Table:
     """The gradient that reaches a router, of the language model's loss alone."""
     _, params, _ = small()
@@ -191,7 +194,7 @@ def bars(groups: dict[str, np.ndarray]) -> str:
     return "".join([*parts, "</svg>"])
 
 
-@example
+@example("run on CPU devices")
 def balanced() -> Table:
     """Load per expert in the first step, and in the last 20 of 80 steps of SGD, balanced or not.
 
@@ -229,7 +232,7 @@ def balanced() -> Table:
     return table
 
 
-@example
+@example("run on CPU devices")
 def losses() -> Table:
     """Twenty steps on four meshes, with a place for every token."""
     model, params, batches = small()
@@ -249,7 +252,7 @@ def losses() -> Table:
 
         mapped = jax.shard_map(local, mesh=mesh, in_specs=(specs, P(None, AXES)), out_specs=P())
         found[f"data={data} x expert={expert}"] = np.asarray(jax.jit(mapped)(params, batches))
-    table = Table("step", *(f"{name} .5f" for name in found))
+    table = Table("step", *(f"{name} .5f" for name in found), markdown=True)
     for step in (0, 5, 10, 19):
         table.add(step, *(losses[step] for losses in found.values()))
     every = np.stack(list(found.values()))
@@ -258,7 +261,7 @@ def losses() -> Table:
     return table
 
 
-@example
+@example("run on CPU devices")
 def each_device() -> Table:
     """Two devices with a favourite expert each: the loss of each device's own tokens, and of all."""
     load, gate = np.eye(2), np.array([[0.9, 0.1], [0.1, 0.9]])

@@ -23,6 +23,7 @@ from showing import (
     over,
     program,
     realistic,
+    same_order,
     say,
     wrong,
 )
@@ -68,13 +69,14 @@ def predicted(function, tokens: int = 2048):
     return look(TASK, function, realistic(TASK, rows=tokens))
 
 
-@example
+@example("predicted, idealised", "predicted, calibrated")
 def prefetch() -> Table:
     found = {name: predicted(function) for name, function in WAYS.items()}
     table = compare(
         "weights are gathered",
         found,
         "step, ms .2f",
+        "calibrated .2f",
         "computing .2f",
         "exposed .2f",
         "times .2f",
@@ -84,7 +86,8 @@ def prefetch() -> Table:
     drawn = {"before": BEFORE, "half": "ahead forward only", "after": AFTER}
     draw_timelines("prefetch", **{picture: found[name].timeline for picture, name in drawn.items()})
     for name, picture in (("ahead, JAX with checkpoint", "kept"), (AFTER, "memory")):
-        draw(f"prefetch_{picture}", memory_svg(found[name].memory, MACHINE.memory_bytes))
+        draw(f"prefetch_{picture}", memory_svg(found[name].memory, MACHINE.memory_bytes), "predicted")
+    assert same_order(table, "step", "calibrated")
     before, after = table[BEFORE], table[AFTER]
     say(
         share=f"{before.exposed / before.step:.0%}".replace("%", " %"),
@@ -94,7 +97,7 @@ def prefetch() -> Table:
     return table
 
 
-@example
+@example("predicted, idealised")
 def transfers() -> str:
     found, lines = predicted(WAYS[BEFORE]), [f"{BEFORE}, on one device:"]
     bars = [bar for bar in found.timeline.bars if bar.device == 0 and bar.stream == "data"]
@@ -106,9 +109,11 @@ def transfers() -> str:
     return "\n".join(lines)
 
 
-@example
+@example("predicted, idealised")
 def tokens() -> Table:
-    table = Table("tokens a device", "when it computes, ms .2f", "ahead, ms .2f", "ratio .2f", "still exposed .0%")
+    table = Table(
+        "tokens a device", "when it computes, ms .2f", "ahead, ms .2f", "ratio .2f", "still exposed .0%", markdown=True
+    )
     for count in (512, 1024, 2048, 4096, 8192):
         slow, fast = (predicted(WAYS[name], count).timeline for name in (BEFORE, AFTER))
         table.add(
@@ -121,7 +126,7 @@ def tokens() -> Table:
     return table
 
 
-@kept()
+@kept("compiled")
 def with_compiler() -> dict[str, object]:
     ways = {name: WAYS[name] for name in (BEFORE, "ahead forward only", AFTER)}
     columns = "matrices overlapping a product s", "replayed, ms .2f", "exposed, ms .2f", "resident, GiB .2f"
@@ -139,7 +144,7 @@ def with_compiler() -> dict[str, object]:
     }
 
 
-@example
+@example("predicted, idealised", links="counted in the program")
 def hybrid() -> dict[str, Table]:
     """Two nodes of eight A100: the step split over all sixteen devices, and split within a node only."""
     nodes = machine("2x8xA100")
@@ -150,12 +155,14 @@ def hybrid() -> dict[str, Table]:
             load("fsdp").task("hybrid_shard_step"), hybrid_shard_step, Case("", {"replica": 2, "data": 8}, SIZES)
         ),
     }
-    links = Table(("parameters split", "axis", "link"), "sent by a device s")
+    links = Table(("parameters split", "axis", "link"), "sent by a device s", markdown=True)
     for way, exported in programs.items():
         for axis, link in nodes.axis_links(exported.mesh).items():
             used = sum(c.total_bytes for c in costs(parse(exported)).collectives if axis in c.axes)
             links.add((way, axis, link), bytes_text(used))
-    steps = Table(("parameters split", "between nodes"), "step, ms .1f", "exposed, ms .1f", "resident, GiB .2f")
+    steps = Table(
+        ("parameters split", "between nodes"), "step, ms .1f", "exposed, ms .1f", "resident, GiB .2f", markdown=True
+    )
     narrow = replace(nodes, links=(inside, replace(between, shared=True)))
     for name, where in (("an adapter for each device", nodes), ("one adapter for each node", narrow)):
         for way, exported in programs.items():
@@ -176,7 +183,7 @@ def hybrid() -> dict[str, Table]:
     return {"links": links, "nodes": steps}
 
 
-@example
+@example("counted by closed form")
 def worked() -> dict[str, Table]:
     """The course's Transformer with 6.7 billion parameters, trained with Adam in float32 on 8 devices."""
     sizes: dict[str, Any] = {"num_layers": 32, "width": 4096, "hidden": 16384, "vocab": 32768, "max_seq": 2048}
@@ -216,7 +223,7 @@ def worked() -> dict[str, Table]:
     return {"parameters": parameters, "memory": memory, "sent": sent}
 
 
-@example
+@example("counted by closed form")
 def networks() -> Table:
     """Tokens at which a gather takes as long as the products of its layer: b/2 (n-1)/n C/beta."""
     h100, table = machine("8xH100"), Table("network", "each way, GB/s .0f", "tokens per device ,.0f", markdown=True)
@@ -255,7 +262,7 @@ def sharded(part, number):
 # --8<-- [end:functions]
 
 
-@example
+@example("run on CPU devices")
 def gradient_scale() -> str:
     """Each of 8 devices has one number of the batch; the loss is that number times the sum of ``weights``."""
     lines, weights, mesh = [], jnp.ones(8), {"data": 8}

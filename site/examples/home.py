@@ -2,7 +2,7 @@
 
 import linecache
 
-from showing import draw, example, look, wrong
+from showing import draw_steps, example, look, wrong
 
 from autograder.checking.added import with_quotes
 from autograder.checking.judging import judge_function
@@ -10,11 +10,10 @@ from autograder.contract.task import find_task, load
 from autograder.contract.verdict import Report
 from autograder.grading.outside.judge import plan
 from autograder.render import facts_html
-from course.render import side_by_side
 from solutions.fsdp import fsdp_train_step
 
 
-@example
+@example("run on CPU devices")
 def check() -> dict[str, str]:
     """A function with right values and gradients that keeps every gathered weight until the backward pass."""
     chapter, task = find_task("fsdp_loss")
@@ -27,7 +26,7 @@ def check() -> dict[str, str]:
     return {"check": facts_html(Report(chapter, (result,)))}
 
 
-@example
+@example()
 def timelines() -> None:
     """The step on 8 H100, with each layer gathered when it is used and one layer ahead."""
     task = load("fsdp").task("fsdp_train_step")
@@ -38,4 +37,4 @@ def timelines() -> None:
     steps = {name: look(task, function).timeline for name, function in ways.items()}
     before, after = steps.values()
     assert after.seconds < 0.9 * before.seconds
-    draw("steps", side_by_side(steps))
+    draw_steps("steps", steps)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from showing import Table, draw, example, kept, say
+from showing import Table, draw_steps, example, kept, say
 from typer.testing import CliRunner
 
 from autograder.cli import app
@@ -24,7 +24,6 @@ from course.mesh import abstract_mesh
 from course.program import ProgramError, costs, export, memory, parse, timeline
 from course.program.compiled import compile_all
 from course.program.compiled.comparison import copying
-from course.render import side_by_side
 from course.validation.corpus.record import Row
 from course.validation.corpus.record import recorded as recorded_corpus
 from course.validation.report import recorded
@@ -46,7 +45,7 @@ def printed(*arguments):
     return "\n".join(line.rstrip() for line in done.output.strip().splitlines())
 
 
-@example
+@example("predicted, idealised")
 def commands() -> dict[str, str]:
     """``meshcraft predict`` on the ring, and ``profile`` on a submission that keeps the gathered weights."""
     with tempfile.TemporaryDirectory() as folder:
@@ -58,7 +57,7 @@ def commands() -> dict[str, str]:
     return {"predicted": predicted, "profiled": profiled.split("\n\n")[0]}
 
 
-@example
+@example("predicted, idealised", "predicted, calibrated")
 def loses() -> Table:
     """Both on both H100 machines, in microseconds."""
     columns = (
@@ -89,13 +88,13 @@ def loses() -> Table:
     assert abs(8 * permute - 1) < 0.03 and abs(2 * gather - 1) < 0.03, "an eighth and a half of the peak"
     assert abs(5 * row["a chunk's"] / row["the product"] - 1) < 0.02
     say(permute=f"{row['one permute']:.0f}", chunk=f"{figures[3]:.0f}", steps=f"{7 / 23:.4f}")
-    draw("ring_timeline", side_by_side({"plain all-gather": timed(False), "ring": timed(True)}))
+    draw_steps("ring_timeline", {"plain all-gather": timed(False), "ring": timed(True)})
     for name, sizes in (("long", (65_536, 8192, 32_768)), ("wide", (4096, 4096, 131_072))):
         say(**{name: f"{timed(True, CALIBRATED, *sizes).seconds / timed(False, CALIBRATED, *sizes).seconds:.2f}"})
     return table
 
 
-@kept()
+@kept("counted in the program", "predicted, idealised", "compiled")
 def lensed() -> Table:
     """Both programs by every analysis that counts or predicts."""
     reports = compile_all([gather_matmul(ring, platform="cuda") for ring in BOTH.values()], machine(IDEAL))
@@ -128,7 +127,7 @@ def lensed() -> Table:
     return table
 
 
-@example
+@example("measured", "predicted, calibrated", "compiled")
 def disagree() -> Table:
     """Timeline and replay of the six recorded runs, split."""
     columns = (
@@ -185,7 +184,7 @@ def step(params, x):
 GIVEN = "{'up': f32[4096@data, 16384@model], 'down': f32[16384@model, 4096@data]}, f32[8192@data, 4096]"
 
 
-@example
+@example("predicted, idealised", guided="diagram")
 def guided() -> dict[str, str]:
     """A step whose shardings are left to the compiler, predicted from the command line."""
     with tempfile.TemporaryDirectory() as folder:
@@ -197,7 +196,7 @@ def guided() -> dict[str, str]:
             "guided_told": "\n\n".join((blocks[0], blocks[-1]))}  # fmt: skip
 
 
-@example
+@example("predicted, idealised")
 def corpus() -> Table:
     """Public programs: the result for each."""
     rows = recorded_corpus()
@@ -251,7 +250,7 @@ def refusal(local, outside=lambda y: y):
     raise AssertionError("this was to be refused")
 
 
-@kept(slow=True)
+@kept("run on CPU devices", slow=True)
 def functions() -> dict[str, Any]:
     """The treatment of every public function of the libraries, by module, and why some are refused."""
     every = {name: tried(name) for name in library.functions()}
@@ -269,7 +268,7 @@ def functions() -> dict[str, Any]:
     return {"functions": table, "unpriced": "\n".join(lines)}
 
 
-@example
+@example("run on CPU devices")
 def refused() -> str:
     table = np.arange(2**21, dtype=np.float32).reshape(2048, 1024)
 

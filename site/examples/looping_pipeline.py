@@ -53,10 +53,10 @@ def form(stages, microbatches, repeats):
     return 1 - repeats * microbatches / num_ticks(stages, microbatches, repeats)
 
 
-@example
+@example("predicted, idealised", "counted by closed form")
 def bubbles() -> str:
     columns = "1 repeat .4f", "its formula .4f", "2 repeats .4f", "their formula .4f"
-    table, useful = Table("microbatches", *columns), 8 * 2 * 2 * 64 * 64 * 256 / FREE_NETWORK.peak("f32")
+    table, useful = Table("microbatches", *columns, markdown=True), 8 * 2 * 2 * 64 * 64 * 256 / FREE_NETWORK.peak("f32")
     for count in (1, 2, 4, 6, 16):
         cells = []
         for repeats in (1, 2):
@@ -66,16 +66,20 @@ def bubbles() -> str:
         table.add(count, *cells)
     for name, sizes in {"plain": (4, 4, 1), "looped": (4, 4, 2), "few": (4, 2, 2), "many": (2, 5, 2)}.items():
         built = breadth_first(*sizes) if sizes[2] > 1 else gpipe(*sizes[:2])
-        draw(f"bubble_{name}", schedule_svg(timeline(forward(*sizes), FREE_NETWORK), forwards(built)))
+        draw(
+            f"bubble_{name}",
+            schedule_svg(timeline(forward(*sizes), FREE_NETWORK), forwards(built)),
+            "predicted, idealised",
+        )
     for stages, count in ((4, 8), (4, 2)):
         for repeats in (1, 2, 4, 8):
             say(**{f"bubble_{count}_{repeats}": f"{round(100 * form(stages, count, repeats), 1):g}"})
     assert abs(form(2, 8, 1) - 1 / 9) < 1e-9 and abs(form(2, 8, 8) - 1 / 65) < 1e-9
     say(faster=f"{num_ticks(2, 8, 8) / 8 / num_ticks(2, 8, 1):.3f}")
-    return f"bubble of the program on a free network, and of the formula, 8 layers on 4 stages\n{table}"
+    return f"Bubble of the program on a free network, and of the formula, 8 layers on 4 stages:\n\n{table}"
 
 
-@example
+@example("predicted, calibrated")
 def network() -> str:
     columns = (
         "1 repeat .3f",
@@ -85,19 +89,21 @@ def network() -> str:
         "4 repeats .3f",
         "exposed over pipe .3f",
     )
-    table = Table("rows", *columns)
+    table = Table("rows", *columns, markdown=True)
     for rows in (512, 128, 16):
         found = [timeline(forward(4, 4, repeats, 16, rows, 2048), A5000) for repeats in (1, 2, 4)]
         table.add(rows, *(1e3 * x for t in found for x in (t.seconds, t.exposed.get("pipe", 0.0))))
-    head = "16 layers of width 2,048 on 4 of 8 A5000, 4 microbatches: forward pass in ms, of it exposed over pipe"
-    return f"{head}\n{table}"
+    head = (
+        "Forward pass of 16 layers of width 2,048 on 4 of 8 A5000, 4 microbatches, in ms, and of it exposed over pipe:"
+    )
+    return f"{head}\n\n{table}"
 
 
-@example
+@example("measured", "predicted, calibrated")
 def published() -> Table:
     """The step that the UvA tutorials time on 8 A5000, with the timeline's prediction."""
     found = [timeline(parse(uva_pipeline(looped)), A5000).seconds for looped in (False, True)]
-    table = Table("2 stages x 4 pipelines", "measured, ms d", "ratio .3f", "predicted, ratio .3f")
+    table = Table("2 stages x 4 pipelines", "measured, ms d", "ratio .3f", "predicted, ratio .3f", markdown=True)
     for name, took, seconds in zip(
         ("plain, 8 layers a stage", "looped, 8 repeats of 1 layer"), (205, 190), found, strict=True
     ):
@@ -106,7 +112,7 @@ def published() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def averages() -> Table:
     sizes, table = realistic(TASK).sizes, Table("", " s", markdown=True)
     weights = 2 * sizes.width * sizes.hidden
@@ -123,9 +129,16 @@ def located(file):
     return "looping_pipeline" if file.endswith(("looping_pipeline.py", "looping_pipeline/mutants.py", ">")) else None
 
 
-@example
+@example("predicted, calibrated")
 def sync() -> dict[str, Table]:
-    table = Table("averaged over data", "step, ms .1f", "exposed over data, ms .1f", "share .2f", "resident, GiB .2f")
+    table = Table(
+        "averaged over data",
+        "step, ms .1f",
+        "exposed over data, ms .1f",
+        "share .2f",
+        "resident, GiB .2f",
+        markdown=True,
+    )
     programs = {name: program(TASK, function, locate=located) for name, function in WAYS.items()}
     modules, first = {name: parse(exported) for name, exported in programs.items()}, None
     for name, module in modules.items():
@@ -138,7 +151,9 @@ def sync() -> dict[str, Table]:
             (step - free) / first,
             memory(module, programs[name]).temporaries / 2**30,
         )
-    slower = Table("links of data slower", "at the end, ms .1f", "a repeat at a time, ms .1f", "saved, ms .1f")
+    slower = Table(
+        "links of data slower", "at the end, ms .1f", "a repeat at a time, ms .1f", "saved, ms .1f", markdown=True
+    )
     (inside, between), late, soon = A5000.links, modules[END], modules[REPEAT]
     for times in (1, 2, 4, 16):
         where = replace(A5000, links=(inside, replace(between, bandwidth=between.bandwidth / times)))

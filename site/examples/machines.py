@@ -21,7 +21,7 @@ links = "ours: NVSwitch adds up; one adapter of 200 Gb/s a node"
 """
 
 
-@example
+@example("sourced")
 def figures() -> Table:
     columns = *(f"{name} s" for name in ("bf16", "f32", "f8", "vector")), "GB .3g", "GB/s ,.0f"
     table = Table(("machine", "device", "devices"), *columns, markdown=True)
@@ -32,7 +32,7 @@ def figures() -> Table:
     return table
 
 
-@example
+@example("sourced")
 def links() -> Table:
     table = Table(("machine", "link", "wires"), "joins d", "GB/s, one way g", "latency, µs g", markdown=True)
     for m in MACHINES:
@@ -43,7 +43,7 @@ def links() -> Table:
     return table
 
 
-@example
+@example("sourced")
 def networks() -> Table:
     table = Table(("node", "network"), "GB/s a device, one way g", "devices of a node, at most d", markdown=True)
     for m in MACHINES:
@@ -54,7 +54,7 @@ def networks() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def levels() -> Table:
     """A gather and an exchange of 64 MiB over groups of 64 H100."""
     found, size = scaled(H100, 64, 8), 64 * 2**20
@@ -73,7 +73,7 @@ def levels() -> Table:
     return table
 
 
-@example
+@example("diagram")
 def own() -> str:
     """A machine file, loaded to check that the page's example is valid."""
     with TemporaryDirectory() as folder:
@@ -83,7 +83,7 @@ def own() -> str:
     return f"```toml\n{OWN}```"
 
 
-@example
+@example("counted by closed form")
 def axes() -> Table:
     table = Table(("machine", "mesh", "runs over"), markdown=True)
     for m, mesh in (
@@ -100,7 +100,7 @@ def axes() -> Table:
     return table
 
 
-@example
+@example("predicted, idealised", "predicted, calibrated")
 def compared() -> Table:
     """Times in microseconds."""
     table, both = Table("", "`8xH100`, µs ,.0f", "`8xH100-calibrated`, µs ,.0f", markdown=True), (H100, H100_CALIBRATED)
@@ -119,7 +119,7 @@ def compared() -> Table:
     return table
 
 
-@example
+@example("sourced")
 def sources() -> str:
     """The source of each figure, and those that the text names."""
     lines = []

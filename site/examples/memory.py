@@ -13,7 +13,7 @@ GPT = Sizes(layers=12, width=768, heads=12, vocab=40_512, seq=512, parameters=14
 LARGE = Sizes(layers=32, width=4096, heads=32, vocab=32_768, seq=2048)
 
 
-@example
+@example("counted by closed form")
 def worked() -> Table:
     columns = "16 bytes, 1 sequence ,.0f", "64 sequences ,.0f", "12 bytes, 1 sequence ,.0f", "of 64 sequences ,.0f"
     table = Table("MB", *columns, markdown=True)
@@ -37,7 +37,7 @@ def worked() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def plans() -> Table:
     """Bytes per parameter."""
     columns = "parameters", "gradients", "own copy", "$m$ and $v$", "together"
@@ -48,7 +48,7 @@ def plans() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def recomputed() -> Table:
     table = Table("`--remat`", "kept, MB ,.0f", "at work, MB ,.0f", "together, MB ,.0f", markdown=True)
     for remat in REMAT:
@@ -58,7 +58,7 @@ def recomputed() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def meshes() -> Table:
     """A larger model on eight devices."""
     columns = "state and gradients, GB ,.1f", "a layer gathered ,.1f", "activations ,.1f", "together ,.1f"

@@ -27,7 +27,7 @@ MIB, GB, H100 = 2**20, 1e9, machine("8xH100")
 WATTS = 700  # NVIDIA H100 Tensor Core GPU datasheet: SXM, maximum thermal design power
 
 
-@example
+@example("counted by closed form", numbers_layers="diagram")
 def numbers() -> str:
     """The model that the page on FSDP works through, compared with FSDP: 8 stages, 32 microbatches of one sequence."""
     stages, microbatches, seq, width = 8, 32, 2048, 4096
@@ -90,7 +90,7 @@ def executed(function, stages, count):
     return case, timeline(parse(program(EXECUTE, function, case)), machine(EXECUTE.machine))
 
 
-@example
+@example("predicted, idealised", "counted by closed form")
 def bubbles() -> Table:
     columns = "ticks .0f", "bubble on the timeline .4f", "(S-1)/(M+S-1) .4f"
     table = Table(("stages", "microbatches"), *columns, markdown=True)
@@ -104,16 +104,20 @@ def bubbles() -> Table:
             assert round(row.ticks) == stages + count - 1 and abs(found / row["(S-1)/(M+S-1)"] - 1) < 0.01
             if stages == 4 and count in (1, 4, 16):
                 name = {1: "one", 4: "few", 16: "many"}[count]
-                draw(f"bubble_{name}", schedule_svg(executed(idle, 4, count)[1], forwards(gpipe(4, count))))
+                draw(
+                    f"bubble_{name}",
+                    schedule_svg(executed(idle, 4, count)[1], forwards(gpipe(4, count))),
+                    "predicted, idealised",
+                )
     assert (8 - 1) / (63 + 8 - 1) == 0.1, "with 63 microbatches the bubble is a tenth"
     return table
 
 
-@example
+@example("predicted, idealised")
 def idles() -> Table:
     ways = {"garbage": garbage, "nothing": nothing, "nothing, all kept": idle}
     columns = "GFLOPs a stage .1f", "step, ms .3f", "computing, ms .3f", "energy, J .2f"
-    table = Table(("microbatches", "idle stages compute"), *columns)
+    table = Table(("microbatches", "idle stages compute"), *columns, markdown=True)
     for count in (2, 8, 32):
         rows = []
         for name, function in ways.items():
@@ -130,21 +134,21 @@ def idles() -> Table:
     for name in ("garbage", "nothing"):
         case = Case("", {"pipe": 4}, Blocks(rows=2048, width=4096, backward=False, num_microbatches=4))
         time = timeline(parse(program(EXECUTE, ways[name], case)), machine(EXECUTE.machine))
-        draw(f"idle_{name}", schedule_svg(time, forwards(gpipe(4, 4))))
+        draw(f"idle_{name}", schedule_svg(time, forwards(gpipe(4, 4))), "predicted, idealised")
     return table
 
 
-@example
+@example("predicted, idealised", "counted by closed form")
 def memory() -> Table:
     columns = "kept, MiB .0f", "step, ms .3f", "computed again, MiB .0f", "its step, ms .3f", "closed form, MiB .0f"
-    table = Table("microbatches", *columns)
+    table = Table("microbatches", *columns, markdown=True)
     for count in (4, 8, 16, 32):
         case, figures = realistic(STEP, num_microbatches=count), []
         for name, function in (("kept", keeps_activations), ("again", pipeline_train_step)):
             found = look(STEP, function, case, H100)
             figures += [found.memory.temporaries / MIB, 1e3 * found.timeline.seconds]
             if count == 32:
-                draw(f"memory_{name}", memory_svg(found.memory))
+                draw(f"memory_{name}", memory_svg(found.memory), "predicted")
         row = table.add(count, *figures, most_bytes(case) / MIB)
         assert row["computed again"] <= row["closed form"] and row["its step"] < row.step
     few, many = table["4"], table["32"]
@@ -165,7 +169,7 @@ BY_COND = {
 }
 
 
-@example
+@example("predicted, idealised", "predicted, calibrated")
 def losses() -> Table:
     """The loss of a model with 32,768 outputs."""
     ways = {
@@ -173,8 +177,15 @@ def losses() -> Table:
         "on the last stage, by cond": patch(pipeline_loss, "on_the_last_stage", EVERY_STAGE | BY_COND).function,
         "in parts, on all stages": pipeline_loss,
     }
-    columns = "computing, ms: first stage .2f", "last stage .2f", "step, ms .2f", "energy, J .2f", "resident, MiB .0f"
-    table = Table("the loss is computed", *columns)
+    columns = (
+        "computing, ms: first stage .2f",
+        "last stage .2f",
+        "step, ms .2f",
+        "calibrated .2f",
+        "energy, J .2f",
+        "resident, MiB .0f",
+    )
+    table = Table("the loss is computed", *columns, markdown=True)
     for name, function in ways.items():
         found = look(LOSS, function, where=H100)
         busy = {device: one.busy for one in found.timeline.devices for device in one.members}
@@ -183,10 +194,13 @@ def losses() -> Table:
             1e3 * busy[0],
             1e3 * busy[7],
             1e3 * found.timeline.seconds,
+            1e3 * found.calibrated_seconds,
             WATTS * sum(busy.values()),
             found.memory.temporaries / MIB,
         )
     every, branch, parts = table.rows.values()
+    longer = [row.calibrated - row.step for row in table.rows.values()]
+    assert max(longer) < 1.05 * min(longer), "by about the same time"
     assert branch.step >= every.step > 1.15 * parts.step, "a branch saves no time, parts do"
     assert branch.energy < 0.85 * every.energy and parts.resident < 0.5 * every.resident
     say(parts=f"{parts.step / every.step:.2f}", less=f"{every.computing - branch.computing:.2f}")
@@ -207,7 +221,7 @@ def located(file):
     return "loss" if file == __file__ else None
 
 
-@example
+@example("run on CPU devices")
 def hang() -> str:
     """The gradient of a replicated head, used in a branch of the last stage; as it is, or typed as varying."""
     lines = []

@@ -43,7 +43,7 @@ STEPS = {
 }
 
 
-@example
+@example("predicted, calibrated")
 def command() -> str:
     arguments = "plan --layers 16 --width 2048 --heads 16 --batch 64 --machine 8xH100".split()
     done = CliRunner(env={"COLUMNS": "110"}).invoke(app, arguments)
@@ -51,7 +51,7 @@ def command() -> str:
     return done.output.rstrip("\n")
 
 
-@kept()
+@kept("predicted, idealised", "counted by closed form")
 def lenses() -> Table:
     table = Table("step", "closed form s", "timeline s", "error .1%", "its closed form s", "liveness s", "its error s")
     errors, sizes = {}, {}
@@ -73,10 +73,10 @@ def lenses() -> Table:
     return table
 
 
-@example
+@example("predicted, idealised")
 def stages() -> Table:
     """A billion parameters on eight devices, in 16 microbatches: what data parallelism splits."""
-    table = Table("ZeRO", "step, ms .1f", "of it data, ms .1f", "state, GB .1f", "all, GB .1f")
+    table = Table("ZeRO", "step, ms .1f", "of it data, ms .1f", "state, GB .1f", "all, GB .1f", markdown=True)
     for stage in range(4):
         found = estimate(BILLION, H100, 128, Choice(8, 1, 1, 16, 16, "none", stage))
         state = sum(found.resident[name] for name in ("parameters", "gradients", "optimizer"))
@@ -99,10 +99,10 @@ def mesh_of(found) -> str:
     return " ".join(f"{axis}={size}" for axis, size in found.choice.mesh.items() if size > 1)
 
 
-@example
+@example("predicted, calibrated")
 def schedules() -> Table:
     """GPT-3's 175 billion parameters on eight stages of eight devices, in 32 microbatches of one sequence."""
-    table = Table("schedule", "repeats s", "step, s .2f", "bubble, s .2f", "activations, GB .1f")
+    table = Table("schedule", "repeats s", "step, s .2f", "bubble, s .2f", "activations, GB .1f", markdown=True)
     times, flying, sizes = {}, {}, Sizes(96, 12_288, 96, 51_200, 2048)
     for name, repeats in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1)):
         how = replace(DEFAULT, schedules=(name,))
@@ -114,12 +114,12 @@ def schedules() -> Table:
     return table
 
 
-@example
+@example("predicted, calibrated")
 def contexts() -> Table:
     """Two million tokens a step in sequences of several lengths: the best mesh, and the best without ``context``."""
     where, table = (
         cluster(64),
-        Table("tokens in a sequence", "sequences s", "best s", "MFU .1%", "no context s", "its MFU .1%"),
+        Table("tokens in a sequence", "sequences s", "best s", "MFU .1%", "no context s", "its MFU .1%", markdown=True),
     )
     gains = []
     for seq in (8192, 32_768, 131_072, 524_288):
@@ -132,7 +132,7 @@ def contexts() -> Table:
     return table
 
 
-@example
+@example("counted by closed form", "sourced")
 def mixtures() -> Table:
     """Counted parameters of published mixtures, all of them and those that a token uses, and published ones."""
     columns = (
@@ -143,7 +143,7 @@ def mixtures() -> Table:
         "counted for a token .2f",
         "its error .1%",
     )
-    table = Table("billions of parameters", *columns)
+    table = Table("billions of parameters", *columns, markdown=True)
     for name, total, active in (("mixtral-8x7b", 46.7, 12.9), ("deepseek-v3", 671, 37)):
         sizes = MODELS[name]
         count, used = sizes.count / 1e9, sizes.active / 1e9
@@ -163,14 +163,16 @@ def mixtures() -> Table:
     return table
 
 
-@example
+@example("predicted, calibrated")
 def experts() -> Table:
     """Mixtral on 64 devices by the size of the axis ``expert``: the best mesh of each."""
     where, sizes = cluster(64), replace(MODELS["mixtral-8x7b"], seq=4096)
     plans = search(sizes, where, 512)
     assert plans.best
     found = [plans.best, *(one.found for one in plans.rejected if one.found and one.found.fits)]
-    table = Table("expert", "best s", "MFU .1%", "GB .1f", "of the time, expert .1%", "data .1%", "tensor .1%")
+    table = Table(
+        "expert", "best s", "MFU .1%", "GB .1f", "of the time, expert .1%", "data .1%", "tensor .1%", markdown=True
+    )
     for size in (1, 2, 4, 8):
         one = next(one for one in found if one.choice.expert == size)
         shares = (one.parts[name] / one.seconds for name in ("expert", "data", "tensor"))
@@ -180,9 +182,11 @@ def experts() -> Table:
     return table
 
 
-@example
+@example("measured", "predicted, calibrated")
 def chips() -> Table:
-    table = Table("chip", "of the peaks .2f", "single runs s", "runs s", "error .1%", "on papers not fitted on .1%")
+    table = Table(
+        "chip", "of the peaks .2f", "single runs s", "runs s", "error .1%", "on papers not fitted on .1%", markdown=True
+    )
     for chip, f in factors().items():
         table.add(chip, f.factor, f"{f.lowest:.2f} to {f.highest:.2f}", str(f.runs), f.error, f.unseen)
     assert all(f.error < 0.15 for f in factors().values())
@@ -207,10 +211,10 @@ def weak_scaling(run):
     return measured, (run.estimate(where.efficiency.matmul), whole, plans.best)
 
 
-@example
+@example("measured", "predicted, calibrated")
 def published() -> Table:
     columns = "measured .1%", "same configuration s", "best, no FSDP s", "best of all s"
-    table, found = Table(("parameters", "GPUs", "batch"), *columns), []
+    table, found = Table(("parameters", "GPUs", "batch"), *columns, markdown=True), []
     for run in (run for run in runs() if run.paper.startswith("Narayanan")):
         measured, ways = weak_scaling(run)
         shown = (f"{' x '.join(map(str, way.choice[:3]))} {way.mfu:5.1%}{' ' if way.fits else '*'}" for way in ways)

@@ -33,7 +33,16 @@ def drawn(shown) -> str:
     return re.findall(r"<svg.*?</svg>", shown.data, re.DOTALL)[0]  # for several steps on one scale
 
 
-@example
+@example(
+    "run on CPU devices",
+    timeline="predicted, idealised",
+    halves="predicted, idealised",
+    placed="diagram",
+    specs_0="diagram",
+    specs_1="diagram",
+    specs_2="diagram",
+    specs_3="diagram",
+)
 def cells() -> dict[str, str]:
     printed: dict[str, str] = {}
     scope: dict[str, Any] = {"__name__": "__main__"}
@@ -72,7 +81,7 @@ def explicit():
 # --8<-- [end:explicit]
 
 
-@example
+@example("run on CPU devices")
 def modes() -> dict[str, str]:
     """What the cell on explicit axes prints."""
     with redirect_stdout(io.StringIO()) as out:
@@ -85,7 +94,7 @@ def modes() -> dict[str, str]:
     return {"explicit": printed}
 
 
-@example
+@example("run on CPU devices")
 def transposes() -> Table:
     """The communication of each collective's transpose, according to the cost analysis."""
     ring, mesh = [(i, (i + 1) % 4) for i in range(4)], {"data": 4}

@@ -34,6 +34,7 @@ def main(chapter: str, names: list[str], out: str) -> None:
     sys.addaudithook(_note)
     # Reading programs makes many objects and few cycles, and collecting them takes a while.
     gc.set_threshold(50_000, 20, 20)
+    import origins as marked
     import showing
 
     spec = importlib.util.spec_from_file_location(f"example_{chapter}", FOLDER / f"{chapter}.py")
@@ -42,20 +43,36 @@ def main(chapter: str, names: list[str], out: str) -> None:
     spec.loader.exec_module(module)
     texts: dict[str, str] = {}
     figures: dict[str, Any] = {}
-    if not names and showing.KEPT:
-        for found in json.loads((FOLDER / "kept" / f"{chapter}.json").read_text()).values():
+    origins: dict[str, list[str]] = {}
+
+    def note(function: str, name: str, suffix: str) -> None:
+        if function in marked.EXAMPLES:  # others are only compared with what is kept
+            drawn = showing.DRAWN.get(name) if suffix == "svg" else None
+            origins[f"{name}.{suffix}"] = list(drawn or marked.origins_of(function, name))
+
+    if not names and marked.KEPT:
+        for name, found in json.loads((FOLDER / "kept" / f"{chapter}.json").read_text()).items():
             texts |= found["texts"]
             figures |= found["figures"]
-    every = {**showing.EXAMPLES, **{name: getattr(module, name) for name in names if hasattr(module, name)}}
+            for text in found["texts"]:
+                note(name, text.removesuffix(".txt"), "txt")
+    every = {**marked.EXAMPLES, **{name: getattr(module, name) for name in names if hasattr(module, name)}}
     for name, function in every.items():
-        if name in names if names else name not in showing.KEPT:
+        if name in names if names else name not in marked.KEPT:
+            before = set(showing.PICTURES)
             result = function()
+            for picture in set(showing.PICTURES) - before:
+                note(name, picture, "svg")
             for key, shown in (result if isinstance(result, dict) else {name: result}).items():
                 if isinstance(shown, showing.Table):
                     figures[key] = shown.cells()
                 if shown is not None:
                     texts[f"{key}.txt"] = f"{shown}\n"
+                    note(name, key, "txt")
+                    known = getattr(shown, "origins", set())
+                    assert known <= {*origins.get(f"{key}.txt", known)}, f"{name} says where {key} is not from"
     figures |= showing.FIGURES
     pictures = {f"{name}.svg": svg for name, svg in showing.PICTURES.items()}
-    found = {"texts": texts, "pictures": pictures, "figures": figures, "sources": _sources(), "kept": showing.KEPT}
+    found = {"texts": texts, "pictures": pictures, "figures": figures, "sources": _sources(), "kept": marked.KEPT}
+    found |= {"origins": origins, "traces": showing.TRACES, "recordings": showing.RECORDINGS}
     Path(out).write_text(json.dumps(found))

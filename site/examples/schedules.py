@@ -60,7 +60,7 @@ COLUMNS = (
 BY_HAND = ("F0 F1 F2 B0 B1 B2", "F0 B0 F1 F2 B1 B2", "F0 B0 F1 B1 F2 B2")
 
 
-@example
+@example("counted by closed form")
 def table(stages: int = 4, microbatches: int = 8, repeats: int = 2, send: float = 0.25) -> Table:
     """The whole family; communication of the stage that sends the most, and weights of the one with the most copies."""
     free, slow = (compare(stages, microbatches, repeats, costs) for costs in (Costs(), Costs(send=send)))
@@ -73,7 +73,7 @@ def table(stages: int = 4, microbatches: int = 8, repeats: int = 2, send: float 
     return shown
 
 
-@example
+@example("counted by closed form")
 def pictures() -> None:
     for name in FAMILY:
         drawn = family(name, 4, 8, 2 if name in LOOPED else 1) if name != "pipedream" else pipedream(4, 8, stream=12)
@@ -84,7 +84,7 @@ def pictures() -> None:
     draw("by_hand", schedule_svg(by_hand))
     for name, masked in (("masked", True), ("skipped", False)):
         step = timeline(parse(pipeline(4, 6, masked=masked)), FREE_NETWORK)
-        draw(name, schedule_svg(step, forwards(gpipe(4, 6))))
+        draw(name, schedule_svg(step, forwards(gpipe(4, 6))), "predicted, idealised")
     say(
         few=share_text(measure(run(few)).bubble, 1),
         by_hand=digits(run(by_hand).end),
@@ -93,7 +93,7 @@ def pictures() -> None:
     assert num_ticks(4, 6) == 9, "both take nine ticks"
 
 
-@example
+@example()
 def claims() -> None:
     """Check the page's claims about its table."""
     free, slow = (compare(4, 8, 2, costs) for costs in (Costs(), Costs(send=0.25)))
@@ -109,7 +109,7 @@ def claims() -> None:
     assert 0.45 < compare(8, 8, 1)["gpipe"].bubble < 0.5, "almost half"
 
 
-@example
+@example("counted by closed form")
 def filled() -> Table:
     """ZB-H2, ZB-V and DualPipe beside ZB-H1, with the links that show them in the explorer."""
     shown = Table(
@@ -164,7 +164,7 @@ def split(schedule):
     return written(lines, name=schedule.name)
 
 
-@example
+@example("predicted, idealised", "counted by closed form")
 def executed() -> Table:
     """One program, five tables: what the timeline and liveness say of it."""
     columns = "ticks d", "bubble .4f", "closed form .4f", "slots d", "temporaries, MiB .1f", "sent, MiB .1f"
@@ -184,13 +184,13 @@ def executed() -> Table:
     for name, order in (("gpipe", split(gpipe(4, 8))), ("zero_bubble", zero_bubble(4, 8))):
         title = {"gpipe": "GPipe", "zero_bubble": "ZB-H1"}[name]
         step = timeline(parse(program(TASK, execute_schedule, case_of(title))), FREE_NETWORK)
-        draw(f"executed_{name}", schedule_svg(step, order))
+        draw(f"executed_{name}", schedule_svg(step, order), "predicted, idealised")
     held = {name: row["temporaries"] for name, row in shown.rows.items()}
     assert held["1F1B"] < held["ZB-H1"] < held["GPipe"] and held["interleaved 1F1B"] < held["breadth-first"]
     return shown
 
 
-@example
+@example("counted by closed form")
 def lead() -> Table:
     """Interleaved 1F1B with Megatron's number of forward passes first, and with fewer."""
     columns = ("messages free .4g", "a message takes 0.1 .4g", "0.5 .4g", "in flight, parts d")
@@ -221,10 +221,12 @@ WAYS = {
 }
 
 
-@example
+@example("predicted, idealised")
 def executor() -> dict[str, Table]:
     """What is wrong with an executor that computes too much and keeps too much, on 4 of 8 A100."""
-    shown = Table("executor", "step, ms .2f", "computing, ms .2f", "FLOPs, G .1f", "temporaries, MiB .0f")
+    shown = Table(
+        "executor", "step, ms .2f", "computing, ms .2f", "FLOPs, G .1f", "temporaries, MiB .0f", markdown=True
+    )
     steps = {}
     for name, function in WAYS.items():
         found = look(TASK, function, case_of("1F1B", microbatches=16, **LARGE), A100, located)
@@ -234,7 +236,7 @@ def executor() -> dict[str, Table]:
     draw_timelines("executor", first=steps["first version"], last=steps["one pass, slots"])
     first, last = shown["first version"], shown["one pass, slots"]
     assert first.step > 2 * last.step and first.temporaries > 2 * last.temporaries
-    tables = Table("table", "step, ms .2f", "exposed over pipe, ms .2f", "temporaries, MiB .0f")
+    tables = Table("table", "step, ms .2f", "exposed over pipe, ms .2f", "temporaries, MiB .0f", markdown=True)
     for name in TABLES:
         found = look(TASK, execute_schedule, case_of(name, microbatches=16, **LARGE), A100)
         exposed = found.timeline.exposed.get("pipe", 0.0)
@@ -311,7 +313,7 @@ def stashed(weights, batches, rate):
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *held)
 
 
-@example
+@example("run on CPU devices")
 def asynchrony() -> Table:
     """The same training with gradients in time, one update late, and late by stage."""
     random = np.random.default_rng(0)

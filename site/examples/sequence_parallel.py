@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from showing import Table, draw, example, holdings, kept, look, over, realistic, say, sent, wrong
+from showing import Table, draw, draw_steps, example, holdings, kept, look, over, realistic, say, seen, sent, wrong
 
 from autograder.chapters.sequence_parallel.alternatives import with_everything_of_the_formula
 from autograder.chapters.sequence_parallel.tasks import formula
@@ -20,9 +20,8 @@ from autograder.contract.task import load, trace
 from course.layout import tensor_specs
 from course.machines import machine
 from course.model import drop, rms_norm
-from course.predict import predict
 from course.program.compiled import compile_all
-from course.render import memory_svg, timeline_svg
+from course.render import memory_svg
 from solutions.data_parallel import fold_key_over_axes
 from solutions.sequence_parallel import (
     attend,
@@ -80,7 +79,7 @@ def stacked(block, split: bool, number: int):
 
     x = jax.ShapeDtypeStruct((S.rows, S.seq, S.width), "float32")
     inputs, ins = {"params": shapes, "x": x, "upstream": x}, {"params": specs, "x": part, "upstream": part}
-    return predict(over({"tensor": N}, local, inputs, ins, {"values": part, "params": specs, "x": part}), MACHINE)
+    return seen(over({"tensor": N}, local, inputs, ins, {"values": part, "params": specs, "x": part}), MACHINE)
 
 
 def in_layer(params, x, key, *, split):
@@ -103,11 +102,19 @@ KINDS = {
 }
 
 
-@example
+@example("predicted, idealised", "predicted, calibrated", "counted in the program")
 def kinds() -> Table:
     """Transfers of a layer as multiples of (n-1)/n A, what a layer saves in units of 4 s b h / n, and the step."""
-    columns = "all-reduces .0f", "gathers .0f", "scatters .0f", "sent .0f", "saved .1f", "step, ms .1f"
-    table = Table("twelve layers on 8 H100", *columns)
+    columns = (
+        "all-reduces .0f",
+        "gathers .0f",
+        "scatters .0f",
+        "sent .0f",
+        "saved .1f",
+        "step, ms .1f",
+        "calibrated .1f",
+    )
+    table = Table("twelve layers on 8 H100", *columns, markdown=True)
     for name, (block, split) in KINDS.items():
         found, half = (stacked(block, split, number) for number in (LAYERS, LAYERS // 2))
         per_layer = LAYERS * WHOLE * (N - 1) / N
@@ -120,12 +127,13 @@ def kinds() -> Table:
             name,
             counts["all_reduce"] / 2,
             *(counts["all_gather"], counts["reduce_scatter"], sum(counts.values())),
-            *(saved, 1e3 * found.timeline.seconds),
+            *(saved, 1e3 * found.timeline.seconds, 1e3 * found.calibrated_seconds),
         )
-        draw(f"saved_{name.replace(' ', '_')}", memory_svg(found.memory, MACHINE.memory_bytes))
-    draw("timeline", timeline_svg(stacked(in_selective, True, LAYERS).timeline))
+        draw(f"saved_{name.replace(' ', '_')}", memory_svg(found.memory, MACHINE.memory_bytes), "predicted")
+    draw_steps("timeline", {"": stacked(in_selective, True, LAYERS).timeline})
     rows = list(table.rows.values())
     assert [round(row.sent) for row in rows] == [8, 8, 10, 10]
+    assert rows[2].step < rows[1].step and rows[2].calibrated > rows[1].calibrated
     assert rows[0].saved > rows[1].saved > 1.5 * rows[2].saved
     plain, scores = (bytes_ / S.rows for bytes_ in formula(CASE))
     say(
@@ -235,7 +243,7 @@ def by_liveness() -> list[float]:
     return of_terms([one.memory.temporaries for one in stacks])
 
 
-@example
+@example("counted by closed form", "predicted")
 def terms() -> Table:
     """The formula's terms by liveness: each is the difference of two programs."""
     table = ladder_rows(liveness=by_liveness())
@@ -244,7 +252,7 @@ def terms() -> Table:
     return table
 
 
-@kept()
+@kept("counted by closed form", "predicted", "compiled")
 def with_compiler() -> Table:
     """The same, and by XLA's compiler for GPUs."""
     programs = [
@@ -259,10 +267,10 @@ def with_compiler() -> Table:
     return table
 
 
-@example
+@example("counted in the program")
 def ulysses() -> Table:
     """Bytes that attention sends forward and backward: by all-to-alls, and by gathering keys and values."""
-    table = Table(("devices", "key heads"), "all-to-all, MiB .1f", "gathered, MiB .1f", "ratio .2f")
+    table = Table(("devices", "key heads"), "all-to-all, MiB .1f", "gathered, MiB .1f", "ratio .2f", markdown=True)
     for devices in (2, 4, 8):
         for kv_heads in (16, 4, 1):
             case = realistic(ULYSSES, {"tensor": devices}, kv_heads=kv_heads, seq=4096, chunk=512)
@@ -274,7 +282,7 @@ def ulysses() -> Table:
     return table
 
 
-@example
+@example("diagram")
 def numbers() -> None:
     """Of the page's sentences: the paper's models, and shares of the formula that stay whole."""
     for name, heads, width in (("small", 64, 6144), ("large", 96, 12288)):

@@ -6,11 +6,13 @@ cells of a ``Table``, and arguments of ``say``, can be quoted in sentences. An `
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+from origins import Origin, example, kept, predicted_on
 
 from autograder.contract.task import Case, Task, trace
 from autograder.proof.coverage import mutants
@@ -18,44 +20,51 @@ from course.machine import Machine
 from course.machines import machine
 from course.mesh import abstract_mesh
 from course.predict import Prediction, predict
-from course.program import Locate, Program, export
+from course.program import Locate, Program, export, parse, timeline
 from course.program.compiled import DEFAULT_FLAGS, GpuReport, compile_all
 from course.program.simulator import Timeline
-from course.render import holdings_svg, timeline_svg
+from course.program.simulator.trace import to_trace
+from course.render import holdings_svg, side_by_side
 
-EXAMPLES: dict[str, Callable[[], Any]] = {}
-KEPT: dict[str, bool] = {}
 PICTURES: dict[str, str] = {}
+DRAWN: dict[str, tuple[Origin, ...]] = {}
+TRACES: dict[str, str] = {}
+RECORDINGS: dict[str, str] = {}  # files of traces that were recorded, by the picture's name
 FIGURES: dict[str, Any] = {}
+__all__ = ["example", "kept"]
 UNITS = {"ms": 1e-3, "us": 1e-6, "µs": 1e-6, "MiB": 2**20, "GiB": 2**30, "GB": 1e9}
 
 
-def example(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Run this function whenever the site is built."""
-    EXAMPLES[function.__name__] = function
-    return function
-
-
-def kept(*, slow: bool = False) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Show what ``site/computed.py --keep CHAPTER`` recorded: it takes long (``slow``: minutes), or a GPU compiler."""
-
-    def mark(function: Callable[[], Any]) -> Callable[[], Any]:
-        KEPT[function.__name__] = slow
-        return example(function)
-
-    return mark
-
-
-def draw(name: str, svg: str) -> None:
+def draw(name: str, svg: str, *origins: Origin) -> None:
     """Save a picture."""
     PICTURES[name] = svg
+    if origins:
+        DRAWN[name] = origins
+
+
+def draw_steps(name: str, steps: Mapping[str, Timeline], until: float = 0.0) -> None:
+    """Save timelines as one picture, and as a trace to download, with a process for each device of each."""
+    machines = {step.machine for step in steps.values()}
+    origins: set[Origin] = {predicted_on(one) for one in machines}
+    draw(name, side_by_side(steps, until=until), *sorted(origins))
+    events: list[dict[str, Any]] = []
+    for number, (heading, step) in enumerate(steps.items()):
+        for event in to_trace(step)["traceEvents"]:
+            if event["name"] == "process_name" and heading:
+                event["args"] = {"name": f"{heading}, {event['args']['name']}"}
+            if "id" in event:
+                event["id"] = f"{number}-{event['id']}"
+            events.append({**event, "pid": 1000 * number + event["pid"]})
+    about = {"machine": ", ".join(sorted(machines)), "step_seconds": [step.seconds for step in steps.values()]}
+    trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+    TRACES[name] = json.dumps(trace, separators=(",", ":"))
 
 
 def draw_timelines(chapter: str, **timelines: Timeline) -> None:
     """Save several timelines as pictures of their own, on one time scale."""
-    until = max(timeline.seconds for timeline in timelines.values())
-    for name, timeline in timelines.items():
-        draw(f"{chapter}_{name}", timeline_svg(timeline, until=until))
+    until = max(step.seconds for step in timelines.values())
+    for name, step in timelines.items():
+        draw_steps(f"{chapter}_{name}", {"": step}, until)
 
 
 def say(**figures: object) -> None:
@@ -85,6 +94,7 @@ class Table:
         self.markdown = markdown
         self.rows: dict[str, Row] = {}
         self.labels: list[tuple[str, ...]] = []
+        self.origins: set[Origin] = set()  # as far as it is known from the figures
 
     def add(self, label: object, *figures: Any) -> Row:
         """Append a row; ``label`` is a tuple if there are several."""
@@ -150,15 +160,33 @@ def program(
     return trace(task, function, case or realistic(task), locate)
 
 
+@dataclass(frozen=True)
+class Seen(Prediction):
+    """A prediction, and its program."""
+
+    program: Program | None = None
+
+    @property
+    def calibrated_seconds(self) -> float:
+        """Seconds of the step with the measured rates of its machine."""
+        assert self.program
+        return timeline(parse(self.program), machine(f"{self.machine.name}-calibrated")).seconds
+
+
+def seen(of: Program, where: Machine | str) -> Seen:
+    """Its prediction on a machine."""
+    return Seen(**vars(predict(of, where)), program=of)
+
+
 def look(
     task: Task,
     function: Callable[..., Any],
     case: Case | None = None,
     where: Machine | str = "",
     locate: Locate = lambda _: None,
-) -> Prediction:
+) -> Seen:
     """Its prediction, on the task's machine or another."""
-    return predict(program(task, function, case, locate), where or task.machine)
+    return seen(program(task, function, case, locate), where or task.machine)
 
 
 def over(
@@ -185,7 +213,7 @@ def by_compiler(task: Task, ways: dict[str, Callable[..., Any]], **more: Any) ->
 def holdings(mesh: dict[str, int], **drawn: tuple[tuple[int, ...], Any, tuple[str, str] | None]) -> None:
     """Draw shardings; by the picture's name: a shape, its spec and the names of its dims."""
     for name, (shape, spec, labels) in drawn.items():
-        draw(name, holdings_svg(shape, spec, mesh, labels=labels or (), show_spec=True))
+        draw(name, holdings_svg(shape, spec, mesh, labels=labels or (), show_spec=True), "diagram")
 
 
 def sent(found: Prediction) -> float:
@@ -195,6 +223,7 @@ def sent(found: Prediction) -> float:
 
 MEASURES: dict[str, Callable[[Any], Any]] = {
     "step": lambda found: found.timeline.seconds,
+    "calibrated": lambda found: found.calibrated_seconds,
     "computing": lambda found: found.timeline.busy,
     "exposed": lambda found: found.timeline.exposed_seconds,
     "sent": sent,
@@ -209,9 +238,9 @@ COMPILED: dict[str, Callable[[Any], Any]] = {
 MEASURES["busy"] = MEASURES["computing"]
 
 
-def compare(head: str, found: dict[str, Prediction], *columns: str, base: str = "") -> Table:
+def compare(head: str, found: Mapping[str, Prediction], *columns: str, base: str = "") -> Table:
     """Predictions side by side; units default to the first column's; ``times`` and ``... of`` refer to ``base``."""
-    table, unit = Table(head, *columns), columns[0].rpartition(" ")[0].partition(", ")[2]
+    table, unit = Table(head, *columns, markdown=True), columns[0].rpartition(" ")[0].partition(", ")[2]
     first = found[base] if base else next(iter(found.values()))
     for name, one in found.items():
         figures = []
@@ -221,7 +250,16 @@ def compare(head: str, found: dict[str, Prediction], *columns: str, base: str = 
             figure = MEASURES[measure](one)
             figures.append(figure / MEASURES[measure](first) if ratio else figure / UNITS[own or unit])
         table.add(name, *figures)
+        table.origins.add(predicted_on(one.timeline.machine))
+    if any(column.startswith("calibrated") for column in columns):
+        table.origins.add("predicted, calibrated")
     return table
+
+
+def same_order(table: Table, first: str, second: str) -> bool:
+    """Whether two columns order the rows in the same way."""
+    orders = (sorted(table.rows, key=lambda label, column=column: table[label][column]) for column in (first, second))
+    return len({tuple(order) for order in orders}) == 1
 
 
 def beside(c: Any) -> str:
@@ -232,6 +270,7 @@ def beside(c: Any) -> str:
 def compiled(head: str, reports: dict[str, GpuReport], *columns: str, least: int = 0) -> Table:
     """Compiled programs side by side; ``beside`` counts collectives of ``least`` bytes that span a product."""
     table = Table(head, *columns)
+    table.origins.add("compiled")
     for name, report in reports.items():
         large = [c for c in report.collectives if c.operand_bytes >= least]
         spanning, every = sum(c.count for c in large if c.spans_matmul), sum(c.count for c in large)

@@ -37,7 +37,7 @@ def program_of(index):
     return program, module, memory(module, program)
 
 
-@example
+@example("predicted, calibrated")
 def peak() -> dict[str, str]:
     """The first published step, in float32, and the one that recomputes in bfloat16, through the analyses."""
     reports = {}  # must come first: functions that JAX traced earlier keep their old lines
@@ -54,13 +54,13 @@ def peak() -> dict[str, str]:
             lines.append(f"  {share:>8}  line {number}: {text if len(text) <= 46 else text[:42] + ' ...'}")
         alive = tuple(replace(one, line=one.line.rsplit("/", 1)[-1]) for one in found.memory.alive)
         # Labels short enough for a page.
-        draw(f"peak_{key}", memory_svg(replace(found.memory, alive=alive), 24e9).replace(" times ", " × "))
+        draw(f"peak_{key}", memory_svg(replace(found.memory, alive=alive), 24e9).replace(" times ", " × "), "predicted")
         say(**{f"second_{key}": f"{100 * found.lines()[1].compute / found.timeline.seconds:.1f}"})
         reports[key] = "\n".join(lines)
     return reports
 
 
-@example
+@example("run on CPU devices")
 def numbers() -> dict[str, object]:
     """The range of 16-bit numbers, an update that is lost, and gradients that become zero."""
     formats = Table("", "gap above 1 s", "largest .3g", "smallest normal .3g", "smallest .3g")
@@ -89,7 +89,7 @@ def numbers() -> dict[str, object]:
     return {"formats": formats, "updates": "\n".join(updates), "gradients": "\n".join(gradients)}
 
 
-@example
+@example("counted by closed form")
 def roofline() -> Table:
     table = Table("", "$C$, bfloat16, TFLOP/s .1f", "$\\beta$, GB/s ,.0f", "tokens .0f", markdown=True)
     for name, label in (("8xA5000", "A5000"), ("8xA100", "A100 80 GB"), ("8xH100", "H100 SXM")):
@@ -110,7 +110,7 @@ def roofline() -> Table:
     return table
 
 
-@example
+@example("predicted, idealised", "counted in the program")
 def policies() -> Table:
     """What each policy keeps of twelve layers, what it recomputes, and how long that takes on an A100."""
     # The size of the exercise ``remat_layers``: attention's share grows with the sequence.
@@ -139,7 +139,7 @@ def policies() -> Table:
     return table
 
 
-@example
+@example("counted in the program", "predicted")
 def attention() -> Table:
     """Chunked attention compared with JAX's, forward and backward."""
     columns = "FLOPs .3f", "largest array, of seq × seq × heads .4g", "temporaries s"
@@ -169,7 +169,14 @@ def attention() -> Table:
     return table
 
 
-@example
+@example(
+    "measured",
+    "compiled",
+    work=("counted in the program", "compiled", "measured"),
+    kept=("predicted", "measured"),
+    ladder=("predicted", "measured"),
+    size="counted in the program",
+)
 def ladder() -> dict[str, object]:
     """The six published steps compared with the GPU compiler's results, and the effect of each technique."""
     tables, rows = {}, recorded().rows

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
-from showing import Table, compare, draw_timelines, example, holdings, look, realistic, say, wrong
+from showing import Table, compare, draw_timelines, example, holdings, look, realistic, same_order, say, wrong
 
 from autograder.chapters.tensor_parallel.alternatives import tp_mlp_gathered_again
 from autograder.contract.task import load
@@ -45,7 +45,7 @@ def located(file):
     return "tensor_parallel" if file.endswith((*FILES, ">")) else None
 
 
-@example
+@example("counted by closed form")
 def arrays() -> Table:
     sizes, columns = realistic(TASK).sizes, ("MiB ,.0f", "times sent, forward and backward d", "MiB sent in all ,.0f")
     table = Table(("array", "elements"), *columns, markdown=True)
@@ -61,10 +61,17 @@ def arrays() -> Table:
     return table
 
 
-@example
+@example("predicted, idealised", "predicted, calibrated")
 def ways() -> Table:
     found = {name: look(TASK, function, locate=located) for name, function in WAYS.items()}
-    columns = "step, ms .2f", "busy, ms .2f", "exposed, ms .2f", "sent, MiB ,.0f", "resident, MiB ,.0f"
+    columns = (
+        "step, ms .2f",
+        "calibrated, ms .2f",
+        "busy, ms .2f",
+        "exposed, ms .2f",
+        "sent, MiB ,.0f",
+        "resident, MiB ,.0f",
+    )
     table, sizes = compare("", found, *columns), realistic(TASK).sizes
     drawn = {"weights": "weights come to the rows", "hidden": "hidden features made whole", "rows": OURS}
     draw_timelines("mlp", **{picture: found[name].timeline for picture, name in drawn.items()})
@@ -76,6 +83,7 @@ def ways() -> Table:
     )
     before, whole, _, after, again = table.rows.values()
     weights, rows = (4 * sizes.width * n / 2**20 for n in (2 * sizes.hidden, sizes.rows))
+    assert same_order(table, "step", "calibrated")
     assert abs(whole.step / before.step - 1) < 0.02 and again.resident < after.resident
     found = [round(row.sent) for row in table.rows.values()]
     assert found == [7 / 8 * size for size in (2 * weights, 1.5 * weights, 0.75 * weights, 4 * rows, 5 * rows)]
@@ -83,9 +91,11 @@ def ways() -> Table:
     return table
 
 
-@example
+@example("predicted, idealised")
 def rows() -> Table:
-    table = Table(("rows there, rows back", "rows"), "step, ms .2f", "exposed .0%", "weights come, ms .2f")
+    table = Table(
+        ("rows there, rows back", "rows"), "step, ms .2f", "exposed .0%", "weights come, ms .2f", markdown=True
+    )
     for count in (512, 1024, 4096, 16384, 65536):
         case = realistic(TASK, rows=count)
         own, weights = (look(TASK, function, case).timeline for function in (tp_mlp, WAYS["weights come to the rows"]))
@@ -96,7 +106,7 @@ def rows() -> Table:
     return table
 
 
-@example
+@example("counted by closed form")
 def features() -> Table:
     h100 = machine("8xH100")
     table = Table(("devices", "over"), "each way, GB/s .0f", "hidden features ,.0f", markdown=True)
@@ -156,7 +166,7 @@ def train(optimizer, gradients_of, params):
     return [*(losses[i] for i in (0, 1, 2, 5, 10, 20)), norms[0]]
 
 
-@example
+@example("run on CPU devices")
 def scale() -> dict[str, Table]:
     """Each step under four optimizers, a table each."""
     gradients = {
@@ -166,7 +176,12 @@ def scale() -> dict[str, Table]:
     }
     params, found, tables = jax.jit(MODEL.init)(jax.random.key(0)), {}, {}
     for key, (name, optimizer) in OPTIMIZERS.items():
-        table = Table(f"loss before step, {name}", *(f"{step} .4f" for step in (0, 1, 2, 5, 10, 20)), "first norm .3f")
+        table = Table(
+            f"loss before step, {name}",
+            *(f"{step} .4f" for step in (0, 1, 2, 5, 10, 20)),
+            "first norm .3f",
+            markdown=True,
+        )
         for way, gradients_of in gradients.items():
             table.add(f"    {way}", *train(optimizer, gradients_of, params))
         tables[key] = table
@@ -178,13 +193,13 @@ def scale() -> dict[str, Table]:
     return tables
 
 
-@example
+@example("run on CPU devices")
 def ratios() -> dict[str, object]:
     """Step B's gradient relative to one device's, leaf by leaf and mesh by mesh."""
     params, batch, shapes = jax.jit(MODEL.init)(jax.random.key(0)), batch_of(0), ((2, 4), (1, 8), (8, 1))
     _, right = on_one_device(params, batch)
     found = [raw_gradients(WRONG["leaves_split_leaves_summed"], *shape)(params, batch) for shape in shapes]
-    table = Table("step B over one device", *(f"{d} x {t} .3f" for d, t in shapes))
+    table = Table("step B over one device", *(f"{d} x {t} .3f" for d, t in shapes), markdown=True)
     for path, leaf in jax.tree.leaves_with_path(right):
         trees = (dict(jax.tree.leaves_with_path(tree))[path] for tree in found)
         name = jax.tree_util.keystr(path, simple=True, separator="/")

@@ -34,7 +34,7 @@ WIDE: dict[str, Any] = {"width": 4096, "hidden": 16384, "num_heads": 32, "rows":
 DRAWN = {"in turn, whole": "before", "side by side, whole": "beside", "side by side, rings": "after"}
 
 
-@example
+@example("counted by closed form")
 def numbers() -> dict[str, Table]:
     """Communication that rings can hide in a layer: 72 d^2/n FLOPs per token, for 8 (n-1)/n d numbers sent."""
     holdings(
@@ -53,11 +53,11 @@ def numbers() -> dict[str, Table]:
     return {"sent": sent, "hidden": hidden}
 
 
-@example
+@example("predicted, idealised", "predicted, calibrated")
 def blocks() -> Table:
     """One layer on eight H100, forward and backward, sent whole and by rings."""
     columns = "sent, MiB .0f", "idealised H100, ms .2f", "exposed .2f", "calibrated H100, ms .2f", "exposed there .2f"
-    table, drawn = Table(("width", "block", "sends"), *columns), {}
+    table, drawn = Table(("width", "block", "sends"), *columns, markdown=True), {}
     for width, sizes in (("2,048", USUAL), ("4,096", WIDE)):
         for parallel, (kind, name) in enumerate(BLOCKS.items()):
             block = getattr(ours, name)
@@ -84,7 +84,7 @@ def blocks() -> Table:
     return table
 
 
-@kept()
+@kept("predicted", "compiled")
 def logits() -> dict[str, object]:
     """Memory on a device for the loss of 8,192 tokens with 32,000 logits each."""
     task = CHAPTER.task("vocab_parallel_loss")
@@ -136,7 +136,7 @@ def raw_gradients(params, batch, specs):
     return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(specs, P("data")), out_specs=held))(params, batch)
 
 
-@example
+@example("run on CPU devices")
 def scale() -> Table:
     """Three rules for the gradients of one step, and their effect on each leaf, compared with a single device."""
     model = transformer(width=16, hidden=24, num_layers=1, num_heads=4, vocab=32, max_seq=8)
@@ -201,7 +201,7 @@ def mesh_row(table, way, kind, data, tensor, compiled):
     )
 
 
-@kept(slow=True)
+@kept("predicted, idealised", "compiled", slow=True)
 def billion() -> dict[str, object]:
     """About a billion parameters on eight simulated H100; ``again`` recomputes a row."""
     table = meshes()

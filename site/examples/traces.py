@@ -1,13 +1,14 @@
 """A real trace: a data-parallel step on 8 emulated CPU devices, recorded by ``jax.profiler``, and the same simulated.
 
-The recording is kept: it is measured, on a machine with few cores, and differs each time.
+The recording is kept, since it differs each time: ``PYTHONPATH=.:site/examples python site/examples/traces.py FOLDER``
+makes another one.
 """
 
 import gzip
 import json
 import os
 import platform
-import tempfile
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -15,14 +16,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from showing import FIGURES, Table, draw, example, kept, over, say
+from showing import FIGURES, RECORDINGS, Table, draw, draw_steps, example, over, say
 
 from course.mesh import make_mesh
 from course.predict import predict
-from course.render import timeline_svg
 from course.render.svg import AXES, MATMUL, Mark, hatchings, svg, text
 from course.render.svg import draw as mark_svg
 
+KEPT = Path(__file__).parent / "kept" / "traces.trace.json.gz"
 LAYERS, WIDTH, ROWS = 4, 1024, 1024
 LEFT, ACROSS, STEP, BAR = 78.0, 606.0, 25.0, 20.0
 
@@ -58,11 +59,13 @@ def record(folder):
 # --8<-- [end:record]
 
 
-def events() -> list[dict]:
-    with tempfile.TemporaryDirectory() as folder:
-        record(folder)
-        (path,) = Path(folder).rglob("*.trace.json.gz")
-        return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+def keep(folder: str) -> None:
+    """Record a trace in the folder, and keep it as the one of the page."""
+    record(folder)
+    (path,) = Path(folder).rglob("*.trace.json.gz")
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    about = {"cores": os.cpu_count(), "jax": jax.__version__, "python": platform.python_version()}
+    KEPT.write_bytes(gzip.compress(json.dumps({**trace, "otherData": about}).encode(), mtime=0))
 
 
 def union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -103,9 +106,10 @@ def picture(computing, sums, arrived, length) -> str:
     return svg(LEFT + ACROSS + 24, y + 44, title, told, inside, "recorded", least=0.9)
 
 
-@kept(slow=True)
+@example("measured")
 def recorded() -> dict[str, object]:
-    found = events()
+    trace = json.loads(gzip.decompress(KEPT.read_bytes()))
+    found = trace["traceEvents"]
     steps = [e for e in found if e.get("name") == "train"]
     chosen = min(steps, key=lambda e: e["dur"])
     begin, length = chosen["ts"], chosen["dur"]
@@ -138,16 +142,27 @@ def recorded() -> dict[str, object]:
     kernels = Table("kernel", "time on all devices, ms .2f", markdown=True)
     for name, time in sorted(names.items(), key=lambda item: -item[1])[:6]:
         kernels.add(f"`{name}`", time / 1e3)
-    figures = {"ms": f"{length / 1e3:.1f}", "events": f"{len(found):,}", "cores": str(os.cpu_count())}
-    FIGURES["trace"] = figures | {"jax": jax.__version__, "python": platform.python_version()}
-    return {"recorded": table, "kernels": kernels, "picture": picture(computing, sums, arrived, length)}
+    FIGURES["trace"] = {"ms": f"{length / 1e3:.1f}", "events": f"{len(found):,}"} | trace["otherData"]
+    threads = {e["tid"]: e["args"]["name"].partition("/")[0] for e in found if e.get("name") == "thread_name"}
+    rows = Table("rows", "how many d", "bars ,d", markdown=True)
+    for name in sorted(set(threads.values())):
+        own = {tid for tid, one in threads.items() if one == name}
+        rows.add(f"`{name}`", len(own), sum(e.get("ph") == "X" and e["tid"] in own for e in found))
+    say(seventh=f"{table['7'].waits + table['7']['all-reduce']:.1f}")
+    draw("recorded", picture(computing, sums, arrived, length))
+    RECORDINGS["recorded"] = str(KEPT.relative_to(Path(__file__).parents[2]))
+    return {"recorded": table, "kernels": kernels, "rows": rows}
 
 
-@example
+@example()
 def simulated() -> None:
     """The same step, of the same size, on 8 idealised H100."""
     inputs = {"w": jnp.zeros((LAYERS, WIDTH, WIDTH)), "x": jnp.zeros((ROWS, WIDTH))}
     program = over({"data": 8}, lambda w, x: {"w": step(w, x)}, inputs, {"w": P(), "x": P("data")}, {"w": P()})
     found = predict(program, "8xH100").timeline
-    draw("simulated", timeline_svg(found))
+    draw_steps("simulated", {"": found})
     say(simulated=f"{1e6 * found.seconds:,.0f}", exposed=f"{100 * found.exposed_seconds / found.seconds:.0f}")
+
+
+if __name__ == "__main__":
+    keep(sys.argv[1])

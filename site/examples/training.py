@@ -15,7 +15,7 @@ from course.training.processes import HEARTBEAT_SECONDS
 from course.training.text import TRAINED_SHARE, VOCAB, read_text
 
 
-@example
+@example("run on CPU devices")
 def run() -> str:
     card = json.loads((FOLDER / "cpu.json").read_text())
     (row,) = card["rows"].values()

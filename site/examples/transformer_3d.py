@@ -33,7 +33,7 @@ TICKS, ONCE = "gathered in every tick", "gathered once for a repeat"
 WAYS = {TICKS: gathers_in_every_tick, "gathered once, and everything kept": keeps_everything, ONCE: forward_3d}
 
 
-@example
+@example("counted in the program", "counted by closed form")
 def numbers() -> Table:
     """A Transformer of about a billion parameters, 32 sequences; without a pipeline, a repeat for each layer."""
     columns = (
@@ -44,7 +44,7 @@ def numbers() -> Table:
         "over tensor, MiB .0f",
         "bubble, percent .1f",
     )
-    table = Table("mesh", *columns)
+    table = Table("mesh", *columns, markdown=True)
     large = {
         "width": 2048,
         "hidden": 8192,
@@ -88,15 +88,24 @@ def exposed_over_data(module, where):
     return step, 1e3 * step.seconds, 1e3 * (step.seconds - timeline(module, where, free=("data",)).seconds)
 
 
-@example
+@example("predicted, idealised", "predicted, calibrated", by_axis="predicted, idealised")
 def gathers() -> dict[str, object]:
     case = realistic(TASK)
     steps = {}
-    table = Table("", "step, ms .2f", "over data, ms .2f", "sent over data, MiB ,.0f", "temporaries, MiB ,.0f")
+    table = Table(
+        "",
+        "step, ms .2f",
+        "calibrated .2f",
+        "over data, ms .2f",
+        "sent over data, MiB ,.0f",
+        "temporaries, MiB ,.0f",
+        markdown=True,
+    )
     for name, function in WAYS.items():
         exported = program(TASK, function, case, located)
         module = parse(exported)
         step, *times = exposed_over_data(module, machine(TASK.machine))
+        times.insert(1, 1e3 * timeline(module, machine(f"{TASK.machine}-calibrated")).seconds)
         sent = sum(c.total_bytes for c in costs(module).collectives if c.axes == ("data",))
         table.add(name, *times, sent / MIB, memory(module, exported).temporaries / MIB)
         steps[name] = step
@@ -106,7 +115,12 @@ def gathers() -> dict[str, object]:
         by_axis += [f"  {axes:14}{1e3 * seconds:6.2f}"] if seconds > 1e-5 else []
     names = "8xH100", "8xA5000"
     many = Table(
-        "with 8 microbatches", "8xH100, ms .2f", "over data, ms .2f", "8xA5000, ms .2f", "over data there, ms .2f"
+        "with 8 microbatches",
+        "8xH100, ms .2f",
+        "over data, ms .2f",
+        "8xA5000, ms .2f",
+        "over data there, ms .2f",
+        markdown=True,
     )
     for name in (TICKS, ONCE):
         module = parse(program(TASK, WAYS[name], realistic(TASK, num_microbatches=8), located))
@@ -114,6 +128,8 @@ def gathers() -> dict[str, object]:
     ticks, kept, once = table.rows.values()
     more, fewer = many.rows.values()
     assert ticks["sent over data"] > 2 * once["sent over data"] == 2 * kept["sent over data"], "sends twice as much"
+    assert kept.calibrated < once.calibrated < once.step / ticks.step * ticks.calibrated
+    assert kept.calibrated / ticks.calibrated < kept.step / ticks.step
     assert 0.85 * ticks.step < once.step < 0.92 * ticks.step, "an eighth shorter, or a little more or less"
     assert once.temporaries > ticks.temporaries, "more is held"
     assert kept.temporaries > 1.8 * once.temporaries and kept["over data"] < once["over data"]
@@ -269,7 +285,7 @@ def compiled(step, config=LARGE):
     return 1e3 * report.replay.seconds, 1e3 * sum(report.replay.exposed.values()), report.memory.temporaries / GIB
 
 
-@kept(slow=True)
+@kept("compiled", slow=True)
 def peers() -> dict[str, object]:
     """Ours, placed and guided: compiled for 8 H100."""
     table = Table(("data x pipe x tensor", "step"), "ms .1f", "exposed, ms .1f", "resident, GiB .2f")
@@ -291,7 +307,7 @@ def peers() -> dict[str, object]:
     return {"peers_sizes": sizes, "peers": table}
 
 
-@kept(slow=True)
+@kept("predicted", "compiled", slow=True)
 def barrier() -> Table:
     """One microbatch, so that ticks are not a loop: recomputation with and without a barrier around it."""
     table = Table(
@@ -349,7 +365,7 @@ def fsdp_row(table, mesh, fsdp, by_compiler):
     )
 
 
-@kept(slow=True)
+@kept("predicted, idealised", "compiled", slow=True)
 def billion() -> dict[str, object]:
     """Two meshes, with FSDP and without; ``again`` recomputes a row."""
     table = fsdp_table()

@@ -54,5 +54,6 @@
     });
   }
 
-  window.addEventListener("load", () => document.querySelectorAll("figure.drawn:has(.badge)").forEach(enhance));
+  const isDiagram = (figure) => figure.querySelector(".badge")?.textContent === "diagram";
+  window.addEventListener("load", () => [...document.querySelectorAll("figure.drawn")].filter((one) => !isDiagram(one)).forEach(enhance));
 })();
