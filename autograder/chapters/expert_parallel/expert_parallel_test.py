@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from autograder.chapters.expert_parallel import CONTRACT
+from autograder.chapters.expert_parallel.mutants import MUTANTS
 from autograder.chapters.expert_parallel.routing import places_of
+from autograder.contract.verdict import PARTIAL
+from autograder.proof.mutants import judged
 from course.moe import balance_and_z, expert_mlp, moe, moe_loss, moe_transformer
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
@@ -50,6 +53,13 @@ def test_balance_is_one_where_all_experts_are_equally_busy():
     logits = 9.0 * jnp.eye(4)
     balance, _, load = balance_and_z(jnp.concatenate([logits, logits]), jnp.zeros(4), 1)
     np.testing.assert_allclose((balance, *load), (1, *[0.25] * 4), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gathers_every_choice", "sums_over_devices_before_it_counts"])
+def test_right_losses_that_send_too_much_lose_one_facts_share_and_not_half(name):
+    result = judged("expert_parallel", next(one for one in MUTANTS if one.name == name), full=False)
+    assert (result.verdict, result.points) == (PARTIAL, 2.5)
+    assert "half of the points" not in result.reason
 
 
 def test_groups_do_not_matter_where_nothing_is_dropped():

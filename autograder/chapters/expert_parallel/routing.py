@@ -163,8 +163,9 @@ def balance_facts(judged: Judged) -> list[Fact]:
 _BALANCE = Routing(tokens=11, num_experts=6, k=2, rate=0.25)
 BALANCING_LOSS = Task(
     wrapping=WRAPPINGS["balancing_loss"],
+    # No `point`: it is about a mean of products that is no product of means, which values and gradients show. One that
+    # gathers choices to count them has understood that, and sends little next to what the tokens are.
     points=3,
-    point=("all-reduce bytes", "other collectives"),
     cases=(
         Case("data=2 x expert=4", {"data": 2, "expert": 4}, _BALANCE.but(num_experts=12), quick=True),
         Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _BALANCE.but(tokens=7, num_experts=5, k=3), quick=True),
