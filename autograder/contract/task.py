@@ -309,7 +309,7 @@ def contract_files(chapter: str) -> list[Path]:
     folder = contract_folder(chapter)
     beside = ("mutants", "alternatives")
     modules = (path for path in folder.rglob("*.py") if not path.name.endswith("_test.py"))
-    found = [path for path in modules if path.relative_to(folder).parts[0] not in beside]
+    found = [path for path in modules if path.relative_to(folder).with_suffix("").parts[0] not in beside]
     return sorted([*found, *folder.glob("references.json")])
 
 

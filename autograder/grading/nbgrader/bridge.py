@@ -23,7 +23,7 @@ from traitlets.config import Config, PyFileConfigLoader
 from autograder.contract.verdict import NEEDS_HUMAN, Report, Result
 from autograder.grading.inside.intake import Cell, read_notebook
 from autograder.grading.nbgrader.course import CONFIG_FILE, CourseError, open_ledger
-from autograder.grading.nbgrader.ledger import digest
+from autograder.grading.nbgrader.keys import digest
 from autograder.grading.nbgrader.limited import require_same
 from autograder.grading.nbgrader.points import require_agreement, scaled, worth
 from autograder.grading.nbgrader.restore import is_missing, restore

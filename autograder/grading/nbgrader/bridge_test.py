@@ -12,7 +12,7 @@ from autograder.contract.verdict import FAIL, NEEDS_HUMAN, PARTIAL, PASS, STUDEN
 from autograder.grading.nbgrader import booking, bridge
 from autograder.grading.nbgrader.conftest import POINTS, WHERE, booked, cell, file_and_book, hand_in, report
 from autograder.grading.nbgrader.course import open_gradebook, open_ledger
-from autograder.grading.nbgrader.ledger import key
+from autograder.grading.nbgrader.keys import key
 from autograder.release.converters import NbgraderError, course_config, run_nbgrader
 
 FIRST, SECOND, THIRD, *_ = POINTS

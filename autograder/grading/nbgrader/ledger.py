@@ -1,27 +1,24 @@
 """The ledger: every verdict of a course, in one SQLite file. It is authoritative; the gradebook is made from it.
 
-A verdict is filed under a key, the hash of everything it depends on: the submitted bytes, the contract, the grader's
-version and the versions of the packages that compute. A write is one transaction, on disk when it returns.
+A verdict is filed under a key, the hash of everything it depends on (`keys`). A write is one transaction, on disk when
+it returns.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from autograder.contract.verdict import NEEDS_HUMAN, Report
 
 TRIES = 3
-PACKAGES = ("meshcraft", "jax", "jaxlib", "numpy", "flax", "optax")
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS verdict (key TEXT PRIMARY KEY, report TEXT NOT NULL, recorded REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS fault (key TEXT PRIMARY KEY, count INTEGER NOT NULL, message TEXT NOT NULL);
@@ -60,34 +57,6 @@ class Entry:
     submission: str
     report: Report | None
     booked: bool
-
-
-def versions() -> dict[str, str]:
-    """The installed versions of the packages that a verdict depends on."""
-    result = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            result[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            result[name] = "none"
-    return result
-
-
-def digest(submission: bytes) -> str:
-    """The identifier of a submission: the SHA-256 of its bytes."""
-    return hashlib.sha256(submission).hexdigest()
-
-
-def key(submission: bytes, contract: str, packages: Mapping[str, str] | None = None) -> str:
-    """The hash of everything a verdict depends on.
-
-    Args:
-        submission: The submitted notebook, as bytes.
-        contract: The hash of the chapter's contract.
-        packages: Versions by package; the installed ones by default.
-    """
-    parts = [digest(submission), contract, sorted((packages or versions()).items())]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 class Ledger:

@@ -10,7 +10,8 @@ import textwrap
 import pytest
 
 from autograder.contract.verdict import FAIL, NEEDS_HUMAN, PASS, Fact, Kind, Report, Result
-from autograder.grading.nbgrader.ledger import Ledger, LedgerError, digest, key, needs_human
+from autograder.grading.nbgrader.keys import digest, key
+from autograder.grading.nbgrader.ledger import Ledger, LedgerError, needs_human
 
 
 def report(verdict=PASS, points=2.0):

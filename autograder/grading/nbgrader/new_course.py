@@ -254,8 +254,7 @@ def hand_out(folder: Path, chapter: str) -> bool:
     if not is_own(chapter):
         return False
     inside = contract_folder(chapter)
-    answers = ("mutants.py", "alternatives.py")
-    wanted = {path: path.read_bytes() for path in contract_files(chapter) if path.name not in answers}
+    wanted = {path: path.read_bytes() for path in contract_files(chapter)}
     beside = (inside / name for name in ("chapter.toml", "hints.md", "page.md"))
     wanted |= {path: path.read_bytes() for path in beside if path.exists()}
     target, changed = folder / "source" / chapter / "chapters" / chapter, False

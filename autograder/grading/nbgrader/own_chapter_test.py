@@ -19,7 +19,7 @@ from autograder.grading.nbgrader.page import function_html
 from autograder.check import check_solution
 from autograder.grading.inside.intake import parse_notebook
 from autograder.grading.nbgrader.new_course import init_course
-from autograder.grading.nbgrader.submissions import contract_hash
+from autograder.grading.nbgrader.keys import contract_hash
 from autograder.grading.outside.pipeline import Grader
 from autograder.grading.outside.sandbox import best_level
 from autograder.grading.outside.workers import mounted, own_mounted

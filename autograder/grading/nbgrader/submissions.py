@@ -1,27 +1,23 @@
 """A class's submissions: a notebook for each student, or the reason there is none."""
 
-import hashlib
 import os
 import stat
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
 from pathlib import Path
 
-from autograder.contract.task import contract_files
 from autograder.contract.verdict import NEEDS_HUMAN, REFUSED
 from autograder.grading.inside.intake import MAX_BYTES
-from autograder.grading.nbgrader.ledger import digest, key
+from autograder.grading.nbgrader.keys import contract_hash, digest, key
 from autograder.grading.nbgrader.names import name_problem, same_name, student_name
 from autograder.grading.nbgrader.points import ungraded
 from autograder.grading.nbgrader.settings import read_settings
 from autograder.grading.nbgrader.varied import requested_in
 from autograder.render import one_line
-from course.curriculum import CHAPTERS, home
+from course.curriculum import CHAPTERS
 
 NAMED = 10
 IGNORED = (".ipynb_checkpoints", "__pycache__", "__MACOSX", ".git")
-SOURCES = ("course/**/*.py", "autograder/contract/*.py", "autograder/grading/**/*.py")
 
 
 @dataclass(frozen=True)
@@ -85,24 +81,6 @@ def _requested(course: Path, assignment: str) -> str:
     return "".join(f"|{name}={variant}" for name, variant in requested.items()) + skipped + limits
 
 
-@cache
-def fingerprint(chapter: str) -> str:
-    """The hash of everything that a chapter's verdicts depend on, apart from the submission and the secret."""
-    return key(b"", contract_hash(chapter))
-
-
-def contract_hash(chapter: str) -> str:
-    """The hash of everything that decides a chapter's verdicts besides the submission: contract, references, grader."""
-    root = Path(__file__).resolve().parents[3]
-    sources = {path for pattern in SOURCES for path in root.glob(pattern) if not path.name.endswith("_test.py")}
-    files = sources | set(contract_files(chapter))
-    whole = hashlib.sha256()
-    for path in sorted(files):
-        base = root if path.is_relative_to(root) else home(chapter)
-        whole.update(f"{path.relative_to(base)}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return whole.hexdigest()
-
-
 def _find(folder: Path, assignment: str, contract: str) -> Submission | None:
     """The submission in a student's folder; None if there is none."""
     inner, shown = folder / assignment, f"submitted/{one_line(folder.name)}"
@@ -125,7 +103,9 @@ def _find(folder: Path, assignment: str, contract: str) -> Submission | None:
 def _without(folder: str, contract: str, problem: str, verdict: str) -> Submission:
     """A submission without a notebook."""
     student = student_name(folder)
-    return Submission(student, key(b"", contract + student + problem), digest(b""), None, "", problem, verdict)
+    return Submission(
+        student, key(b"", contract + student + problem + verdict), digest(b""), None, "", problem, verdict
+    )
 
 
 def _submission(student: str, folder: Path, contract: str) -> Submission:
@@ -143,7 +123,7 @@ def _submission(student: str, folder: Path, contract: str) -> Submission:
     else:
         problem, data = read_submitted(chosen)
         verdict = REFUSED if problem else ""
-    filed = key(data, contract + note + problem)
+    filed = key(data, contract + note + problem + verdict)
     return Submission(student, filed, digest(data), None if problem else chosen, note, problem, verdict)
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autograder.commands.terminal import bar, complain, explained, out, print_json
-from autograder.grading.nbgrader.ledger import versions
+from autograder.grading.nbgrader.keys import versions
 from autograder.grading.outside.sandbox import best_level, survey
 from autograder.proof.attacks.declared import Attack
 from autograder.proof.attacks.fixtures import find_attacks

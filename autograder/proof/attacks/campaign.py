@@ -29,7 +29,7 @@ from rich.table import Table
 
 from autograder.commands.terminal import bar
 from autograder.contract.verdict import NEEDS_HUMAN
-from autograder.grading.nbgrader.submissions import fingerprint
+from autograder.grading.nbgrader.keys import fingerprint
 from autograder.proof.attacks.fuzz import CHAPTER, Fuzzer, Outcome, answers
 from autograder.proof.attacks.mutate import LAYERS
 from autograder.release.notebook import ROOT

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from autograder.grading.nbgrader.ledger import digest
+from autograder.grading.nbgrader.keys import digest
 from autograder.grading.outside.backends import tool
 from autograder.proof.attacks.canaries import search
 from autograder.proof.attacks.declared import CHAPTER, Attack

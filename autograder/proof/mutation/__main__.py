@@ -22,7 +22,7 @@ from rich.markup import escape
 
 from autograder.commands.terminal import FAULT, USAGE, bar, complain, print_json, show, table
 from autograder.contract.task import Task, load
-from autograder.grading.nbgrader.submissions import contract_hash
+from autograder.grading.nbgrader.keys import contract_hash
 from autograder.proof.mutation.records import judged_again, keep, read, recorded, stale
 from autograder.proof.mutation.survey import BROKEN, EQUAL, Outcome, ReferenceFails, mutations_of, survey
 from autograder.release.notebook import ROOT
