@@ -19,6 +19,7 @@ from autograder.commands.terminal import (
     AsJson,
     UsageError,
     complain,
+    err,
     out,
     print_json,
     require_chapter,
@@ -26,6 +27,7 @@ from autograder.commands.terminal import (
     spinner,
     table,
 )
+from autograder.contract.verdict import counted
 from autograder.render import number, one_line, plain
 from course.curriculum import CHAPTERS
 
@@ -175,16 +177,21 @@ def _next(folder: Path, chapters: list[str]) -> list[tuple[str, str]]:
 def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_json: AsJson = False) -> None:
     """Show graded and ungraded submissions, and those that need manual attention."""
     from autograder.grading.nbgrader.export import counts, overview
+    from autograder.grading.nbgrader.late import renew_penalties
     from autograder.grading.nbgrader.submissions import misplaced
 
-    rows = [row for name in assignments(course, assignment) for row in overview(course.resolve(), name)]
+    names = assignments(course, assignment)
+    for name in names:
+        renew_penalties(course.resolve(), name)
+    rows = [row for name in names for row in overview(course.resolve(), name)]
     if as_json:
         print_json({"submissions": rows, "counts": counts(rows), "misplaced": misplaced(course)})
         return
     shown = table("chapter", "student", "state", "points", "late", "", gap=3)
     for row in rows:
         points = "" if row["points"] is None else f"{number(row['points'])} of {number(row['max_points'])}"
-        late = f"{row['days_late']} day{'s' if row['days_late'] > 1 else ''}" if row["days_late"] else ""
+        late = counted(row["days_late"], "day") if row["days_late"] else ""
+        late += f", −{number(row['late_penalty'])}" if row["late_penalty"] else ""
         cells = (row["chapter"], row["student"], row["state"], points, late, row["why"])
         shown.add_row(*(Text(plain(text)) for text in cells))
     message = ", ".join(f"{state}: {count}" for state, count in counts(rows).items())
@@ -264,7 +271,7 @@ def export(
     if leaderboard is not None:
         _export_leaderboard(course.resolve(), names, leaderboard, to, canvas or moodle or gradescope)
         return
-    from autograder.grading.nbgrader.export import canvas_csv, grades_csv, gradescope_csv, moodle_csv
+    from autograder.grading.nbgrader.export import canvas_csv, grades_csv, gradescope_csv, moodle_csv, penalties
     from autograder.grading.nbgrader.late import renew_penalties
 
     folder = course.resolve()
@@ -276,8 +283,18 @@ def export(
         text = (moodle_csv if moodle else gradescope_csv if gradescope else grades_csv)(folder, names)
     if to is None:
         sys.stdout.write(text)
-        return
-    write(to, text)
+    else:
+        write(to, text)
+    if canvas or moodle or gradescope:
+        _tell_penalties(penalties(folder, names))
+
+
+def _tell_penalties(taken_off: dict[str, float]) -> None:
+    """Name, beside a file for an LMS, the penalties in its scores, since no column of the file does."""
+    if taken_off:
+        each = ", ".join(f"{one_line(name)} −{number(points)}" for name, points in taken_off.items())
+        text = f"lateness is taken off already: {each}; the LMS must not take it off again"
+        err().print(text, markup=False, soft_wrap=True)
 
 
 def write(to: Path, text: str) -> None:

@@ -69,7 +69,7 @@ def grade(
         raise UsageError("--unsafe-local is only for this machine; a cluster's workers grade in their sandbox")
     names = assignments(course, assignment)
     there = cluster_gradings(scheduler) if scheduler else workers
-    gradings, seconds, measured = expected(course, names, max(1, there))
+    gradings, seconds, measured = expected(course, names, max(1, there), only=only or (), again=again)
     _announce(gradings, seconds, measured, names, there, scheduler)
     if only_estimate:
         if not gradings:
@@ -82,7 +82,7 @@ def grade(
     moved: list[tuple[str, str, float, float]] = []
     options = {"workers": workers, "level": level, "scheduler": scheduler, "only": only or (), "again": again}
     with bar() as update, nullcontext() if scheduler else shared_pool(workers) as pool:
-        together = _Together(update, 0 if again or only else gradings)
+        together = _Together(update, gradings)
         for name in names:
             before = _scores(course, name, renew=False)
             try:

@@ -24,6 +24,7 @@ from autograder.commands.terminal import (
 from autograder.contract.verdict import counted
 from autograder.render import one_line, plain
 
+LATE_IN_CANVAS = "late, as Canvas says, without a time; they count as on time until a timestamp.txt gives one"
 Chapter = Annotated[str, typer.Argument(metavar="CHAPTER", help="The chapter.")]
 
 
@@ -52,18 +53,18 @@ def extend(
 
 def collect(
     chapter: Chapter,
-    source: Annotated[Path, typer.Option("--from", metavar="ZIP", help="The zip file as the system gave it to you.")],
+    source: Annotated[Path, typer.Option("--from", metavar="ZIP", help="The zip file, or its folder.")],
     course: CourseFolder = Path("."),
     as_json: AsJson = False,
 ) -> None:
-    """Take in the submissions that Canvas, Moodle or Gradescope gave you as a zip file.
+    """Take in the submissions that Canvas, Moodle or Gradescope gave you as a zip file, unpacked or not.
 
     Exit status 1: a notebook matches no student; it is kept aside, and named.
     """
     from autograder.grading.nbgrader.uploads import collect
 
     name = require_chapter(chapter)
-    _collected(name, collect(course, name, source), "late, as Canvas says", as_json)
+    _collected(name, collect(course, name, source), LATE_IN_CANVAS, as_json)
 
 
 def collect_git(

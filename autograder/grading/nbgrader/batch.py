@@ -119,29 +119,37 @@ def grade_course(
     return [_with_problem(report, problems.get(report.student, "")) for report in reports]
 
 
-def count_waiting(course: Path, assignment: str) -> int:
-    """The number of submissions that have no verdict yet."""
+def count_waiting(course: Path, assignment: str, only: Collection[str] = (), again: bool = False) -> int:
+    """The number of notebooks that ``grade_course`` would judge."""
     course = course.resolve()
+    try:
+        found = [each for each in _chosen(find_submissions(course, assignment), only) if each.notebook]
+    except CourseError:  # grading says who has not submitted
+        return 0
     with open_ledger(course) as ledger:
-        known = [ledger.get(each.key) for each in find_submissions(course, assignment) if each.notebook]
-    return sum(report is None or needs_human(report) for report in known)
+        known = [ledger.get(each.key) for each in found]
+    return sum(again or report is None or needs_human(report) for report in known)
 
 
-def estimate(course: Path, assignments: Collection[str], workers: int) -> tuple[int, float, int]:
-    """What is still to grade: gradings, seconds with so many workers, and how many measured gradings that rests on.
+def estimate(
+    course: Path, assignments: Collection[str], workers: int, *, only: Collection[str] = (), again: bool = False
+) -> tuple[int, float, int]:
+    """What is to grade: gradings, seconds with so many workers, and how many measured gradings that rests on.
 
-    A chapter without measurements takes as long for each function as the others do, or as ``FUNCTION_SECONDS`` says.
+    A chapter without measurements takes as long for each function as the others do, or as ``FUNCTION_SECONDS`` says;
+    functions that the course does not grade take none.
     """
     if not (course / "submitted").is_dir():
         return 0, 0.0, 0
     with open_ledger(course.resolve()) as ledger:
         spent = ledger.seconds()
-    sizes = {name: len(load(name).tasks) for name in {*assignments, *spent}}
+    settings = read_settings(course)
+    sizes = {name: len(load(name).tasks) - len(ungraded(settings, name)) for name in {*assignments, *spent}}
     every = [seconds / sizes[name] for name, found in spent.items() for seconds in found]
     one = statistics.median(every) if every else FUNCTION_SECONDS
     total, gradings = 0.0, 0
     for name in assignments:
-        count = count_waiting(course, name)
+        count = count_waiting(course, name, only, again)
         each = statistics.mean(spent[name]) if spent.get(name) else one * sizes[name]
         gradings += count
         total += count * each / workers + count * BOOKING_SECONDS

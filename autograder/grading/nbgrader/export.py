@@ -2,7 +2,6 @@
 
 import csv
 import io
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -13,11 +12,13 @@ from typing import Any
 from autograder.contract.verdict import NEEDS_HUMAN
 from autograder.grading.nbgrader import register
 from autograder.grading.nbgrader.course import CourseError, open_gradebook, open_ledger, students
+from autograder.grading.nbgrader.late import days_begun
 from autograder.grading.nbgrader.ledger import Entry, needs_human
 from autograder.grading.nbgrader.names import same_name
 from autograder.grading.nbgrader.points import scaled, worth
 from autograder.grading.nbgrader.settings import read_settings
 from autograder.grading.nbgrader.submissions import Submission, find_submissions
+from autograder.grading.nbgrader.uploads import marked_late
 from autograder.release.converters import CHECK
 from autograder.render import plain
 from course.curriculum import CHAPTERS
@@ -26,8 +27,12 @@ NOTHING, WAITING, CHANGED, HUMAN = "nothing submitted", "not graded yet", "chang
 BY_HAND = "waits for manual grading"
 UNBOOKED, GRADED = "not in the gradebook yet", "graded"
 STATES = (HUMAN, BY_HAND, WAITING, CHANGED, UNBOOKED, NOTHING, GRADED)
-DAY = 24 * 60 * 60
 SHOWN = 3
+UNDATED = "submission time unknown; counted as on time"
+UNDATED_LATE = (
+    "Canvas marks it as late and does not say by how much; counted as on time until the time is in timestamp.txt"
+)
+TWIN = "another name differs only in case, or in how letters are composed"
 DANGEROUS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
@@ -43,7 +48,7 @@ def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
     points = worth(read_settings(course), assignment)
     enrolled = register.values(course, register.ENROLLED)
     names = sorted({*students(course, assignment), *entries, *handed_in})
-    alike = Counter(map(same_name, names))
+    alike, late = Counter(map(same_name, names)), marked_late(course, assignment)
     for student in names:
         submission, entry = handed_in.get(student), entries.get(student)
         known = booked.get(student, {})
@@ -55,7 +60,9 @@ def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
             state = GRADED  # a person has given the points that the grader could not
         report = entry.report if entry else None
         first = _why(entry) if state == HUMAN else _remedy(state, assignment)
-        notes = [*_roster_note(student, enrolled), *_notes(submission, entry, known, alike[same_name(student)] > 1)]
+        undated = (UNDATED_LATE if student in late else UNDATED) if known.get("undated") else ""
+        twin = TWIN if alike[same_name(student)] > 1 else ""
+        notes = [*_roster_note(student, enrolled), *_notes(submission, entry, undated, twin)]
         judged = scaled(report, points) if report else None
         so_far = judged.points if judged and state in (GRADED, BY_HAND, UNBOOKED) else None
         rows.append(
@@ -66,6 +73,7 @@ def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
                 "points": known.get("points", so_far) if so_far is not None else None,
                 "max_points": judged.max_points if judged else None,
                 "days_late": known.get("days_late", 0),
+                "late_penalty": known.get("scores", {}).get("late_penalty", 0.0),
                 "why": "; ".join(filter(None, [first, *notes])),
                 "denied": _denied(entry),
             }
@@ -82,7 +90,7 @@ def grades_csv(course: Path, assignments: list[str]) -> str:
     """The gradebook as CSV. A score is given only if there is one; ``state`` says why there is none."""
     rows = [row for assignment in assignments for row in _grades(course, assignment)]
     parts = list(dict.fromkeys(name for row in rows for name in row if name.startswith("points ")))
-    return _csv(["assignment", "student", "state", "score", "max_score", "late_penalty", *parts], rows)
+    return _csv(["assignment", "student", "state", "score", "max_score", "late_penalty", "days_late", *parts], rows)
 
 
 def canvas_csv(course: Path, assignments: list[str], columns: Mapping[str, str]) -> str:
@@ -115,6 +123,17 @@ def canvas_csv(course: Path, assignments: list[str], columns: Mapping[str, str])
 def scores(course: Path, assignment: str) -> dict[str, float]:
     """Every student's score in the gradebook, lateness taken off."""
     return {student: known["scores"]["score"] for student, known in _booked(course.resolve(), assignment).items()}
+
+
+def penalties(course: Path, assignments: list[str]) -> dict[str, float]:
+    """The points that lateness takes off each final grade, by student, and by chapter where there are several."""
+    _, grades, _ = _final(course, assignments)
+    return {
+        f"{student} ({name})" if len(assignments) > 1 else student: row["late_penalty"]
+        for student, rows in grades.items()
+        for name, row in rows.items()
+        if row["late_penalty"]
+    }
 
 
 def moodle_csv(course: Path, assignments: list[str]) -> str:
@@ -224,12 +243,10 @@ def _roster_note(student: str, enrolled: Mapping[str, Any]) -> list[str]:
     return [f"not on the list of students{like}"]
 
 
-def _notes(submission: Submission | None, entry: Entry | None, known: dict[str, Any], has_twin: bool) -> list[str]:
-    twin = "another name differs only in case, or in how letters are composed" if has_twin else ""
-    undated = "submission time unknown; counted as on time" if known.get("undated") else ""
+def _notes(submission: Submission | None, entry: Entry | None, *more: str) -> list[str]:
     denied = _denied(entry)
     refused = f"the sandbox refused {', '.join(denied[:SHOWN])}{', …' if len(denied) > SHOWN else ''}" if denied else ""
-    return [*filter(None, [submission.note if submission else "", undated, twin, refused])]
+    return [*filter(None, [submission.note if submission else "", *more, refused])]
 
 
 def _denied(entry: Entry | None) -> list[str]:
@@ -272,14 +289,14 @@ def _submission_scores(submission: Any) -> dict[str, Any]:
     grades = [grade for notebook in submission.notebooks for grade in notebook.grades]
     penalty = round(submission.late_submission_penalty or 0.0, 4)
     scores = {"score": round(submission.score - penalty, 4), "max_score": submission.max_score, "late_penalty": penalty}
+    scores["days_late"] = days_begun(submission.total_seconds_late)
     for grade in grades:
         waits = grade.needs_manual_grade and grade.manual_score is None
         scores[f"points {grade.name.removeprefix(CHECK)}"] = "" if waits else grade.score
-    late = math.ceil(submission.total_seconds_late / DAY)
     return {
         "scores": scores,
         "points": round(sum(grade.score for grade in grades if grade.name.startswith(CHECK)), 2),
         "waits": any(grade.needs_manual_grade for grade in grades),
-        "days_late": late,
+        "days_late": scores["days_late"],
         "undated": submission.duedate is not None and submission.timestamp is None,
     }

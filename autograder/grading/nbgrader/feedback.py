@@ -27,6 +27,7 @@ from autograder.grading.nbgrader import register
 from autograder.grading.nbgrader.bridge import configuration
 from autograder.grading.nbgrader.course import open_ledger
 from autograder.grading.nbgrader.group import share
+from autograder.grading.nbgrader.late import LatePenalty, duration, late_plugin
 from autograder.grading.nbgrader.names import name_problem
 from autograder.grading.nbgrader.page import anchor, function_html, next_step
 from autograder.grading.nbgrader.settings import read_settings
@@ -130,7 +131,9 @@ class Waiting(NbGraderPreprocessor):
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         names = resources["nbgrader"]
         where = (names["notebook"], names["assignment"], names["student"])
+        about = nb.metadata.setdefault("meshcraft", {})
         with Gradebook(names["db_url"]) as gradebook:
+            about["late"] = self._late(gradebook.find_submission(names["assignment"], names["student"]))
             for cell in filter(utils.is_grade, nb.cells):
                 grade = gradebook.find_grade(cell.metadata.nbgrader.grade_id, *where)
                 roles = cell.metadata.nbgrader
@@ -138,12 +141,20 @@ class Waiting(NbGraderPreprocessor):
                 roles["by_person"] = grade.manual_score is not None
                 roles["auto"], roles["extra"] = grade.auto_score, grade.extra_credit or 0.0
         root = Path(str(self.config.CourseDirectory.root))
-        about = nb.metadata.setdefault("meshcraft", {})
         about["site"] = read_settings(root).site
         about["request"] = register.values(root, register.REQUEST).get(f"{names['assignment']}/{names['student']}")
         results = [Result.from_json(_fields(each)) for each in about.get("functions", []) if "facts" in each]
         about["next"] = next_step(names["assignment"], results)
         return nb, resources
+
+    def _late(self, submission: Any) -> str:
+        """How late it was and what that costs, in a sentence; empty if it was on time."""
+        seconds, plugin = submission.total_seconds_late, late_plugin(self.config)
+        if not seconds:
+            return ""
+        rule = plugin.reason(seconds) if isinstance(plugin, LatePenalty) else f"{duration(seconds)} after the due date"
+        hours = submission.extension.total_seconds() / 3600 if submission.extension else 0
+        return f"{rule}; your extension of {hours:g} hours is counted in" if hours else rule
 
 
 def judged(cell: NotebookNode, notebook: NotebookNode, chapter: str) -> Markup:

@@ -9,9 +9,11 @@ from nbgrader.preprocessors import AssignLatePenalties
 from traitlets import Float
 from traitlets.config import Config
 
+from autograder.contract.verdict import counted
 from autograder.grading.nbgrader.bridge import configuration
 from autograder.grading.nbgrader.course import open_gradebook
-from autograder.grading.nbgrader.export import DAY
+
+MINUTE, HOUR, DAY = 60, 60 * 60, 24 * 60 * 60
 
 
 class LatePenalty(BasePlugin):
@@ -23,10 +25,31 @@ class LatePenalty(BasePlugin):
 
     def late_submission_penalty(self, student_id: str, score: float, total_seconds_late: float) -> float | None:
         """The points to deduct from ``score``; None if none. nbgrader calls this."""
-        if total_seconds_late <= 60 * self.grace:
+        if total_seconds_late <= MINUTE * self.grace:
             return None
-        percent = min(math.ceil(total_seconds_late / DAY) * self.per_day, self.at_most)
+        percent = min(days_begun(total_seconds_late) * self.per_day, self.at_most)
         return score * percent / 100 or None
+
+    def reason(self, seconds: float) -> str:
+        """The rule that was applied to a submission that came so much after its due date, as a sentence."""
+        late = f"handed in {duration(seconds)} after the due date"
+        if seconds <= MINUTE * self.grace:
+            return f"{late}: {self.grace:g} minutes count as on time"
+        if not self.per_day:
+            return late
+        most = f", at most {self.at_most:g} %" if self.at_most < 100 else ""
+        return f"{late}: {counted(days_begun(seconds), 'day')} begun, {self.per_day:g} % of the points each{most}"
+
+
+def days_begun(seconds: float) -> int:
+    """The days that a delay has begun."""
+    return math.ceil(seconds / DAY)
+
+
+def duration(seconds: float) -> str:
+    """A delay in words, in the largest unit of which it is at least two."""
+    unit, size = next(((n, s) for n, s in (("day", DAY), ("hour", HOUR)) if seconds >= 2 * s), ("minute", MINUTE))
+    return counted(max(1, math.floor(seconds / size)), unit)
 
 
 def renew_penalties(course: Path, assignment: str) -> None:

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from autograder.grading.nbgrader import pools
+from autograder.grading.nbgrader.batch import FUNCTION_SECONDS, estimate
 from autograder.grading.nbgrader.batch_test import FakeGrader, fake
 from autograder.grading.nbgrader.conftest import change, hand_in
 from autograder.grading.outside import sandbox
@@ -24,6 +25,12 @@ def test_all_chapters_are_graded_in_one_run_and_one_that_cannot_be_stops_no_othe
     shutil.copytree(term / "release" / "collectives", term / "submitted" / "ada" / "collectives")
     guess = meshcraft("grade", "--all", "--estimate", "--course", str(term))
     assert "2 gradings of 2 chapters, about 1 min with" in guess.err and "a rough guess" in guess.err
+    assert estimate(term, ["fsdp", "collectives"], 1, only=["ada"])[0] == 2
+    assert estimate(term, ["fsdp"], 1, only=["bob"])[0] == 0  # who has not submitted
+    every = estimate(term, ["fsdp"], 1)[1]
+    change(term, points={"fsdp.fsdp_loss": 0.0})
+    assert estimate(term, ["fsdp"], 1)[1] == every - FUNCTION_SECONDS
+    change(term, points={"fsdp.fsdp_loss": 5.0})
     path = term / "source" / "collectives" / "collectives.ipynb"
     text = path.read_text()
     path.write_text("cut off")
@@ -33,6 +40,7 @@ def test_all_chapters_are_graded_in_one_run_and_one_that_cannot_be_stops_no_othe
     change(term, points={"fsdp.fsdp_loss": 10.0})
     done = meshcraft("grade", "fsdp", "--course", str(term))
     assert "ada: fsdp 18 before, 23 now" in done.out
+    assert [estimate(term, ["fsdp"], 1, again=again)[0] for again in (False, True)] == [0, 1]
     assert "leave out fsdp, or leave out --all" in meshcraft("grade", "fsdp", "--all", status=2).err
 
 

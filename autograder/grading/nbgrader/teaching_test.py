@@ -20,7 +20,7 @@ from traitlets.config import Config
 from autograder.grading.nbgrader import booking, bridge
 from autograder.grading.nbgrader.conftest import WHERE, cell, file_and_book, hand_in, report
 from autograder.grading.nbgrader.course import open_gradebook, open_ledger, secret
-from autograder.grading.nbgrader.export import canvas_csv, counts, grades_csv, overview
+from autograder.grading.nbgrader.export import canvas_csv, counts, grades_csv, overview, penalties
 from autograder.grading.nbgrader.feedback import write_feedback
 from autograder.grading.nbgrader.late import LatePenalty, renew_penalties
 from autograder.grading.nbgrader.new_course import due_dates, init_course, parse_due
@@ -209,6 +209,8 @@ def test_the_whole_way_over_nbgraders_exchange(course, tmp_path):
 
     pages, problems = write_feedback(course, "fsdp")
     assert problems == {} and "late submission" in pages[0].read_text() and "−4" in pages[0].read_text()
+    rule = "handed in 30 hours after the due date: 2 days begun, 10 % of the points each, at most 50 %"
+    assert rule in pages[0].read_text() and penalties(course, ["fsdp"]) == {"bob": 4.0}
     released = nbgrader((course, "release_feedback fsdp"), (home, "fetch_feedback fsdp"))
     assert "Not submitted through the exchange: eve; " in released
     (fetched,) = (home / "fsdp" / "feedback").glob("*/fsdp.html")

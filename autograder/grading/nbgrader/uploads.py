@@ -1,7 +1,8 @@
-"""Submissions out of the zip files of Canvas, Moodle and Gradescope, and feedback back into one that they take.
+"""Submissions as Canvas, Moodle and Gradescope hand them over, and feedback back into a zip file that they take.
 
-Nothing of a zip file is unpacked by its own names: each notebook is matched to a student of the roster and written to
-``submitted/``. What matches nobody is kept aside and named, never dropped.
+They come as a zip file, or as the folder that it was unpacked to. Nothing of a zip file is unpacked by its own names:
+each notebook is matched to a student of the roster and written to ``submitted/``. What matches nobody is kept aside and
+named, never dropped.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import zipfile
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -22,27 +24,35 @@ from autograder.grading.nbgrader.course import HIDDEN, CourseError, open_gradebo
 from autograder.grading.nbgrader.names import name_problem, same_name
 from autograder.render import one_line
 
-CANVAS = re.compile(r"^(?P<who>[^_/]+)_(?P<late>LATE_)?(?P<id>\d+)_(?P<number>\d+)_(?P<file>[^/]+)$")
+# As its lib/content_zipper.rb names them; a name may have underscores, and an anonymous submission has none.
+CANVAS = re.compile(r"^(?P<who>[^/]+?)_(?P<late>LATE_)?(?P<id>\d+)_(?P<number>\d+)_(?P<file>[^/]+)$")
+ANONYMOUS = re.compile(r"^(?:LATE_)?anon_(?P<id>[^_/]+)_(?P<number>\d+)_(?P<file>[^/]+)$")
 MOODLE = re.compile(r"^(?P<who>[^/]+)_(?P<number>\d+)_assignsubmission_file_?(?:/(?:.*/)?)?(?P<file>[^/]+)$")
 GRADESCOPE = re.compile(r"^(?:[^/]+/)?(?P<id>submission_\d+)/(?:.*/)?(?P<file>[^/]+)$")
 METADATA = "submission_metadata.yml"
 MOST_FILES = 20_000
+BY_HAND = "put it in submitted/ by hand"
+AS_GIVEN = "give the zip file as it was downloaded, or the folder that it was unpacked to"
 
 
 @dataclass(frozen=True)
 class Upload:
-    """One notebook of a zip file: the entry, whose it is as the file says, and when it was handed in, if it says so."""
+    """One notebook: its entry, whose it is as the entry says, and when it was handed in, if that is known.
+
+    ``problem`` is the reason why it can be nobody's.
+    """
 
     entry: str
     who: str
     at: str = ""
     ids: tuple[str, ...] = ()
     late: bool = False
+    problem: str = ""
 
 
 @dataclass
 class Collected:
-    """What became of a zip file's entries: student ids, and the reason for each entry that is nobody's."""
+    """What became of the entries: student ids, and the reason for each entry that is nobody's."""
 
     new: list[str] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
@@ -52,39 +62,54 @@ class Collected:
     others: int = 0
 
 
+@dataclass(frozen=True)
+class _Files:
+    """The files of a zip file or a folder: the bytes of each by its name, and how to read it."""
+
+    sizes: Mapping[str, int]
+    read: Callable[[str], bytes]
+
+
 def collect(course: Path, chapter: str, path: Path) -> Collected:
-    """Write each notebook of an LMS's zip file to ``submitted/STUDENT/CHAPTER/``.
+    """Write each notebook that an LMS handed over to ``submitted/STUDENT/CHAPTER/``.
 
     Raises:
-        CourseError: It is not a zip file of one of the three, or holds too much.
+        CourseError: It is no zip file or folder of one of the three, or holds too much.
     """
     try:
+        if path.is_dir():
+            return _collect(course.resolve(), chapter, _in_folder(path))
         with zipfile.ZipFile(path) as archive:
-            return _collect(course.resolve(), chapter, archive)
+            sizes = {info.filename: info.file_size for info in archive.infolist() if not info.is_dir()}
+            return _collect(course.resolve(), chapter, _Files(sizes, archive.read))
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError) as error:
-        raise CourseError(f"{path} cannot be read as a zip file: {error}; download it again") from None
+        raise CourseError(f"{path} cannot be read as a zip file or a folder: {error}; {AS_GIVEN}") from None
 
 
-def _collect(course: Path, chapter: str, archive: zipfile.ZipFile) -> Collected:
-    files = [info for info in archive.infolist() if not info.is_dir()]
-    if len(files) > MOST_FILES:
-        raise CourseError(f"the zip file has {len(files):,} files; at most {MOST_FILES:,} are read")
-    uploads = _uploads(archive, [info.filename for info in files])
+def _in_folder(folder: Path) -> _Files:
+    """The files of an unpacked zip file; links are not followed."""
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if not path.is_symlink()}
+    sizes = {name: path.stat().st_size for name, path in files.items() if path.is_file()}
+    return _Files(sizes, lambda name: files[name].read_bytes())
+
+
+def _collect(course: Path, chapter: str, files: _Files) -> Collected:
+    if len(files.sizes) > MOST_FILES:
+        raise CourseError(f"there are {len(files.sizes):,} files in it; at most {MOST_FILES:,} are read")
+    uploads = _uploads(files)
+    if all(upload.problem for upload in uploads):
+        raise CourseError(f"it has no notebook as Canvas, Moodle or Gradescope name them; {AS_GIVEN}")
     people, made, used = identities(course), Collected(), dict[str, str]()
-    made.others = len(files) - len(uploads)
-    sizes = {info.filename: info.file_size for info in files}
+    made.others = len(files.sizes) - len(uploads)
     for upload in uploads:
         student, why = match(upload, people)
         data = b""
-        if sizes[upload.entry] > MAX_BYTES:
-            why = f"it has {sizes[upload.entry]:,} bytes, and at most {MAX_BYTES:,} are read"
+        if files.sizes[upload.entry] > MAX_BYTES:
+            why = f"it has {files.sizes[upload.entry]:,} bytes, and at most {MAX_BYTES:,} are read"
         else:
-            with archive.open(upload.entry) as file:
-                data = file.read(MAX_BYTES + 1)
+            data = files.read(upload.entry)
         if not why and student in used and used[student] != upload.entry:
-            why = (
-                f"{student} has another notebook in this file, {one_line(used[student])}; put one in submitted/ by hand"
-            )
+            why = f"{student} has another notebook in it, {one_line(used[student])}; put one in submitted/ by hand"
         if why:
             made.aside[upload.entry] = why
             keep(course / HIDDEN / "unmatched" / chapter, upload.entry, data)
@@ -92,29 +117,33 @@ def _collect(course: Path, chapter: str, archive: zipfile.ZipFile) -> Collected:
         used[student] = upload.entry
         getattr(made, put(course, chapter, student, upload, data)).append(student)
         made.late += [student] if upload.late else []
-    if not uploads:
-        raise CourseError(
-            "the zip file has no notebook as Canvas, Moodle or Gradescope name them; give the file as it was downloaded"
-        )
     _remember(course, chapter, used)
+    _mark_late(course, chapter, used, made.late)
     return made
 
 
-def _uploads(archive: zipfile.ZipFile, names: list[str]) -> list[Upload]:
-    """The notebooks of the file, in the naming of the system that it comes from."""
+def _uploads(files: _Files) -> list[Upload]:
+    """The notebooks, in the naming of the system that they come from; those of another name have a problem."""
     found = []
-    told = next((name for name in names if PurePosixPath(name).name == METADATA), None)
-    about = _gradescope(archive.read(told)) if told and archive.getinfo(told).file_size <= MAX_BYTES else {}
-    for name in names:
-        if not name.lower().endswith(".ipynb") or "/.ipynb_checkpoints/" in name or name.startswith("__MACOSX"):
+    told = next((name for name in files.sizes if PurePosixPath(name).name == METADATA), None)
+    about = _gradescope(files.read(told)) if told and files.sizes[told] <= MAX_BYTES else {}
+    for name in files.sizes:
+        parts, file = PurePosixPath(name).parts, PurePosixPath(name).name
+        if not file.lower().endswith(".ipynb") or {".ipynb_checkpoints", "__MACOSX"} & {*parts}:
             continue
-        if (parts := GRADESCOPE.match(name)) and about:
-            who, at, ids = about.get(parts["id"], (parts["id"], "", ()))
+        if (of := GRADESCOPE.match(name)) and about:
+            who, at, ids = about.get(of["id"], (of["id"], "", ()))
             found.append(Upload(name, who, at, ids))
-        elif parts := MOODLE.match(name):
-            found.append(Upload(name, parts["who"].rpartition("/")[2]))
-        elif parts := CANVAS.match(PurePosixPath(name).name):
-            found.append(Upload(name, parts["who"], "", (parts["id"],), bool(parts["late"])))
+        elif of := MOODLE.match(name):
+            found.append(Upload(name, of["who"].rpartition("/")[2]))
+        elif of := ANONYMOUS.match(file):
+            why = "Canvas hides the names of this assignment; end its anonymous grading there, and download it again"
+            found.append(Upload(name, of["id"], problem=why))
+        elif of := CANVAS.match(file):
+            found.append(Upload(name, of["who"], "", (of["id"],), bool(of["late"])))
+        else:
+            why = f"Canvas, Moodle and Gradescope name no file so; {BY_HAND}"
+            found.append(Upload(name, file, problem=why))
     return found
 
 
@@ -164,12 +193,14 @@ def _form(name: str) -> str:
 
 def match(upload: Upload, people: dict[str, set[str]]) -> tuple[str, str]:
     """The student whose upload it is, and an empty text; or the reason why it is nobody's."""
+    if upload.problem:
+        return "", upload.problem
     for given in (*upload.ids, upload.who):
         found = [student for student, names in people.items() if _form(given) in names]
         if len(found) == 1 and not name_problem(found[0]):
             return found[0], ""
         if len(found) > 1:
-            return "", f"{one_line(given)} may be any of {', '.join(found)}; put it in submitted/ by hand"
+            return "", f"{one_line(given)} may be any of {', '.join(found)}; {BY_HAND}"
     spelt = {name: student for student, names in people.items() for name in names}
     near = get_close_matches(_form(upload.who), spelt, 1)
     like = f"; is it {spelt[near[0]]}?" if near else "; add the student with `meshcraft init . --students FILE`"
@@ -177,18 +208,25 @@ def match(upload: Upload, people: dict[str, set[str]]) -> tuple[str, str]:
 
 
 def put(course: Path, chapter: str, student: str, upload: Upload, data: bytes) -> str:
-    """Put a notebook in place and keep one that it replaces; return which of ``new``, ``replaced``, ``same`` it is."""
+    """Put a notebook in place and keep one that it replaces, with its time of handing in.
+
+    Returns:
+        Which of ``new``, ``replaced``, ``same`` it is.
+    """
     folder = course / "submitted" / student / chapter
-    target = folder / f"{chapter}.ipynb"
+    target, time = folder / f"{chapter}.ipynb", folder / "timestamp.txt"
     before = target.read_bytes() if target.is_file() and not target.is_symlink() else None
     if before is not None and before != data:
         stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{student}"
         keep(course / HIDDEN / "earlier" / chapter, f"{stamp}.ipynb", before)
+        if time.is_file() and not time.is_symlink():  # that of the earlier one
+            keep(course / HIDDEN / "earlier" / chapter, f"{stamp}.txt", time.read_bytes())
+            time.unlink()
     folder.mkdir(parents=True, exist_ok=True)
     if before != data:
         target.write_bytes(data)
     if upload.at:
-        (folder / "timestamp.txt").write_text(upload.at)
+        time.write_text(upload.at)
     return "new" if before is None else "same" if before == data else "replaced"
 
 
@@ -202,6 +240,19 @@ def _remember(course: Path, chapter: str, used: dict[str, str]) -> None:
     known = json.loads(path.read_text()) if path.is_file() else {}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**known, **used}, indent=1))
+
+
+def _mark_late(course: Path, chapter: str, collected: Collection[str], late: Collection[str]) -> None:
+    """Keep which submissions the LMS marks as late; it does not say by how much."""
+    path = course / HIDDEN / "late" / f"{chapter}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(sorted({*late} | (marked_late(course, chapter) - {*collected}))))
+
+
+def marked_late(course: Path, chapter: str) -> set[str]:
+    """The students whose collected submission the LMS marks as late."""
+    path = course / HIDDEN / "late" / f"{chapter}.json"
+    return {*json.loads(path.read_text())} if path.is_file() else set()
 
 
 def feedback_zip(course: Path, chapter: str, pages: list[Path], to: Path) -> int:

@@ -4,10 +4,11 @@ import zipfile
 
 import pytest
 
-from autograder.grading.nbgrader.conftest import change, hand_in
+from autograder.grading.nbgrader.conftest import change, file_and_book, hand_in, report, states
+from autograder.grading.nbgrader.late import renew_penalties
 from autograder.grading.nbgrader.settings import CourseError
 from autograder.grading.nbgrader.submissions import misplaced
-from autograder.grading.nbgrader.uploads import collect, feedback_zip
+from autograder.grading.nbgrader.uploads import collect, feedback_zip, marked_late
 
 
 def archive(path, files):
@@ -31,14 +32,17 @@ def test_zip_files_of_three_systems_become_submissions_and_nothing_in_them_is_dr
     change(term, students=[{"id": "bob", "first_name": "Bob", "last_name": "Kahn", "lms_user_id": "102"}])
     canvas = {"kahnbob_LATE_102_9_fsdp-1.ipynb": "1", "kahnbo_999_9_fsdp.ipynb": "2", "kahnbob_102_8_notes.txt": "3"}
     got = collect(term, "fsdp", archive(tmp_path / "canvas.zip", canvas))
-    assert (got.new, got.late, got.others) == (["bob"], ["bob"], 1)
+    assert (got.new, got.late, got.others) == (["bob"], ["bob"], 1) and marked_late(term, "fsdp") == {"bob"}
     assert got.aside == {"kahnbo_999_9_fsdp.ipynb": "nobody on the list of students is called kahnbo; is it bob?"}
+    (term / "submitted" / "bob" / "fsdp" / "timestamp.txt").write_text("2026-03-02 11:00:00 UTC")  # of this notebook
     assert [path.read_text() for path in (term / ".meshcraft" / "unmatched" / "fsdp").iterdir()] == ["2"]
 
     moodle = {"Bob Kahn_77_assignsubmission_file_/../../x.ipynb": "4", "cleo_78_assignsubmission_file_fsdp.ipynb": "5"}
     got = collect(term, "fsdp", archive(tmp_path / "moodle.zip", moodle))
     assert (got.new, got.replaced) == (["cleo"], ["bob"]) and got.aside == {}
-    assert [path.read_text() for path in (term / ".meshcraft" / "earlier" / "fsdp").iterdir()] == ["1"]
+    kept = {path.suffix: path.read_text() for path in (term / ".meshcraft" / "earlier" / "fsdp").iterdir()}
+    assert kept == {".ipynb": "1", ".txt": "2026-03-02 11:00:00 UTC"} and marked_late(term, "fsdp") == set()
+    assert not (term / "submitted" / "bob" / "fsdp" / "timestamp.txt").exists()
     pages = [term / "feedback" / "bob" / "fsdp" / "fsdp.html"]
     pages[0].parent.mkdir(parents=True)
     pages[0].write_text("page")
@@ -54,10 +58,57 @@ def test_zip_files_of_three_systems_become_submissions_and_nothing_in_them_is_dr
     assert got.replaced == ["bob"] and (term / "submitted/bob/fsdp/fsdp.ipynb").read_text() == "6"
     assert (term / "submitted/bob/fsdp/timestamp.txt").read_text() == "2026-03-02 11:00:00 UTC"
     assert {path.name for path in (term / "submitted").iterdir()} == {"bob", "cleo"}
-    for bad, says in (({"x.ipynb": ""}, "has no notebook as Canvas"), (None, "cannot be read as a zip file")):
+    for bad, says in (
+        ({"x.ipynb": ""}, "has no notebook as Canvas"),
+        (None, "read as a zip file or a folder"),
+    ):
         path = archive(tmp_path / "bad.zip", bad) if bad else tmp_path / "none.zip"
         with pytest.raises(CourseError, match=says):
             collect(term, "fsdp", path)
+
+
+def test_every_name_that_canvas_gives_is_matched_or_named_from_a_zip_file_and_from_its_folder(term, tmp_path):
+    roster = [{"id": "bob", "lms_user_id": "102"}, {"id": "amy", "lms_user_id": "103"}]
+    change(term, students=[*roster, {"id": "cleo", "lms_user_id": "104"}])
+    names = {
+        "kahnbob_102_8_fsdp.ipynb": "1",
+        "van_der_lee_amy_LATE_103_9_my_own_7_8_fsdp-2.ipynb": "2",  # underscores in a name, numbers in the file's
+        "late_cleo_104_10_fsdp.ipynb": "3",  # a name, not Canvas' mark
+        "LATE_anon_x7Q2a_11_fsdp.ipynb": "4",
+        "anon_b81zz_12_fsdp.ipynb": "5",
+        "homework.ipynb": "6",
+        "__MACOSX/._kahnbob_102_8_fsdp.ipynb": "7",
+    }
+    with zipfile.ZipFile(archive(tmp_path / "canvas.zip", names)) as made:
+        made.extractall(tmp_path / "unpacked" / "submissions")
+    (tmp_path / "unpacked" / "link_102_9_x.ipynb").symlink_to("/etc/passwd")
+    packed = collect(term, "fsdp", tmp_path / "canvas.zip")
+    assert (packed.new, packed.late) == (["bob", "amy", "cleo"], ["amy"])
+    assert {name: why.partition(";")[0] for name, why in packed.aside.items()} == {
+        "LATE_anon_x7Q2a_11_fsdp.ipynb": "Canvas hides the names of this assignment",
+        "anon_b81zz_12_fsdp.ipynb": "Canvas hides the names of this assignment",
+        "homework.ipynb": "Canvas, Moodle and Gradescope name no file so",
+    }
+    assert (term / "submitted" / "amy" / "fsdp" / "fsdp.ipynb").read_text() == "2"
+    again = collect(term, "fsdp", tmp_path / "unpacked")
+    assert (sorted(again.same), again.new, again.late, len(again.aside)) == (["amy", "bob", "cleo"], [], ["amy"], 3)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CourseError, match="has no notebook as Canvas"):
+        collect(term, "fsdp", tmp_path / "empty")
+
+
+def test_a_mark_of_lateness_without_a_time_is_named_until_there_is_one(term, tmp_path):
+    change(term, students=[{"id": "bob", "lms_user_id": "102"}])
+    text = hand_in(term, "bob", answer="Because.").read_text()
+    collect(term, "fsdp", archive(tmp_path / "canvas.zip", {"kahnbob_LATE_102_9_fsdp.ipynb": text}))
+    file_and_book(term, {"bob": report()})
+    row = states(term)["bob"]
+    assert "Canvas marks it as late and does not say by how much" in row["why"] and row["late_penalty"] == 0
+    (term / "submitted" / "bob" / "fsdp" / "timestamp.txt").write_text("2026-03-03 09:00:00 UTC")
+    file_and_book(term, {"bob": report()})
+    renew_penalties(term, "fsdp")
+    row = states(term)["bob"]
+    assert "Canvas" not in row["why"] and (row["days_late"], row["late_penalty"]) == (2, 3.6)
 
 
 def test_work_in_a_folder_of_another_name_is_named_with_the_chapter_that_it_may_be(term):
