@@ -48,6 +48,21 @@ def test_the_example_of_a_new_chapter_makes_the_table_that_its_page_quotes(monke
     assert module["memory"]().cells()["naive"]["resident"]
 
 
+@pytest.mark.parametrize("chapter", KEPT)
+def test_kept_tables_show_their_kept_figures(chapter):
+    for found in KEPT[chapter].values():
+        for name, figures in found["figures"].items():
+            if text := found["texts"].get(f"{name}.txt"):
+                rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:]]
+                labels = [
+                    ", ".join(row[: len(row) - len(cells)]) for row, cells in zip(rows, figures.values(), strict=True)
+                ]
+                assert labels == list(figures)
+                assert [row[-len(cells) :] for row, cells in zip(rows, figures.values(), strict=True)] == [
+                    list(cells.values()) for cells in figures.values()
+                ]
+
+
 @OURS
 @pytest.mark.skipif(not has_compiler(), reason="the GPU compiler (extra aot) is not installed")
 @pytest.mark.parametrize(("chapter", "name"), COMPILED if FULL else SHORT)

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from course.program.memory import Memory
+from course.program.memory import Alive, Memory
 from course.program.simulator import Bar, Timeline
 from course.program.simulator.gaps import Gap, by_device, gaps
 from course.program.simulator.trace import device_name, mesh_text, plain_kind, shape_text, work_of
 from course.render.captions import NOTHING, WAITING, exposed_text, line_text
 from course.render.quantities import axis_texts, bytes_text, capacity_text, count_text, seconds_text, ticks
-from course.render.svg import AXES, KERNEL, MATMUL, TEXT, Mark, Row, draw, hatchings, merged, svg, text, torn
+from course.render.svg import AXES, KERNEL, LETTER, MATMUL, TEXT, Mark, Row, draw, hatchings, merged, svg, text, torn
 
 # Narrow enough to be read without scrolling in a window of 700 px.
 LEFT, WIDTH, RIGHT = 112.0, 572.0, 22.0
@@ -270,11 +270,11 @@ def memory_svg(memory: Memory, capacity: float | None = None, *, file: bool = Fa
         x = capacity / whole * (LEFT + WIDTH)
         drawn.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="24" y2="52" stroke="currentColor" stroke-width="2"/>')
         drawn.append(text("what a device has", x - 6, 20, "end"))
-    listed, y = _alive(memory, 28.0 + 2 * BAR + 28)
+    listed, y, right = _alive(memory, 28.0 + 2 * BAR + 28)
     each = ", ".join(f"{label} {bytes_text(size)}" for label, size, _ in parts)
     title = f"Memory of one device: {heading}"
     described, inside, name = f"At the peak: {each}.", "".join([*drawn, *listed]), unique(repr(memory))
-    return svg(LEFT + WIDTH + RIGHT, y, title, described, inside, name, file=file, least=LEAST)
+    return svg(max(LEFT + WIDTH + RIGHT, right), y, title, described, inside, name, file=file, least=LEAST)
 
 
 def _stack(parts: Sequence[tuple[str, int, str]], whole: float, y: float) -> list[str]:
@@ -290,29 +290,35 @@ def _stack(parts: Sequence[tuple[str, int, str]], whole: float, y: float) -> lis
     return drawn
 
 
-def _alive(memory: Memory, y: float) -> tuple[list[str], float]:
-    """The temporaries that are alive at the peak, equal ones in one line, and the end of the list."""
+def _alive(memory: Memory, y: float) -> tuple[list[str], float, float]:
+    """The temporaries that are alive at the peak, equal ones in one line, and the lower and right end of the list."""
     groups = Counter(memory.alive)
     ranked = sorted(groups.items(), key=lambda entry: (-entry[0].bytes * entry[1], entry[0].line, entry[0].kind))
     if not ranked:
-        return [], y
+        return [], y, 0.0
     drawn = [text("temporaries alive at the peak", 0, y, weight="600", size=TEXT)]
     largest = max(1, ranked[0][0].bytes * ranked[0][1])
-    y += 8
-    for alive, count in ranked[:MAX_ALIVE]:
+    y, rows, places = y + 8, [_about(*entry) for entry in ranked[:MAX_ALIVE]], [*COLUMNS, 0.0]
+    for i, column in enumerate(zip(*rows, strict=True)):
+        places[i + 1] = max(places[i + 1], places[i] + LETTER * max(map(len, column)) + 12)
+    for (alive, count), columns in zip(ranked, rows, strict=False):
         size = alive.bytes * count
-        times = f"{count} times " if count > 1 else ""
-        columns = (times + shape_text(alive.shape, alive.dtype), plain_kind(alive.kind), line_text(alive.line))
         drawn.append(text(bytes_text(size), LEFT - 40, y + 13, "end"))
         mark = Mark(0, 0, AXES[0], (), f"{', '.join(columns)}: {bytes_text(size)}", "")
         drawn.append(draw(mark, LEFT - 32, y + 1, size / largest * LONGEST_ALIVE, 16, AXES[0]))
-        drawn += [text(said, x, y + 13) for said, x in zip(columns, COLUMNS, strict=True)]
+        drawn += [text(said, x, y + 13) for said, x in zip(columns, places, strict=False)]
         y += 20
     rest = memory.temporaries - sum(alive.bytes * count for alive, count in ranked[:MAX_ALIVE])
     if rest > 0:
         drawn.append(text(f"{bytes_text(rest)} in smaller ones", LEFT - 32, y + 13, faint=True))
         y += 20
-    return drawn, y + 4
+    return drawn, y + 4, places[-1]
+
+
+def _about(alive: Alive, count: int) -> tuple[str, str, str]:
+    """Shape, operation and line of equal arrays."""
+    times = f"{count} × " if count > 1 else ""
+    return times + shape_text(alive.shape, alive.dtype), plain_kind(alive.kind), line_text(alive.line)
 
 
 def unique(about: str) -> str:

@@ -26,7 +26,7 @@ from course.render.quantities import (
     share_text,
     ticks,
 )
-from course.render.svg import AXES, DARK, KERNEL, LIGHT, MATMUL, Mark, contrast, merged, text_on
+from course.render.svg import AXES, DARK, KERNEL, LETTER, LIGHT, MATMUL, Mark, contrast, merged, text_on
 from course.render.tables import FittingLines, Section
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -215,9 +215,19 @@ def test_colours_stand_out_on_light_and_dark_and_can_be_written_on(colour):
 def test_memory_shows_what_lives_at_the_peak_with_its_line():
     found = rectangles(memory_svg(MEMORY, 2.0**23))
     sizes = ["inputs: 1 MiB", "outputs: 1.5 MiB", "temporaries: 3 MiB"]
-    assert [said for *_, said in found] == [*sizes, "2 times f32[512,512], add, a:1: 2 MiB"]
+    assert [said for *_, said in found] == [*sizes, "2 × f32[512,512], add, a:1: 2 MiB"]
     picture = memory_svg(MEMORY, 2.0**23)
     assert "peak 5.5 MiB of 8 MiB (0.00839 GB)" in picture and "1 MiB in smaller ones" in picture
+
+
+def test_columns_of_the_memory_picture_make_room_for_their_longest_text():
+    long = replace(MEMORY.alive[0], shape=(12, 1, 8, 2, 1024, 1024), line="a_module_with_a_long_name.py:1234")
+    root = ElementTree.fromstring(memory_svg(replace(MEMORY, alive=(long, long, MEMORY.alive[0]))))
+    texts = [(float(t.attrib["x"]), t.text or "") for t in root.iter() if t.tag.endswith("text")]
+    row = next(i for i, (_, said) in enumerate(texts) if said.startswith("2 × f32[12,"))
+    ends = [x + LETTER * len(said) for x, said in texts[row : row + 3]]
+    assert ends[0] < texts[row + 1][0] and ends[1] < texts[row + 2][0]
+    assert ends[2] < float(root.attrib["viewBox"].split()[2])
 
 
 def test_a_step_without_temporaries_has_a_picture():

@@ -25,12 +25,7 @@ TASK = load("async_tensor_parallel").task("async_tp_mlp")
 IDEAL, MEASURED = machine("8xH100"), machine("8xH100-calibrated")
 LINK, RATES = IDEAL.links[0], MEASURED.links[0].rates
 NONE, LOOP, SCAN, BOTH = "all-gather, then product", "ring, a Python loop", "ring, a scan", "both ways round"
-RINGS = {
-    NONE: gathers_then_multiplies,
-    LOOP: unrolled,
-    SCAN: ring_gather_matmul,
-    BOTH: bidirectional_gather_matmul,
-}
+RINGS = {NONE: gathers_then_multiplies, LOOP: unrolled, SCAN: ring_gather_matmul, BOTH: bidirectional_gather_matmul}
 MLPS = {
     "no ring": mutants.synchronous,
     "rings in the forward pass alone": mutants.hides_the_forward_pass_alone,
@@ -40,7 +35,7 @@ MLPS = {
     "rings, rows sent again": gathering_again,
 }
 DRAWN = {"no ring": "none", "rings, JAX's derivative": "jax", "rings, rows kept": "kept"}
-COMPILED = "overlapping a product s", "replayed, us .1f", "exposed, us .1f", "resident, MiB .2f"
+COMPILED = "overlapping a product s", "replayed, µs .1f", "exposed, µs .1f", "resident, MiB .2f"
 
 
 def exported(function, rows=TOKENS, hidden=HIDDEN, dtype=jnp.bfloat16, platform="cpu"):
@@ -57,9 +52,7 @@ def exported(function, rows=TOKENS, hidden=HIDDEN, dtype=jnp.bfloat16, platform=
 
 @example("counted in the program", timeline="predicted, idealised", witnesses_memory="predicted")
 def program() -> dict[str, Table]:
-    table = Table(
-        "first witness: the program", "what is sent s", "MiB .2f", "up s", "down s", "operations d", markdown=True
-    )
+    table = Table("first witness: the program", "what is sent s", "MiB .2f", "up s", "down s", "operations d")
     found = {name: predict(exported(function), IDEAL) for name, function in RINGS.items()}
     for name, one in found.items():
         times: Counter[str] = Counter()
@@ -71,16 +64,13 @@ def program() -> dict[str, Table]:
         up, down = (f"{directions[up] / MIB:.2f}" if directions else "" for up in (True, False))
         sent = sum(c.total_bytes for c in one.costs.collectives) / MIB
         table.add(name, ", ".join(f"{n} x {kind}" for kind, n in times.items()), sent, up, down, one.costs.operations)
-    columns = "step, us .1f", "computing .1f", "exposed .1f", "times .2f", "resident, MiB .2f"
+    columns = "step, µs .1f", "computing .1f", "exposed .1f", "times .2f", "resident, MiB .2f"
     steps = compare("second witness: timeline", found, *columns)
     drawn = {"gathered": NONE, "ring": SCAN, "both": BOTH}
     draw_timelines("witnesses", **{picture: found[name].timeline for picture, name in drawn.items()})
     draw("witnesses_memory", memory_svg(found[NONE].memory, IDEAL.memory_bytes), "predicted")
     rows = 2 * TOKENS * WIDTH / MIB
-    say(
-        best=f"{steps[NONE].computing / steps[NONE].step:.2f}",
-        rows=f"{rows:.2f}",
-    )
+    say(best=f"{steps[NONE].computing / steps[NONE].step:.2f}", rows=f"{rows:.2f}")
     assert steps[NONE].exposed > 0.9 * steps[NONE].computing and found[NONE].memory.temporaries == rows * MIB
     return {"program": table, "timeline": steps}
 
@@ -89,7 +79,7 @@ def program() -> dict[str, Table]:
 def passes() -> Table:
     found = {name: look(TASK, function) for name, function in MLPS.items()}
     columns = (
-        "step, us .1f",
+        "step, µs .1f",
         "calibrated .1f",
         "computing .1f",
         "exposed .1f",
@@ -115,7 +105,7 @@ def costs_of_a_step() -> Table:
     latency, rate = IDEAL.transfer("collective_permute", (0, 1), 0, 0, pair=(0, 1))
     product = IDEAL.matmul_seconds(2 * rows * WIDTH * features, 0, "f32")
     placing, adding = IDEAL.kernel_seconds(8 * rows * features), IDEAL.kernel_seconds(12 * rows * WIDTH)
-    table, kernel = Table("in each step", "time, µs .1f", markdown=True), 4 * WIDTH * features
+    table, kernel = Table("in each step", "time, µs .1f"), 4 * WIDTH * features
     moves = ("product", product), ("transfer", latency + 4 * rows * WIDTH / rate)
     for name, seconds in (*moves, ("placing a product", placing), ("adding to a sum", adding)):
         table.add(name, seconds / US)
@@ -145,7 +135,7 @@ def costs_of_a_step() -> Table:
 
 @example("counted by closed form")
 def least_features() -> Table:
-    table = Table("machine", "TFLOP/s in bfloat16 .1f", "GB/s each way g", "least $f$ in bfloat16 ,.0f", markdown=True)
+    table = Table("machine", "TFLOP/s in bfloat16 .1f", "GB/s each way g", "least $f$ in bfloat16 ,.0f")
     for name in ("8xA100", "8xH100", "8xTPUv5e"):
         where = machine(name)
         table.add(
@@ -188,7 +178,7 @@ def break_even(ring, plain):
 @example("predicted, idealised", "predicted, calibrated")
 def loses() -> Table:
     ring, plain = both()
-    table = Table("8 H100, 4,096 rows", "all-gather, us .1f", "ring, us .1f", "times .2f", markdown=True)
+    table = Table("8 H100, 4,096 rows", "all-gather, µs .1f", "ring, µs .1f", "times .2f")
     for name, where in {
         "idealised": IDEAL,
         "measured products": replace(IDEAL, matmul_rates=MEASURED.matmul_rates),
@@ -206,7 +196,7 @@ def loses() -> Table:
 @example("predicted, calibrated")
 def messages() -> Table:
     columns = "a message, MiB .3f", "permute, GB/s .1f", "ring, times .2f", "break-even, GB/s .0f"
-    table = Table("rows in all", *columns, markdown=True)
+    table = Table("rows in all", *columns)
     for rows in (1024, 4096, 16384, 65536):
         ring, plain = both(rows)
         size = 2 * rows // 8 * WIDTH
@@ -226,7 +216,7 @@ def messages() -> Table:
 
 @example("predicted, idealised", "predicted, calibrated")
 def features() -> Table:
-    table = Table("hidden on a device", "idealised, times .2f", "measured, times .2f", markdown=True)
+    table = Table("hidden on a device", "idealised, times .2f", "measured, times .2f")
     for hidden in (4096, 9216, 18432, 36864, 73728):
         ring, plain = both(hidden=hidden)
         table.add(f"{hidden // 8:,}", times(ring, plain, IDEAL), times(ring, plain))
@@ -253,10 +243,7 @@ def third() -> dict[str, Table]:
     assert tables[2][LOOP].replayed > none.replayed, "longer than with no ring at all"
     assert 1.7 < both.replayed / none.replayed < 2 and [
         row["overlapping a product"] for row in tables[2].rows.values()
-    ] == [
-        "0 of 7",
-        "7 of 7",
-    ]
+    ] == ["0 of 7", "7 of 7"]
     return dict(zip(("third", "precise", "merged"), tables, strict=True))
 
 

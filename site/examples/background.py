@@ -29,7 +29,7 @@ def gather_rate(where, devices) -> float:
 def chips() -> Table:
     columns = ("bf16, TFLOP/s ,.0f", "memory, GB .0f", "FLOPs a byte of memory ,.0f")
     columns += ("gather, GB/s ,.0f", "FLOPs a byte sent ,.0f", "tokens to hide FSDP ,.0f")
-    table = Table("machine", *columns, markdown=True)
+    table = Table("machine", *columns)
     for one in NODES:
         n = one.num_devices
         peak, rate = one.peak("bf16"), gather_rate(one, tuple(range(n)))
@@ -43,7 +43,7 @@ def chips() -> Table:
 @example("counted by closed form")
 def all_reduce() -> Table:
     """An all-reduce of 1 GB inside a node, by the devices and by the switch."""
-    table = Table("all-reduce of 1 GB", "sent by a device, GB .2f", "time, ms .2f", markdown=True)
+    table = Table("all-reduce of 1 GB", "sent by a device, GB .2f", "time, ms .2f")
     for label, name in (("ring", "8xH100"), ("added in the switch", "8xH100-sharp")):
         where = machine(name)
         latency, rate = where.transfer("all_reduce", tuple(range(8)), 1e9, 1e9)
@@ -59,7 +59,7 @@ def all_reduce() -> Table:
 def two_levels() -> Table:
     """One ring through everything against reduce-scatter, all-reduce between nodes, all-gather; one adapter a GPU."""
     columns = "one ring on one adapter, ms .1f", "rings on all adapters .1f", "in two levels .1f"
-    table = Table(("GPUs", "nodes"), *columns, markdown=True)
+    table = Table(("GPUs", "nodes"), *columns)
     node = machine("8xH100")
     inside, outside = node.links[0].bandwidth, 50e9
     for nodes in (2, 8, 64):
@@ -79,7 +79,7 @@ def two_levels() -> Table:
 @example("counted by closed form")
 def latency() -> Table:
     """Small all-reduces: steps count, not bytes."""
-    table = Table("GPUs", "ring steps d", "ring time, µs ,.0f", "tree steps d", "tree time, µs ,.0f", markdown=True)
+    table = Table("GPUs", "ring steps d", "ring time, µs ,.0f", "tree steps d", "tree time, µs ,.0f")
     for count in (8, 64, 512, 4096):
         steps = 2 * (count - 1), 2 * round(math.log2(count))
         times = [4 * step for step in steps]
@@ -100,7 +100,7 @@ FORMATS = {
 @example("sourced")
 def formats() -> Table:
     columns = "bits d", "largest .3g", "smallest normal .2g", "step at 1 .2g"
-    table = Table("format", *columns, markdown=True)
+    table = Table("format", *columns)
     for name, dtype in FORMATS.items():
         info = ml_dtypes.finfo(dtype)
         table.add(name, info.bits, float(info.max), float(info.smallest_normal), float(info.eps))
@@ -123,7 +123,7 @@ def scaling() -> Table:
     outliers[:, 0] *= 200
     columns = "one scale for the array .1%", "the same, with outliers .1%"
     columns += ("a scale for 32 entries .1%", "the same with outliers .1%")
-    table = Table("operands", *columns, markdown=True)
+    table = Table("operands", *columns)
     for name in ("bfloat16", "float8 E4M3", "float8 E5M2", "float4 E2M1"):
         errors = []
         for block in (0, 32):
@@ -142,7 +142,7 @@ def scaling() -> Table:
 @example("counted by closed form")
 def optimizers() -> Table:
     """State of optimizers, for a model of 7 billion parameters in mixed precision."""
-    table = Table("optimizer", "bytes a parameter .3g", "7 B parameters, GB .0f", markdown=True)
+    table = Table("optimizer", "bytes a parameter .3g", "7 B parameters, GB .0f")
     for name, state in {
         "Adam, float32 moments": 8.0,
         "Adam, 8-bit moments (Dettmers et al. 2022)": 2 * (1 + 4 / 2048),
@@ -170,7 +170,7 @@ def goodput() -> Table:
         "time lost .1%",
         "with 10 s to write .1%",
     )
-    table = Table("GPUs", *columns, markdown=True)
+    table = Table("GPUs", *columns)
     for count in (8, 256, 2048, 16_384, 32_768):
         mean = 3600 * each / count
         lost = []
@@ -186,7 +186,7 @@ def goodput() -> Table:
 @example("counted by closed form")
 def diloco() -> Table:
     """Bytes between two sites for a model of 8 billion parameters, in bfloat16, with 1 s a step."""
-    table = Table("outer step every", "sent by a site, GB a step .2f", "link that hides it, Gbit/s .1f", markdown=True)
+    table = Table("outer step every", "sent by a site, GB a step .2f", "link that hides it, Gbit/s .1f")
     for steps in (1, 10, 100, 500):
         size = 2 * (2 - 1) / 2 * 2 * 8 / steps
         table.add(f"{steps} steps" if steps > 1 else "step (data parallelism)", size, 8 * size)
@@ -199,7 +199,7 @@ def decode() -> Table:
     where = machine("8xH100")
     weights, cache = 2 * MIDDLE.count, 2 * 2 * MIDDLE.layers * MIDDLE.keys * 4096
     columns = "cache, GB .1f", "reading, ms .2f", "computing, ms .2f", "tokens/s ,.0f", "of the peak .1%"
-    table = Table("sequences", *columns, markdown=True)
+    table = Table("sequences", *columns)
     for batch in (1, 8, 32, 64, 128):
         reading = (weights + batch * cache) / where.memory_bandwidth
         computing = 2 * MIDDLE.count * batch / where.peak("bf16")
@@ -223,9 +223,7 @@ def offload() -> Table:
     """Time to move Adam's state over PCIe 5 (64 GB/s each way), against a step's arithmetic, on one H100."""
     where, sizes = machine("8xH100"), replace(MIDDLE, seq=2048)
     state = 12 * sizes.count / 64e9
-    table = Table(
-        "tokens in a step", "computing, s .1f", "state there and back, s .1f", "share exposed .0%", markdown=True
-    )
+    table = Table("tokens in a step", "computing, s .1f", "state there and back, s .1f", "share exposed .0%")
     for tokens in (4096, 32_768, 262_144):
         seconds = flops_per_token(sizes) * tokens / where.peak("bf16") / 0.5
         table.add(f"{tokens:,}", seconds, state, max(0.0, 1 - seconds / state))
@@ -236,7 +234,7 @@ def offload() -> Table:
 def choosing() -> Table:
     """Models on clusters: the planner's fastest configuration that fits, at the efficiency of published runs."""
     columns = "state with Adam, GB ,.0f", "mesh s", "ZeRO d", "remat s", "memory, GB .0f", "MFU .0%", "`data` alone s"
-    table, ratios = Table(("model", "devices"), *columns, markdown=True), []
+    table, ratios = Table(("model", "devices"), *columns), []
     for name, sizes, chip, devices, nodes, batch in (
         ("1 B", SMALL, "8xA5000", 8, 1, 64),
         ("8 B", MIDDLE, "8xH100", 8, 1, 64),

@@ -74,7 +74,7 @@ def sent() -> Table:
         columns=((16, 8), P(None, "tensor"), None),
         tuple=((16, 8), P(("data", "tensor")), None),
     )
-    table = Table("collective", "sent by each of 8 devices, in whole arrays .3f", markdown=True)
+    table = Table("collective", "sent by each of 8 devices, in whole arrays .3f")
     for name, (function, rows) in PRIMITIVES.items():
         own = 4 * rows * 1024
         whole = own * 8 if name == "all_gather" else own
@@ -86,7 +86,7 @@ def sent() -> Table:
 
 @example("counted by closed form")
 def times() -> str:
-    table = Table(("devices", "array"), *(f"{name} ,.1f" for name in ways(8)), markdown=True)
+    table = Table(("devices", "array"), *(f"{name} ,.1f" for name in ways(8)))
     lines = []
     for n in (8, 64):
         for size, label in ((4 * 2**10, "4 KiB"), (MIB, "1 MiB"), (64 * MIB, "64 MiB")):
@@ -170,7 +170,7 @@ def a5000() -> Table:
 @example("predicted, idealised")
 def lines() -> str:
     found = predict(exported(ring_all_reduce, 64 * MIB), "8xH100")
-    shown, root = ["two rings: us computing, us sending, your line"], Path(__file__).parents[2]
+    shown, root = ["two rings: µs computing, µs sending, your line"], Path(__file__).parents[2]
     for line in found.lines()[:5]:
         file, _, number = line.line.partition(":")
         text = (root / file).read_text().splitlines()[int(number) - 1].strip()
@@ -181,7 +181,7 @@ def lines() -> str:
 
 @example("predicted, idealised", "predicted, calibrated")
 def sizes() -> str:
-    table = Table(("microseconds", "array"), *(f"{way} ,.1f" for way in SUMS), markdown=True)
+    table = Table(("microseconds", "array"), *(f"{way} ,.1f" for way in SUMS))
     machines = ("8xH100", "8xA5000", "8xH100-calibrated")
     for name in machines:
         for kib in (4, 64, 256, 1024, 4096, 65536):
@@ -205,6 +205,6 @@ def with_compiler() -> Table:
     table = Table("compiled for 8xH100", *(f"{way} s" for way in SUMS))
     table.add("collectives", *(str(sum(c.count for c in r.collectives)) for r in reports))
     table.add("temporaries", *(f"{r.memory.temporaries / MIB:.1f} MiB" for r in reports))
-    table.add("schedule, replayed", *(f"{1e6 * r.replay.seconds:.1f} us" for r in reports))
-    table.add("  of it exposed", *(f"{1e6 * sum(r.replay.exposed.values()):.1f} us" for r in reports))
+    table.add("schedule, replayed", *(f"{1e6 * r.replay.seconds:.1f} µs" for r in reports))
+    table.add("of it exposed", *(f"{1e6 * sum(r.replay.exposed.values()):.1f} µs" for r in reports))
     return table

@@ -72,12 +72,7 @@ def ways() -> Table:
 def memory() -> Table:
     """Live temporaries of the ring, forward and backward, as sequences grow."""
     table = Table(
-        "tokens",
-        "ring, MiB .0f",
-        "a token of a device, KiB .1f",
-        "largest, million elements .1f",
-        "gather, MiB .0f",
-        markdown=True,
+        "tokens", "ring, MiB .0f", "a token of a device, KiB .1f", "largest, million elements .1f", "gather, MiB .0f"
     )
     for tokens in (8192, 16_384, 32_768):
         ring, gather = (predict(passes(WAYS[name][0], ZIGZAG, tokens), IDEAL).memory for name in (RING, GATHERED))
@@ -93,7 +88,7 @@ def memory() -> Table:
 def balance() -> Table:
     """FLOPs of the busiest device over the mean of all, from the costs of the programs."""
     interleaved = WRONG["interleaved_order"](N)
-    table = Table("order", "chunks of device 0 s", "chunks of device 7 s", "busiest over mean .2f", markdown=True)
+    table = Table("order", "chunks of device 0 s", "chunks of device 7 s", "busiest over mean .2f")
     pairs = 2 * N * (2 * N + 1) / 2
     for name, order in (("contiguous", WRONG["contiguous_order"](N)), ("interleaved", interleaved), ("zigzag", ZIGZAG)):
         length = 16_384 // (2 * N)
@@ -115,7 +110,7 @@ def hides() -> Table:
         "one for 8 ,.0f",
         "8 devices, one for 8 ,.0f",
     )
-    table = Table("machine", *columns, markdown=True)
+    table = Table("machine", *columns)
     for name in ("8xA100", "8xH100", "8xTPUv5e", "2x8xA100"):
         where = machine(name)
         link, peak = where.links[-1], where.peak("bf16")
@@ -174,9 +169,7 @@ def long_step(platform: str = "cpu", **sizes: Any):
 @example("predicted, idealised")
 def long() -> Table:
     """A billion parameters, 131,072 tokens: predicted, not run; from one layer and two, since all others are alike."""
-    table = Table(
-        "layers", "parameters, million .0f", "step, s .2f", "exposed, ms .1f", "resident, GiB .1f", markdown=True
-    )
+    table = Table("layers", "parameters, million .0f", "step, s .2f", "exposed, ms .1f", "resident, GiB .1f")
     rows = []
     for layers in (1, 2):
         step, params = long_step(num_layers=layers)

@@ -44,7 +44,7 @@ def located(name):
 
 
 @example("predicted, calibrated")
-def overlap() -> dict[str, object]:
+def overlap() -> Table:
     ways = {"naive": (END, WAYS[END]), "same": (SAME, WAYS[SAME]), "next": (NEXT, overlapped_gradients)}
     found = {}
     for name, (label, function) in ways.items():
@@ -65,8 +65,8 @@ def overlap() -> dict[str, object]:
         width=f"{SIZES.width:,}",
         hidden=f"{SIZES.hidden:,}",
     )
-    where = f"{realistic(TASK).name} on {TASK.machine}; a ring over all of them sends {ring / 1e9:g} GB/s"
-    return {"overlap": table, "where": where}
+    say(ring=f"{ring / 1e9:g}")
+    return table
 
 
 @kept("compiled")
@@ -136,7 +136,7 @@ def reductions() -> Table:
     """Each of 8 devices has four numbers of the batch; a microbatch's loss is its number times the sum of weights."""
     given, mesh = {"weights": jnp.ones(1024), "batch": jnp.arange(32.0)}, {"data": 8}
     specs, out = {"weights": P(), "batch": P("data")}, {"gradient": P("data")}
-    table = Table("loss", "dev. 2 .1f", "dev. 7 .1f", "sent by each device s", "bytes ,.0f", markdown=True)
+    table = Table("loss", "dev. 2 .1f", "dev. 7 .1f", "sent by each device s", "bytes ,.0f")
     for function in (replicated, replicated_then_pmean, replicated_half, varying, varying_then_pmean):
 
         def stacked(weights, numbers, function=function):
@@ -162,7 +162,7 @@ def masks() -> Table:
     numbers = jnp.array([[1.0, 0, 0], [2, 4, 6], [0, 0, 0]])
     mask = jnp.array([[1.0, 0, 0], [1, 1, 1], [0, 0, 0]])
     count = mask.sum(1)
-    table = Table("how it is averaged", "loss s", markdown=True)
+    table = Table("how it is averaged", "loss s")
     for name, loss in (
         ("over all that count", jnp.sum(numbers * mask) / mask.sum()),
         ("mean of the devices' means", jnp.mean(jnp.sum(numbers * mask, 1) / jnp.maximum(count, 1))),
@@ -178,7 +178,7 @@ def masks() -> Table:
 def hiding() -> Table:
     """Tokens at which a reduction takes as long as the backward pass: 4 T N / C = 2 (n-1)/n b N / beta."""
     heads = "TFLOP/s .1f", "GB/s .1f", "tokens, float32 ,.0f", "tokens in bfloat16 ,.0f"
-    table = Table("8 devices", *heads, markdown=True)
+    table = Table("8 devices", *heads)
     for label, name, network in (
         ("A5000, pairs and PCIe", "8xA5000", inf),
         ("A100, NVLink", "8xA100", inf),
@@ -195,7 +195,7 @@ def hiding() -> Table:
 def scaling() -> Table:
     """A fixed batch of 131,072 tokens on more and more H100: nothing hidden, and everything hidden that can be."""
     columns = "tokens each ,.0f", "compute, ms .1f", "reduce, ms .1f", "in turn .1f", "overlapped .1f"
-    table, gains = Table("devices", *columns, markdown=True), {}
+    table, gains = Table("devices", *columns), {}
     alone = 6 * 131072 * 1e9 / machine("8xH100").peak("bf16")
     for n in (1, 2, 4, 8, 16, 32, 64, 128):
         backward, reduce = 2 / 3 * alone / n, 2 * (n - 1) / n * 4e9 / 50e9

@@ -34,7 +34,7 @@ AXES = ("data", "expert")
 def masks() -> Table:
     """More and more experts, the same tokens and places in all: what a mask multiplies, and what indices do."""
     columns = (f"{way} {what}" for way in ("mask", "indices") for what in ("product, TFLOP .2f", "memory, MiB .0f"))
-    table = Table("experts", *columns, markdown=True)
+    table = Table("experts", *columns)
     for experts in (16, 64, 256):
         case = realistic(MOVED, num_experts=experts, capacity=20480 // experts)
         pair = [look(MOVED, function, case) for function in (WRONG["multiplies_by_a_one_hot_mask"], dispatch)]
@@ -52,9 +52,7 @@ def masks() -> Table:
 @example("counted by closed form", "counted in the program")
 def travels() -> Table:
     """Bytes of a layer, forward and backward: the closed form, and what the analysis finds."""
-    table = Table(
-        "devices", "places of a device, MiB .0f", "by the formula, MiB .1f", "measured, MiB .1f", markdown=True
-    )
+    table = Table("devices", "places of a device, MiB .0f", "by the formula, MiB .1f", "measured, MiB .1f")
     for n in (1, 2, 4, 8):
         found = look(LAYER, moe_layer, realistic(LAYER, mesh={"expert": n}))
         sizes = realistic(LAYER).sizes
@@ -68,7 +66,7 @@ def travels() -> Table:
 def nodes() -> Table:
     """Sixteen devices in two nodes: experts over all of them, or inside a node with a copy on each."""
     where = scaled(H100, 16, 2)
-    table = Table("mesh", "step, ms .2f", "exposed, ms .2f", "sent, MiB .0f", markdown=True)
+    table = Table("mesh", "step, ms .2f", "exposed, ms .2f", "sent, MiB .0f")
     for name, mesh in {"expert=16": {"expert": 16}, "data=2 x expert=8": {"data": 2, "expert": 8}}.items():
         found = look(LAYER, moe_layer, realistic(LAYER, mesh=mesh), where)
         table.add(name, 1e3 * found.timeline.seconds, 1e3 * found.timeline.exposed_seconds, sent(found) / 2**20)
@@ -86,9 +84,7 @@ def overlapped(name: str):
 
 @example("predicted, idealised", "predicted, calibrated", dualpipe="counted by closed form")
 def overlap() -> Table:
-    table = Table(
-        "places travel", "step, ms .2f", "calibrated, ms .2f", "computing, ms .2f", "exposed, ms .2f", markdown=True
-    )
+    table = Table("places travel", "step, ms .2f", "calibrated, ms .2f", "computing, ms .2f", "exposed, ms .2f")
     for name in (ALL, TWO, FOUR):
         found = overlapped(name).timeline
         computing = found.seconds - found.exposed_seconds
@@ -252,7 +248,7 @@ def losses() -> Table:
 
         mapped = jax.shard_map(local, mesh=mesh, in_specs=(specs, P(None, AXES)), out_specs=P())
         found[f"data={data} x expert={expert}"] = np.asarray(jax.jit(mapped)(params, batches))
-    table = Table("step", *(f"{name} .5f" for name in found), markdown=True)
+    table = Table("step", *(f"{name} .5f" for name in found))
     for step in (0, 5, 10, 19):
         table.add(step, *(losses[step] for losses in found.values()))
     every = np.stack(list(found.values()))

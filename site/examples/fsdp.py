@@ -52,15 +52,7 @@ WAYS = {
     "ahead forward only": WRONG["prefetches_forward_only"],
     AFTER: fsdp_train_step,
 }
-SIZES = Training(
-    width=4096,
-    hidden=16384,
-    num_layers=8,
-    features=2048,
-    rows=2048,
-    min_size=16384,
-    rate_scale=0.01,
-)
+SIZES = Training(width=4096, hidden=16384, num_layers=8, features=2048, rows=2048, min_size=16384, rate_scale=0.01)
 BATCH = jnp.arange(8.0)
 
 
@@ -111,9 +103,7 @@ def transfers() -> str:
 
 @example("predicted, idealised")
 def tokens() -> Table:
-    table = Table(
-        "tokens a device", "when it computes, ms .2f", "ahead, ms .2f", "ratio .2f", "still exposed .0%", markdown=True
-    )
+    table = Table("tokens a device", "when it computes, ms .2f", "ahead, ms .2f", "ratio .2f", "still exposed .0%")
     for count in (512, 1024, 2048, 4096, 8192):
         slow, fast = (predicted(WAYS[name], count).timeline for name in (BEFORE, AFTER))
         table.add(
@@ -155,14 +145,12 @@ def hybrid() -> dict[str, Table]:
             load("fsdp").task("hybrid_shard_step"), hybrid_shard_step, Case("", {"replica": 2, "data": 8}, SIZES)
         ),
     }
-    links = Table(("parameters split", "axis", "link"), "sent by a device s", markdown=True)
+    links = Table(("parameters split", "axis", "link"), "sent by a device s")
     for way, exported in programs.items():
         for axis, link in nodes.axis_links(exported.mesh).items():
             used = sum(c.total_bytes for c in costs(parse(exported)).collectives if axis in c.axes)
             links.add((way, axis, link), bytes_text(used))
-    steps = Table(
-        ("parameters split", "between nodes"), "step, ms .1f", "exposed, ms .1f", "resident, GiB .2f", markdown=True
-    )
+    steps = Table(("parameters split", "between nodes"), "step, ms .1f", "exposed, ms .1f", "resident, GiB .2f")
     narrow = replace(nodes, links=(inside, replace(between, shared=True)))
     for name, where in (("an adapter for each device", nodes), ("one adapter for each node", narrow)):
         for way, exported in programs.items():
@@ -196,7 +184,7 @@ def worked() -> dict[str, Table]:
     layer = {path: size // 32 for path, size in count.items() if path[0] == "layers"}
     in_use = sum(size for path, size in layer.items() if count[path] >= least)
     everything, held = whole + split, whole + split // 8
-    parameters = Table("count", "parameters ,d", markdown=True)
+    parameters = Table("count", "parameters ,d")
     for name, size in (
         ("in the whole model", everything),
         ("in one layer", sum(layer.values())),
@@ -204,11 +192,11 @@ def worked() -> dict[str, Table]:
         ("held by each device", held),
     ):
         parameters.add(name, size)
-    memory = Table("memory on each device", "data parallel, GB .2f", "fully sharded, GB .2f", markdown=True)
+    memory = Table("memory on each device", "data parallel, GB .2f", "fully sharded, GB .2f")
     for name, size in (("parameters", 4), ("gradients", 4), ("Adam's $m$ and $v$", 8), ("all of these", 16)):
         memory.add(name, size * everything / 1e9, size * held / 1e9)
     memory.add("the layer in use, whole", 0.0, 4 * in_use / 1e9)
-    sent = Table("sent by each device in a step", "data parallel, GB .2f", "fully sharded, GB .2f", markdown=True)
+    sent = Table("sent by each device in a step", "data parallel, GB .2f", "fully sharded, GB .2f")
     plain = 2 * 7 / 8 * 4 * everything / 1e9
     sharded = [7 / 8 * 4 * size / 1e9 for size in (split, split - tables, split, 2 * whole)]
     for name, one, other in zip(
@@ -226,7 +214,7 @@ def worked() -> dict[str, Table]:
 @example("counted by closed form")
 def networks() -> Table:
     """Tokens at which a gather takes as long as the products of its layer: b/2 (n-1)/n C/beta."""
-    h100, table = machine("8xH100"), Table("network", "each way, GB/s .0f", "tokens per device ,.0f", markdown=True)
+    h100, table = machine("8xH100"), Table("network", "each way, GB/s .0f", "tokens per device ,.0f")
     peak = h100.peak("bf16")
     say(flops_per_byte=f"{peak / h100.links[0].bandwidth:,.0f}")
     for name, bandwidth in (("NVLink", h100.links[0].bandwidth), ("400 Gbit/s Ethernet or InfiniBand", 50e9)):

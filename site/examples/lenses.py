@@ -69,7 +69,7 @@ def loses() -> Table:
         "ring .1f",
         "ring / plain .2f",
     )
-    table = Table("µs", *columns, markdown=True)
+    table = Table("µs", *columns)
     for on in (IDEAL, CALIBRATED):
         plain, ring = timed(False, on), timed(True, on)
         bars = {(one is ring, bar.kind): 1e6 * (bar.end - bar.start) for one in (plain, ring) for bar in one.bars}
@@ -119,7 +119,7 @@ def lensed() -> Table:
                 "compiled: coverage": f"{report.coverage:.0%}",
             }
         )
-    table = Table("", "plain s", "ring s", markdown=True)
+    table = Table("", "plain s", "ring s")
     for name in columns[0]:
         table.add(name, *(column[name] for column in columns))
     replayed = [report.replay.seconds for report in reports]
@@ -138,10 +138,7 @@ def disagree() -> Table:
         "its others .2f",
         "of these, copies .2f",
     )
-    table, gaps = (
-        Table("seconds, and GB", *columns, "timeline: GB moved .0f", "replay .0f", markdown=True),
-        recorded().gaps,
-    )
+    table, gaps = (Table("seconds, and GB", *columns, "timeline: GB moved .0f", "replay .0f"), recorded().gaps)
     for gap in gaps:
         line, real = gap.timeline, gap.compiled
         assert real is not None
@@ -201,7 +198,7 @@ def corpus() -> Table:
     """Public programs: the result for each."""
     rows = recorded_corpus()
     heads = ("repository", "function", "an example of")
-    table = Table(heads, "devices d", "FLOPs s", "temporaries s", "time s", markdown=True)
+    table = Table(heads, "devices d", "FLOPs s", "temporaries s", "time s")
 
     def error(value: float | None) -> str:
         return "" if value is None else "< 0.1%" if abs(value) < 1e-3 else f"{value:+.1%}"
@@ -255,7 +252,7 @@ def functions() -> dict[str, Any]:
     """The treatment of every public function of the libraries, by module, and why some are refused."""
     every = {name: tried(name) for name in library.functions()}
     outcomes = {library.ACCEPTED: "accepted", library.BY_SIZE: "at one size", library.REFUSED: "refused"}
-    table = Table("called as", "functions d", *(f"{label} d" for label in outcomes.values()), "others d", markdown=True)
+    table = Table("called as", "functions d", *(f"{label} d" for label in outcomes.values()), "others d")
     for module in library.MODULES:
         worst = Counter(found[-1].outcome for name, found in every.items() if name.rpartition(".")[0] == module)
         known = [worst[outcome] for outcome in outcomes]

@@ -56,7 +56,7 @@ def form(stages, microbatches, repeats):
 @example("predicted, idealised", "counted by closed form")
 def bubbles() -> str:
     columns = "1 repeat .4f", "its formula .4f", "2 repeats .4f", "their formula .4f"
-    table, useful = Table("microbatches", *columns, markdown=True), 8 * 2 * 2 * 64 * 64 * 256 / FREE_NETWORK.peak("f32")
+    table, useful = Table("microbatches", *columns), 8 * 2 * 2 * 64 * 64 * 256 / FREE_NETWORK.peak("f32")
     for count in (1, 2, 4, 6, 16):
         cells = []
         for repeats in (1, 2):
@@ -89,7 +89,7 @@ def network() -> str:
         "4 repeats .3f",
         "exposed over pipe .3f",
     )
-    table = Table("rows", *columns, markdown=True)
+    table = Table("rows", *columns)
     for rows in (512, 128, 16):
         found = [timeline(forward(4, 4, repeats, 16, rows, 2048), A5000) for repeats in (1, 2, 4)]
         table.add(rows, *(1e3 * x for t in found for x in (t.seconds, t.exposed.get("pipe", 0.0))))
@@ -103,7 +103,7 @@ def network() -> str:
 def published() -> Table:
     """The step that the UvA tutorials time on 8 A5000, with the timeline's prediction."""
     found = [timeline(parse(uva_pipeline(looped)), A5000).seconds for looped in (False, True)]
-    table = Table("2 stages x 4 pipelines", "measured, ms d", "ratio .3f", "predicted, ratio .3f", markdown=True)
+    table = Table("2 stages x 4 pipelines", "measured, ms d", "ratio .3f", "predicted, ratio .3f")
     for name, took, seconds in zip(
         ("plain, 8 layers a stage", "looped, 8 repeats of 1 layer"), (205, 190), found, strict=True
     ):
@@ -114,7 +114,7 @@ def published() -> Table:
 
 @example("counted by closed form")
 def averages() -> Table:
-    sizes, table = realistic(TASK).sizes, Table("", " s", markdown=True)
+    sizes, table = realistic(TASK).sizes, Table("", " s")
     weights = 2 * sizes.width * sizes.hidden
     tick = 3 * 2 * sizes.rows * weights / (A5000.peak("f32") * A5000.efficiency.matmul)
     link, count = A5000.links[-1].bandwidth, sizes.num_microbatches
@@ -131,14 +131,7 @@ def located(file):
 
 @example("predicted, calibrated")
 def sync() -> dict[str, Table]:
-    table = Table(
-        "averaged over data",
-        "step, ms .1f",
-        "exposed over data, ms .1f",
-        "share .2f",
-        "resident, GiB .2f",
-        markdown=True,
-    )
+    table = Table("averaged over data", "step, ms .1f", "exposed over data, ms .1f", "share .2f", "resident, GiB .2f")
     programs = {name: program(TASK, function, locate=located) for name, function in WAYS.items()}
     modules, first = {name: parse(exported) for name, exported in programs.items()}, None
     for name, module in modules.items():
@@ -151,9 +144,7 @@ def sync() -> dict[str, Table]:
             (step - free) / first,
             memory(module, programs[name]).temporaries / 2**30,
         )
-    slower = Table(
-        "links of data slower", "at the end, ms .1f", "a repeat at a time, ms .1f", "saved, ms .1f", markdown=True
-    )
+    slower = Table("links of data slower", "at the end, ms .1f", "a repeat at a time, ms .1f", "saved, ms .1f")
     (inside, between), late, soon = A5000.links, modules[END], modules[REPEAT]
     for times in (1, 2, 4, 16):
         where = replace(A5000, links=(inside, replace(between, bandwidth=between.bandwidth / times)))

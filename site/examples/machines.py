@@ -24,7 +24,7 @@ links = "ours: NVSwitch adds up; one adapter of 200 Gb/s a node"
 @example("sourced")
 def figures() -> Table:
     columns = *(f"{name} s" for name in ("bf16", "f32", "f8", "vector")), "GB .3g", "GB/s ,.0f"
-    table = Table(("machine", "device", "devices"), *columns, markdown=True)
+    table = Table(("machine", "device", "devices"), *columns)
     for m in MACHINES:
         peaks = *(m.matmul_flops.get(dtype) for dtype in ("bf16", "f32", "f8")), m.vector_flops
         shown = (f"{peak / 1e12:g}" if peak else "" for peak in peaks)
@@ -34,7 +34,7 @@ def figures() -> Table:
 
 @example("sourced")
 def links() -> Table:
-    table = Table(("machine", "link", "wires"), "joins d", "GB/s, one way g", "latency, µs g", markdown=True)
+    table = Table(("machine", "link", "wires"), "joins d", "GB/s, one way g", "latency, µs g")
     for m in MACHINES:
         for link in () if m.calibrated else m.links:
             wires = "pairs" if link.pairs else "torus " + " x ".join(map(str, link.torus)) if link.torus else "switch"
@@ -45,7 +45,7 @@ def links() -> Table:
 
 @example("sourced")
 def networks() -> Table:
-    table = Table(("node", "network"), "GB/s a device, one way g", "devices of a node, at most d", markdown=True)
+    table = Table(("node", "network"), "GB/s a device, one way g", "devices of a node, at most d")
     for m in MACHINES:
         if m.network and len(m.links) == 1 and "-" not in m.name:
             table.add(
@@ -58,7 +58,7 @@ def networks() -> Table:
 def levels() -> Table:
     """A gather and an exchange of 64 MiB over groups of 64 H100."""
     found, size = scaled(H100, 64, 8), 64 * 2**20
-    table = Table(("collective", "group"), "steps, µs .0f", "bytes at GB/s .1f", "µs ,.0f", markdown=True)
+    table = Table(("collective", "group"), "steps, µs .0f", "bytes at GB/s .1f", "µs ,.0f")
     for kind, group, name in (
         ("all_gather", range(8), "8 of a node"),
         ("all_gather", range(0, 64, 8), "one of each node"),
@@ -85,7 +85,7 @@ def own() -> str:
 
 @example("counted by closed form")
 def axes() -> Table:
-    table = Table(("machine", "mesh", "runs over"), markdown=True)
+    table = Table(("machine", "mesh", "runs over"))
     for m, mesh in (
         (A5000, {"data": 4, "tensor": 2}),
         (A5000, {"tensor": 2, "data": 4}),
@@ -103,7 +103,7 @@ def axes() -> Table:
 @example("predicted, idealised", "predicted, calibrated")
 def compared() -> Table:
     """Times in microseconds."""
-    table, both = Table("", "`8xH100`, µs ,.0f", "`8xH100-calibrated`, µs ,.0f", markdown=True), (H100, H100_CALIBRATED)
+    table, both = Table("", "`8xH100`, µs ,.0f", "`8xH100-calibrated`, µs ,.0f"), (H100, H100_CALIBRATED)
     for kind, share, name in (
         ("all_gather", 7 / 8, "all-gather"),
         ("all_reduce", 14 / 8, "all-reduce"),

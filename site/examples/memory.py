@@ -16,7 +16,7 @@ LARGE = Sizes(layers=32, width=4096, heads=32, vocab=32_768, seq=2048)
 @example("counted by closed form")
 def worked() -> Table:
     columns = "16 bytes, 1 sequence ,.0f", "64 sequences ,.0f", "12 bytes, 1 sequence ,.0f", "of 64 sequences ,.0f"
-    table = Table("MB", *columns, markdown=True)
+    table = Table("MB", *columns)
     found = [budget(GPT, batch=b, optimizer=o) for o in ("adam16", "adam") for b in (1, 64)]
     for name in ("parameters", "gradients", "optimizer", "activations"):
         table.add(name, *(one.row(name).bytes / 1e6 for one in found))
@@ -41,7 +41,7 @@ def worked() -> Table:
 def plans() -> Table:
     """Bytes per parameter."""
     columns = "parameters", "gradients", "own copy", "$m$ and $v$", "together"
-    table = Table(("plan", ""), *(f"{column} d" for column in columns), markdown=True)
+    table = Table(("plan", ""), *(f"{column} d" for column in columns))
     for name, plan in PLANS.items():
         each = plan.parameter, plan.gradient, plan.master, 2 * plan.moment
         table.add((f"`{name}`", plan.meaning), *each, sum(each))
@@ -50,7 +50,7 @@ def plans() -> Table:
 
 @example("counted by closed form")
 def recomputed() -> Table:
-    table = Table("`--remat`", "kept, MB ,.0f", "at work, MB ,.0f", "together, MB ,.0f", markdown=True)
+    table = Table("`--remat`", "kept, MB ,.0f", "at work, MB ,.0f", "together, MB ,.0f")
     for remat in REMAT:
         found = budget(GPT, batch=64, remat=remat)
         again = sum(row.bytes for row in found.rows if row.name == "recomputed")
@@ -62,7 +62,7 @@ def recomputed() -> Table:
 def meshes() -> Table:
     """A larger model on eight devices."""
     columns = "state and gradients, GB ,.1f", "a layer gathered ,.1f", "activations ,.1f", "together ,.1f"
-    table = Table("mesh", *columns, markdown=True)
+    table = Table("mesh", *columns)
     for label, options in {
         "data=8": {"mesh": {"data": 8}},
         "data=8 --fsdp": {"mesh": {"data": 8}, "fsdp": True},

@@ -93,7 +93,7 @@ def executed(function, stages, count):
 @example("predicted, idealised", "counted by closed form")
 def bubbles() -> Table:
     columns = "ticks .0f", "bubble on the timeline .4f", "(S-1)/(M+S-1) .4f"
-    table = Table(("stages", "microbatches"), *columns, markdown=True)
+    table = Table(("stages", "microbatches"), *columns)
     for stages in (4, 8):
         for count in (1, 4, 8, 16, 32):
             case, time = executed(execute_pipeline, stages, count)
@@ -117,7 +117,7 @@ def bubbles() -> Table:
 def idles() -> Table:
     ways = {"garbage": garbage, "nothing": nothing, "nothing, all kept": idle}
     columns = "GFLOPs a stage .1f", "step, ms .3f", "computing, ms .3f", "energy, J .2f"
-    table = Table(("microbatches", "idle stages compute"), *columns, markdown=True)
+    table = Table(("microbatches", "idle stages compute"), *columns)
     for count in (2, 8, 32):
         rows = []
         for name, function in ways.items():
@@ -141,7 +141,7 @@ def idles() -> Table:
 @example("predicted, idealised", "counted by closed form")
 def memory() -> Table:
     columns = "kept, MiB .0f", "step, ms .3f", "computed again, MiB .0f", "its step, ms .3f", "closed form, MiB .0f"
-    table = Table("microbatches", *columns, markdown=True)
+    table = Table("microbatches", *columns)
     for count in (4, 8, 16, 32):
         case, figures = realistic(STEP, num_microbatches=count), []
         for name, function in (("kept", keeps_activations), ("again", pipeline_train_step)):
@@ -185,7 +185,7 @@ def losses() -> Table:
         "energy, J .2f",
         "resident, MiB .0f",
     )
-    table = Table("the loss is computed", *columns, markdown=True)
+    table = Table("the loss is computed", *columns)
     for name, function in ways.items():
         found = look(LOSS, function, where=H100)
         busy = {device: one.busy for one in found.timeline.devices for device in one.members}

@@ -76,7 +76,7 @@ def lenses() -> Table:
 @example("predicted, idealised")
 def stages() -> Table:
     """A billion parameters on eight devices, in 16 microbatches: what data parallelism splits."""
-    table = Table("ZeRO", "step, ms .1f", "of it data, ms .1f", "state, GB .1f", "all, GB .1f", markdown=True)
+    table = Table("ZeRO", "step, ms .1f", "of it data, ms .1f", "state, GB .1f", "all, GB .1f")
     for stage in range(4):
         found = estimate(BILLION, H100, 128, Choice(8, 1, 1, 16, 16, "none", stage))
         state = sum(found.resident[name] for name in ("parameters", "gradients", "optimizer"))
@@ -102,7 +102,7 @@ def mesh_of(found) -> str:
 @example("predicted, calibrated")
 def schedules() -> Table:
     """GPT-3's 175 billion parameters on eight stages of eight devices, in 32 microbatches of one sequence."""
-    table = Table("schedule", "repeats s", "step, s .2f", "bubble, s .2f", "activations, GB .1f", markdown=True)
+    table = Table("schedule", "repeats s", "step, s .2f", "bubble, s .2f", "activations, GB .1f")
     times, flying, sizes = {}, {}, Sizes(96, 12_288, 96, 51_200, 2048)
     for name, repeats in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1)):
         how = replace(DEFAULT, schedules=(name,))
@@ -119,7 +119,7 @@ def contexts() -> Table:
     """Two million tokens a step in sequences of several lengths: the best mesh, and the best without ``context``."""
     where, table = (
         cluster(64),
-        Table("tokens in a sequence", "sequences s", "best s", "MFU .1%", "no context s", "its MFU .1%", markdown=True),
+        Table("tokens in a sequence", "sequences s", "best s", "MFU .1%", "no context s", "its MFU .1%"),
     )
     gains = []
     for seq in (8192, 32_768, 131_072, 524_288):
@@ -143,7 +143,7 @@ def mixtures() -> Table:
         "counted for a token .2f",
         "its error .1%",
     )
-    table = Table("billions of parameters", *columns, markdown=True)
+    table = Table("billions of parameters", *columns)
     for name, total, active in (("mixtral-8x7b", 46.7, 12.9), ("deepseek-v3", 671, 37)):
         sizes = MODELS[name]
         count, used = sizes.count / 1e9, sizes.active / 1e9
@@ -170,9 +170,7 @@ def experts() -> Table:
     plans = search(sizes, where, 512)
     assert plans.best
     found = [plans.best, *(one.found for one in plans.rejected if one.found and one.found.fits)]
-    table = Table(
-        "expert", "best s", "MFU .1%", "GB .1f", "of the time, expert .1%", "data .1%", "tensor .1%", markdown=True
-    )
+    table = Table("expert", "best s", "MFU .1%", "GB .1f", "of the time, expert .1%", "data .1%", "tensor .1%")
     for size in (1, 2, 4, 8):
         one = next(one for one in found if one.choice.expert == size)
         shares = (one.parts[name] / one.seconds for name in ("expert", "data", "tensor"))
@@ -184,9 +182,7 @@ def experts() -> Table:
 
 @example("measured", "predicted, calibrated")
 def chips() -> Table:
-    table = Table(
-        "chip", "of the peaks .2f", "single runs s", "runs s", "error .1%", "on papers not fitted on .1%", markdown=True
-    )
+    table = Table("chip", "of the peaks .2f", "single runs s", "runs s", "error .1%", "on papers not fitted on .1%")
     for chip, f in factors().items():
         table.add(chip, f.factor, f"{f.lowest:.2f} to {f.highest:.2f}", str(f.runs), f.error, f.unseen)
     assert all(f.error < 0.15 for f in factors().values())
@@ -214,7 +210,7 @@ def weak_scaling(run):
 @example("measured", "predicted, calibrated")
 def published() -> Table:
     columns = "measured .1%", "same configuration s", "best, no FSDP s", "best of all s"
-    table, found = Table(("parameters", "GPUs", "batch"), *columns, markdown=True), []
+    table, found = Table(("parameters", "GPUs", "batch"), *columns), []
     for run in (run for run in runs() if run.paper.startswith("Narayanan")):
         measured, ways = weak_scaling(run)
         shown = (f"{' x '.join(map(str, way.choice[:3]))} {way.mfu:5.1%}{' ' if way.fits else '*'}" for way in ways)

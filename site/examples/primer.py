@@ -104,7 +104,7 @@ def transposes() -> Table:
         "reduce_scatter": "psum_scatter",
         "collective_permute": "ppermute",
     }
-    table = Table("forward", "backward s", markdown=True)
+    table = Table("forward", "backward s")
     for name, function, before, after in (
         ('`pcast(..., to="varying")`, yours or JAX\'s', lambda x: lax.pcast(x, "data", to="varying"), P(), P("data")),
         ("`psum`", lambda x: lax.psum(x, "data"), P("data"), P()),

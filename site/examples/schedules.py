@@ -64,7 +64,7 @@ BY_HAND = ("F0 F1 F2 B0 B1 B2", "F0 B0 F1 F2 B1 B2", "F0 B0 F1 B1 F2 B2")
 def table(stages: int = 4, microbatches: int = 8, repeats: int = 2, send: float = 0.25) -> Table:
     """The whole family; communication of the stage that sends the most, and weights of the one with the most copies."""
     free, slow = (compare(stages, microbatches, repeats, costs) for costs in (Costs(), Costs(send=send)))
-    shown = Table("schedule", *(f"{column} s" for column in COLUMNS), markdown=True)
+    shown = Table("schedule", *(f"{column} s" for column in COLUMNS))
     for name, found in free.items():
         times = repeats if name in LOOPED else 1
         shares = share_text(found.bubble, 1), share_text(slow[name].bubble, 1)
@@ -112,9 +112,7 @@ def claims() -> None:
 @example("counted by closed form")
 def filled() -> Table:
     """ZB-H2, ZB-V and DualPipe beside ZB-H1, with the links that show them in the explorer."""
-    shown = Table(
-        "schedule", "time of a step s", "idle inside s", "activations s", "copies of weights s", markdown=True
-    )
+    shown = Table("schedule", "time of a step s", "idle inside s", "activations s", "copies of weights s")
     links = []
     made = {
         "1f1b": one_f_one_b(4, 8),
@@ -168,7 +166,7 @@ def split(schedule):
 def executed() -> Table:
     """One program, five tables: what the timeline and liveness say of it."""
     columns = "ticks d", "bubble .4f", "closed form .4f", "slots d", "temporaries, MiB .1f", "sent, MiB .1f"
-    shown, unit = Table("table", *columns, markdown=True), 2 * 256 * 512**2 / FREE_NETWORK.peak("f32")
+    shown, unit = Table("table", *columns), 2 * 256 * 512**2 / FREE_NETWORK.peak("f32")
     for name, (family_name, repeats) in TABLES.items():
         exported = program(TASK, execute_schedule, case_of(name))
         module = parse(exported)
@@ -194,7 +192,7 @@ def executed() -> Table:
 def lead() -> Table:
     """Interleaved 1F1B with Megatron's number of forward passes first, and with fewer."""
     columns = ("messages free .4g", "a message takes 0.1 .4g", "0.5 .4g", "in flight, parts d")
-    shown = Table("forward passes first", *columns, markdown=True)
+    shown = Table("forward passes first", *columns)
     orders = {"2 (S - s - 1) + (R - 1) S": lines_of(family("interleaved", 4, 8, 2))}
     orders["S - s - 1 + (R - 1) S"] = with_a_shorter_lead(4, 8, 2)
     for name, lines in orders.items():
@@ -224,9 +222,7 @@ WAYS = {
 @example("predicted, idealised")
 def executor() -> dict[str, Table]:
     """What is wrong with an executor that computes too much and keeps too much, on 4 of 8 A100."""
-    shown = Table(
-        "executor", "step, ms .2f", "computing, ms .2f", "FLOPs, G .1f", "temporaries, MiB .0f", markdown=True
-    )
+    shown = Table("executor", "step, ms .2f", "computing, ms .2f", "FLOPs, G .1f", "temporaries, MiB .0f")
     steps = {}
     for name, function in WAYS.items():
         found = look(TASK, function, case_of("1F1B", microbatches=16, **LARGE), A100, located)
@@ -236,7 +232,7 @@ def executor() -> dict[str, Table]:
     draw_timelines("executor", first=steps["first version"], last=steps["one pass, slots"])
     first, last = shown["first version"], shown["one pass, slots"]
     assert first.step > 2 * last.step and first.temporaries > 2 * last.temporaries
-    tables = Table("table", "step, ms .2f", "exposed over pipe, ms .2f", "temporaries, MiB .0f", markdown=True)
+    tables = Table("table", "step, ms .2f", "exposed over pipe, ms .2f", "temporaries, MiB .0f")
     for name in TABLES:
         found = look(TASK, execute_schedule, case_of(name, microbatches=16, **LARGE), A100)
         exposed = found.timeline.exposed.get("pipe", 0.0)
@@ -331,7 +327,7 @@ def asynchrony() -> Table:
 
     batches = {"inputs": inputs, "targets": answer(inputs)}
     ways = {"in time": (0,) * STAGES, "one update late": (1,) * STAGES, "late by stage": tuple(range(STAGES))[::-1]}
-    shown = Table("learning rate", *(f"{name} .3g" for name in ways), markdown=True)
+    shown = Table("learning rate", *(f"{name} .3g" for name in ways))
     train = jax.jit(delayed, static_argnums=3)
     for rate in RATES:
         losses = [train(weights, batches, rate, delays)[1] for delays in ways.values()]

@@ -114,7 +114,7 @@ def kinds() -> Table:
         "step, ms .1f",
         "calibrated .1f",
     )
-    table = Table("twelve layers on 8 H100", *columns, markdown=True)
+    table = Table("twelve layers on 8 H100", *columns)
     for name, (block, split) in KINDS.items():
         found, half = (stacked(block, split, number) for number in (LAYERS, LAYERS // 2))
         per_layer = LAYERS * WHOLE * (N - 1) / N
@@ -270,7 +270,7 @@ def with_compiler() -> Table:
 @example("counted in the program")
 def ulysses() -> Table:
     """Bytes that attention sends forward and backward: by all-to-alls, and by gathering keys and values."""
-    table = Table(("devices", "key heads"), "all-to-all, MiB .1f", "gathered, MiB .1f", "ratio .2f", markdown=True)
+    table = Table(("devices", "key heads"), "all-to-all, MiB .1f", "gathered, MiB .1f", "ratio .2f")
     for devices in (2, 4, 8):
         for kv_heads in (16, 4, 1):
             case = realistic(ULYSSES, {"tensor": devices}, kv_heads=kv_heads, seq=4096, chunk=512)
@@ -293,7 +293,5 @@ def numbers() -> None:
     mesh = {"tensor": 4}
     labels = ("token", "width")
     holdings(
-        mesh,
-        numbers_parts=((8, 8), P("tensor"), labels),
-        numbers_heads=((8, 8), P(None, "tensor"), ("token", "head")),
+        mesh, numbers_parts=((8, 8), P("tensor"), labels), numbers_heads=((8, 8), P(None, "tensor"), ("token", "head"))
     )

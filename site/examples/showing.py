@@ -85,13 +85,11 @@ class Table:
     Args:
         heads: Heading of the label, or of several labels.
         columns: Heading and format of each column, such as ``"step, ms .2f"``.
-        markdown: Whether to show it as a table of the page, not as text.
     """
 
-    def __init__(self, heads: str | tuple[str, ...], *columns: str, markdown: bool = False):
+    def __init__(self, heads: str | tuple[str, ...], *columns: str):
         self.heads = (heads,) if isinstance(heads, str) else heads
         self.columns = [tuple(column.rpartition(" ")[::2]) for column in columns]
-        self.markdown = markdown
         self.rows: dict[str, Row] = {}
         self.labels: list[tuple[str, ...]] = []
         self.origins: set[Origin] = set()  # as far as it is known from the figures
@@ -121,20 +119,8 @@ class Table:
         lines = [[*self.heads, *(head for head, _ in self.columns)]]
         for labels, row in zip(self.labels, self.cells().values(), strict=True):
             lines.append([*labels, *row.values()])
-        left = len(self.heads)
-        if self.markdown:
-            rule = ["---"] * left + ["---:"] * len(self.columns)
-            return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:]))
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        if all(labels[0].replace(",", "").isdigit() for labels in self.labels):
-            left = 0
-        return "\n".join(
-            "  ".join(
-                cell.ljust(width) if at < left else cell.rjust(width)
-                for at, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        )
+        rule = ["---"] * len(self.heads) + ["---:"] * len(self.columns)
+        return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:]))
 
 
 def _shown(figure: Any, form: str) -> str:
@@ -240,7 +226,7 @@ MEASURES["busy"] = MEASURES["computing"]
 
 def compare(head: str, found: Mapping[str, Prediction], *columns: str, base: str = "") -> Table:
     """Predictions side by side; units default to the first column's; ``times`` and ``... of`` refer to ``base``."""
-    table, unit = Table(head, *columns, markdown=True), columns[0].rpartition(" ")[0].partition(", ")[2]
+    table, unit = Table(head, *columns), columns[0].rpartition(" ")[0].partition(", ")[2]
     first = found[base] if base else next(iter(found.values()))
     for name, one in found.items():
         figures = []

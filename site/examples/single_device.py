@@ -53,8 +53,7 @@ def peak() -> dict[str, str]:
             share = f"{100 * entry.compute / found.timeline.seconds:.1f} %"
             lines.append(f"  {share:>8}  line {number}: {text if len(text) <= 46 else text[:42] + ' ...'}")
         alive = tuple(replace(one, line=one.line.rsplit("/", 1)[-1]) for one in found.memory.alive)
-        # Labels short enough for a page.
-        draw(f"peak_{key}", memory_svg(replace(found.memory, alive=alive), 24e9).replace(" times ", " × "), "predicted")
+        draw(f"peak_{key}", memory_svg(replace(found.memory, alive=alive), 24e9), "predicted")
         say(**{f"second_{key}": f"{100 * found.lines()[1].compute / found.timeline.seconds:.1f}"})
         reports[key] = "\n".join(lines)
     return reports
@@ -91,7 +90,7 @@ def numbers() -> dict[str, object]:
 
 @example("counted by closed form")
 def roofline() -> Table:
-    table = Table("", "$C$, bfloat16, TFLOP/s .1f", "$\\beta$, GB/s ,.0f", "tokens .0f", markdown=True)
+    table = Table("", "$C$, bfloat16, TFLOP/s .1f", "$\\beta$, GB/s ,.0f", "tokens .0f")
     for name, label in (("8xA5000", "A5000"), ("8xA100", "A100 80 GB"), ("8xH100", "H100 SXM")):
         peak, bandwidth = machine(name).peak("bf16"), machine(name).memory_bandwidth
         table.add(label, peak / 1e12, bandwidth / 1e9, peak / bandwidth)
@@ -118,7 +117,7 @@ def policies() -> Table:
     params, keep = jax.eval_shape(model.init, jax.random.key(0))["layers"], jax.checkpoint_policies
     names = "dots_saveable", "dots_with_no_batch_dims_saveable", "nothing_saveable"
     columns = "temporaries, GB .2f", "of the first .3f", "FLOPs of products .3f", "predicted time .2f"
-    table, first = Table("policy", *columns, markdown=True), None
+    table, first = Table("policy", *columns), None
     for name in ("", *names):
         layer = jax.checkpoint(model.layer, policy=getattr(keep, name)) if name else model.layer
 
@@ -143,7 +142,7 @@ def policies() -> Table:
 def attention() -> Table:
     """Chunked attention compared with JAX's, forward and backward."""
     columns = "FLOPs .3f", "largest array, of seq × seq × heads .4g", "temporaries s"
-    table, heads = Table("", *columns, markdown=True), 4
+    table, heads = Table("", *columns), 4
     plain = "`jax.nn.dot_product_attention`", partial(jax.nn.dot_product_attention, is_causal=True)
     chunked = {chunk: (f"chunks of {chunk}", partial(chunked_attention, chunk=chunk)) for chunk in (512, 128)}
     for seq, ways in ((4096, (plain, chunked[512], chunked[128])), (32768, (plain, chunked[512]))):
@@ -194,13 +193,13 @@ def ladder() -> dict[str, object]:
             "of its first .2f",
             "on a GPU of ours s",
         )
-        tables[group], first = Table("step", *columns, markdown=True), found[group][0]
+        tables[group], first = Table("step", *columns), found[group][0]
         for row in found[group]:
             tables[group].add(
                 row.name, row.published, row.published / first.published, row.found, row.found / first.found, here(row)
             )
     columns = "memory, measured .2f", "predicted .2f", "time, measured .2f", "time predicted .2f"
-    tables["techniques"] = Table("change", *columns, markdown=True)
+    tables["techniques"] = Table("change", *columns)
     for name, before, after in (
         ("float32 to bfloat16", 0, 1),
         ("loop to unrolled layers, nothing recomputed", 1, 2),
@@ -221,9 +220,9 @@ def ladder() -> dict[str, object]:
         "GB moved by others .0f",
         "MFU, published time s",
     )
-    tables["work"] = Table("step", *columns, markdown=True)
+    tables["work"] = Table("step", *columns)
     columns = "state .2f", "gradients .2f", "activations .2f", "together, GB .2f", "published .1f"
-    tables["kept"] = Table("step", *columns, markdown=True)
+    tables["kept"] = Table("step", *columns)
     for index, (run, gap) in enumerate(zip(RUNS, recorded().gaps, strict=True)):
         side, (_, module, held) = gap.compiled, program_of(index)
         assert side is not None

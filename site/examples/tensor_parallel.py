@@ -48,7 +48,7 @@ def located(file):
 @example("counted by closed form")
 def arrays() -> Table:
     sizes, columns = realistic(TASK).sizes, ("MiB ,.0f", "times sent, forward and backward d", "MiB sent in all ,.0f")
-    table = Table(("array", "elements"), *columns, markdown=True)
+    table = Table(("array", "elements"), *columns)
     rows, width, hidden = sizes.rows, sizes.width, sizes.hidden
     for name, form, count, times in (
         ("rows of the width", "$T d$", rows * width, 4),
@@ -93,9 +93,7 @@ def ways() -> Table:
 
 @example("predicted, idealised")
 def rows() -> Table:
-    table = Table(
-        ("rows there, rows back", "rows"), "step, ms .2f", "exposed .0%", "weights come, ms .2f", markdown=True
-    )
+    table = Table(("rows there, rows back", "rows"), "step, ms .2f", "exposed .0%", "weights come, ms .2f")
     for count in (512, 1024, 4096, 16384, 65536):
         case = realistic(TASK, rows=count)
         own, weights = (look(TASK, function, case).timeline for function in (tp_mlp, WAYS["weights come to the rows"]))
@@ -109,7 +107,7 @@ def rows() -> Table:
 @example("counted by closed form")
 def features() -> Table:
     h100 = machine("8xH100")
-    table = Table(("devices", "over"), "each way, GB/s .0f", "hidden features ,.0f", markdown=True)
+    table = Table(("devices", "over"), "each way, GB/s .0f", "hidden features ,.0f")
     nvlink, ethernet = ("NVLink", h100.links[0].bandwidth), ("400 Gbit/s Ethernet or InfiniBand", 50e9)
     for devices, (link, bandwidth) in ((2, nvlink), (4, nvlink), (8, nvlink), (16, ethernet)):
         table.add((devices, link), bandwidth / 1e9, (devices - 1) * h100.peak("bf16") / bandwidth)
@@ -176,12 +174,7 @@ def scale() -> dict[str, Table]:
     }
     params, found, tables = jax.jit(MODEL.init)(jax.random.key(0)), {}, {}
     for key, (name, optimizer) in OPTIMIZERS.items():
-        table = Table(
-            f"loss before step, {name}",
-            *(f"{step} .4f" for step in (0, 1, 2, 5, 10, 20)),
-            "first norm .3f",
-            markdown=True,
-        )
+        table = Table(f"loss before step, {name}", *(f"{step} .4f" for step in (0, 1, 2, 5, 10, 20)), "first norm .3f")
         for way, gradients_of in gradients.items():
             table.add(f"    {way}", *train(optimizer, gradients_of, params))
         tables[key] = table
@@ -199,7 +192,7 @@ def ratios() -> dict[str, object]:
     params, batch, shapes = jax.jit(MODEL.init)(jax.random.key(0)), batch_of(0), ((2, 4), (1, 8), (8, 1))
     _, right = on_one_device(params, batch)
     found = [raw_gradients(WRONG["leaves_split_leaves_summed"], *shape)(params, batch) for shape in shapes]
-    table = Table("step B over one device", *(f"{d} x {t} .3f" for d, t in shapes), markdown=True)
+    table = Table("step B over one device", *(f"{d} x {t} .3f" for d, t in shapes))
     for path, leaf in jax.tree.leaves_with_path(right):
         trees = (dict(jax.tree.leaves_with_path(tree))[path] for tree in found)
         name = jax.tree_util.keystr(path, simple=True, separator="/")

@@ -45,11 +45,11 @@ def numbers() -> dict[str, Table]:
     )
     sent = Table("FLOPs for each number sent", *(f"n={n} ,.0f" for n in (2, 4, 8)))
     for width in (2048, 4096, 8192, 16384):
-        sent.add(f"    width {width:,}", *(9 * width / (n - 1) for n in (2, 4, 8)))
-    hidden = Table("FLOPs that a device can compute while it sends one", " ,.0f")
+        sent.add(f"width {width:,}", *(9 * width / (n - 1) for n in (2, 4, 8)))
+    hidden = Table("machine", "FLOPs while it sends a number ,.0f")
     for name, dtype, size in (("8xH100", "f32", 4), ("8xH100", "bf16", 2), ("8xA100", "bf16", 2)):
         where = machine(name)
-        hidden.add(f"    {name}, {dtype}", where.peak(dtype) * size / where.bandwidth_of(tuple(range(8))))
+        hidden.add(f"{name}, {dtype}", where.peak(dtype) * size / where.bandwidth_of(tuple(range(8))))
     return {"sent": sent, "hidden": hidden}
 
 
@@ -57,7 +57,7 @@ def numbers() -> dict[str, Table]:
 def blocks() -> Table:
     """One layer on eight H100, forward and backward, sent whole and by rings."""
     columns = "sent, MiB .0f", "idealised H100, ms .2f", "exposed .2f", "calibrated H100, ms .2f", "exposed there .2f"
-    table, drawn = Table(("width", "block", "sends"), *columns, markdown=True), {}
+    table, drawn = Table(("width", "block", "sends"), *columns), {}
     for width, sizes in (("2,048", USUAL), ("4,096", WIDE)):
         for parallel, (kind, name) in enumerate(BLOCKS.items()):
             block = getattr(ours, name)
@@ -85,7 +85,7 @@ def blocks() -> Table:
 
 
 @kept("predicted", "compiled")
-def logits() -> dict[str, object]:
+def logits() -> Table:
     """Memory on a device for the loss of 8,192 tokens with 32,000 logits each."""
     task = CHAPTER.task("vocab_parallel_loss")
     ways = {"logits gathered": gathers_logits, "vocabulary in parts": ours.vocab_parallel_loss}
@@ -108,7 +108,7 @@ def logits() -> dict[str, object]:
     assert gathered["largest array"] == every and parts["largest array"] == every / 8 and parts.compiled < every
     assert gathered.temporaries > 4 * parts.temporaries and gathered.compiled > 4 * parts.compiled
     say(every=f"{every:,.0f}")
-    return {"all_logits": f"all logits: {every:,.0f} MiB; an eighth of them: {every / 8:,.0f} MiB", "logits": table}
+    return table
 
 
 # By rule: the treatment of a split leaf's gradient, and of the shares of a whole one.
@@ -157,7 +157,7 @@ def scale() -> Table:
     expected = apart(jax.jit(jax.grad(lambda params: full_loss(model, params, batch)))(params))
     specs = tensor_specs(apart(params), "tensor")
     leaves = map(jax.tree.leaves, (raw_gradients(apart(params), batch, specs), specs))
-    table, norms = Table(("", " "), *(f"{name} .3f" for name in RULES)), np.zeros(3)
+    table, norms = Table(("leaf", "is"), *(f"{name} .3f" for name in RULES)), np.zeros(3)
     for (path, right), raw, spec in zip(jax.tree.leaves_with_path(expected), *leaves, strict=True):
         split, mean, ratios = "tensor" in spec, np.mean(raw, axis=0), []
         for i, (of_split, of_whole) in enumerate(RULES.values()):
@@ -202,7 +202,7 @@ def mesh_row(table, way, kind, data, tensor, compiled):
 
 
 @kept("predicted, idealised", "compiled", slow=True)
-def billion() -> dict[str, object]:
+def billion() -> Table:
     """About a billion parameters on eight simulated H100; ``again`` recomputes a row."""
     table = meshes()
     for data, tensor in ((8, 1), (4, 2), (2, 4), (1, 8)):
@@ -224,11 +224,8 @@ def billion() -> dict[str, object]:
     assert (
         rings.step < beside.step < 0.85 * turn["compiled: step"] and rings["compiled: step"] > beside["compiled: step"]
     )
-    sizes = (
-        f"{BILLION.count:,} parameters, {4 * BILLION.count / 2**30:.2f} GiB in float32; 32 sequences of 1,024 tokens"
-    )
     say(count=f"{BILLION.count / 1e9:.2f}", state=f"{4 * BILLION.count / 2**30:.2f}")
-    return {"sizes": sizes, "billion": table}
+    return table
 
 
 def meshes():

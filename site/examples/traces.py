@@ -20,6 +20,7 @@ from showing import FIGURES, RECORDINGS, Table, draw, draw_steps, example, over,
 
 from course.mesh import make_mesh
 from course.predict import predict
+from course.render.quantities import axis_texts, ticks
 from course.render.svg import AXES, MATMUL, Mark, hatchings, svg, text
 from course.render.svg import draw as mark_svg
 
@@ -93,9 +94,8 @@ def picture(computing, sums, arrived, length) -> str:
         for mark in marks:
             parts.append(mark_svg(mark, LEFT + mark.start * scale, y, (mark.end - mark.start) * scale, BAR, mark.fill))
     y = 8 + STEP * len(computing) + 4
-    for share in range(6):
-        x = LEFT + ACROSS * share / 5
-        parts.append(text(f"{length * share / 5e3:.1f} ms", x, y + 12, "middle", faint=True))
+    for at, label in zip(ticks(length / 1e6), axis_texts(ticks(length / 1e6)), strict=True):
+        parts.append(text(label, LEFT + 1e6 * at * scale, y + 12, "middle", faint=True))
     legend = (MATMUL, "kernels"), ("url(#recorded-0)", "waits for the others"), (AXES[0], "all-reduce")
     for i, (fill, said) in enumerate(legend):
         parts.append(f'<rect x="{LEFT + 150 * i:g}" y="{y + 26:g}" width="12" height="12" fill="{fill}"/>')
@@ -133,18 +133,18 @@ def recorded() -> dict[str, object]:
     assert len(computing) == len(sums) == 8
     # The k-th all-reduce begins to add when the last device has arrived.
     arrived = [max(at[0] for at in k) for k in zip(*(sorted(each) for each in sums.values()), strict=True)]
-    table = Table("device", "kernels, ms .2f", "waits, ms .2f", "all-reduce, ms .2f", "nothing, ms .2f", markdown=True)
+    table = Table("device", "kernels, ms .2f", "waits, ms .2f", "all-reduce, ms .2f", "nothing, ms .2f")
     for device in sorted(computing):
         busy = sum(end - start for start, end in computing[device])
         waits = sum(min(at, e) - s for (s, e), at in zip(sorted(sums[device]), arrived, strict=True))
         adds = sum(e - s for s, e in sums[device]) - waits
         table.add(device, *(each / 1e3 for each in (busy, waits, adds, length - busy - waits - adds)))
-    kernels = Table("kernel", "time on all devices, ms .2f", markdown=True)
+    kernels = Table("kernel", "time on all devices, ms .2f")
     for name, time in sorted(names.items(), key=lambda item: -item[1])[:6]:
         kernels.add(f"`{name}`", time / 1e3)
     FIGURES["trace"] = {"ms": f"{length / 1e3:.1f}", "events": f"{len(found):,}"} | trace["otherData"]
     threads = {e["tid"]: e["args"]["name"].partition("/")[0] for e in found if e.get("name") == "thread_name"}
-    rows = Table("rows", "how many d", "bars ,d", markdown=True)
+    rows = Table("rows", "how many d", "bars ,d")
     for name in sorted(set(threads.values())):
         own = {tid for tid, one in threads.items() if one == name}
         rows.add(f"`{name}`", len(own), sum(e.get("ph") == "X" and e["tid"] in own for e in found))

@@ -44,7 +44,7 @@ def numbers() -> Table:
         "over tensor, MiB .0f",
         "bubble, percent .1f",
     )
-    table = Table("mesh", *columns, markdown=True)
+    table = Table("mesh", *columns)
     large = {
         "width": 2048,
         "hidden": 8192,
@@ -89,17 +89,11 @@ def exposed_over_data(module, where):
 
 
 @example("predicted, idealised", "predicted, calibrated", by_axis="predicted, idealised")
-def gathers() -> dict[str, object]:
+def gathers() -> dict[str, Table]:
     case = realistic(TASK)
     steps = {}
     table = Table(
-        "",
-        "step, ms .2f",
-        "calibrated .2f",
-        "over data, ms .2f",
-        "sent over data, MiB ,.0f",
-        "temporaries, MiB ,.0f",
-        markdown=True,
+        "", "step, ms .2f", "calibrated .2f", "over data, ms .2f", "sent over data, MiB ,.0f", "temporaries, MiB ,.0f"
     )
     for name, function in WAYS.items():
         exported = program(TASK, function, case, located)
@@ -110,17 +104,13 @@ def gathers() -> dict[str, object]:
         table.add(name, *times, sent / MIB, memory(module, exported).temporaries / MIB)
         steps[name] = step
     draw_timelines("gathers", ticks=steps[TICKS], repeats=steps[ONCE])
-    by_axis = ["exposed in the last one, by axis, on the device that waits longest, in ms"]
+    by_axis = Table("exposed in the last one, over", "ms, on the device that waits longest .2f")
     for axes, seconds in sorted(step.exposed.items(), key=lambda item: -item[1]):
-        by_axis += [f"  {axes:14}{1e3 * seconds:6.2f}"] if seconds > 1e-5 else []
+        if seconds > 1e-5:
+            by_axis.add(f"`{axes}`", 1e3 * seconds)
     names = "8xH100", "8xA5000"
     many = Table(
-        "with 8 microbatches",
-        "8xH100, ms .2f",
-        "over data, ms .2f",
-        "8xA5000, ms .2f",
-        "over data there, ms .2f",
-        markdown=True,
+        "with 8 microbatches", "8xH100, ms .2f", "over data, ms .2f", "8xA5000, ms .2f", "over data there, ms .2f"
     )
     for name in (TICKS, ONCE):
         module = parse(program(TASK, WAYS[name], realistic(TASK, num_microbatches=8), located))
@@ -142,9 +132,7 @@ def gathers() -> dict[str, object]:
         assert rings, "products are rings"
         say(**{f"{name}_repeats": repeats, f"{name}_microbatches": microbatches})
     say(times=f"{more['8xA5000'] / fewer['8xA5000']:.2f}", shorter=f"{100 * (1 - once.step / ticks.step):.0f}")
-    s, of = case.sizes, f"{case.mesh_text}, {case.sizes.num_layers} layers of width {case.sizes.width:,}, "
-    of += f"{s.num_repeats} repeats,\n{s.num_microbatches} microbatches of {s.seq} tokens"
-    return {"gathers_of": of, "gathers": table, "by_axis": "\n".join(by_axis), "many": many}
+    return {"gathers": table, "by_axis": by_axis, "many": many}
 
 
 @dataclass(frozen=True)
@@ -286,7 +274,7 @@ def compiled(step, config=LARGE):
 
 
 @kept("compiled", slow=True)
-def peers() -> dict[str, object]:
+def peers() -> Table:
     """Ours, placed and guided: compiled for 8 H100."""
     table = Table(("data x pipe x tensor", "step"), "ms .1f", "exposed, ms .1f", "resident, GiB .2f")
     for mesh in MESHES:
@@ -303,8 +291,7 @@ def peers() -> dict[str, object]:
     bound = ticks / useful * (led.ms - led.exposed)
     assert led.ms < bound, "the bound of a pipeline of eight"
     say(idle=ticks - useful, ticks=ticks, useful=useful, bound=f"{bound:.1f}")
-    sizes = f"compiled for {H100.name}: {BILLION.count:,} parameters, 32 sequences of {BILLION.seq:,} tokens"
-    return {"peers_sizes": sizes, "peers": table}
+    return table
 
 
 @kept("predicted", "compiled", slow=True)
@@ -366,7 +353,7 @@ def fsdp_row(table, mesh, fsdp, by_compiler):
 
 
 @kept("predicted, idealised", "compiled", slow=True)
-def billion() -> dict[str, object]:
+def billion() -> Table:
     """Two meshes, with FSDP and without; ``again`` recomputes a row."""
     table = fsdp_table()
     for mesh, part in (((2, 2, 2), 2), ((4, 1, 2), 4)):
@@ -383,9 +370,7 @@ def billion() -> dict[str, object]:
         "predicted longer, and not for what is exposed"
     )
     say(worst=f"{100 * max(errors):.0f}")
-    size = 4 * BILLION.count / GIB
-    sizes = f"{BILLION.count:,} parameters, {size:.2f} GiB in float32; 32 sequences of {BILLION.seq:,} tokens"
-    return {"billion_sizes": sizes, "billion": table}
+    return table
 
 
 def again():

@@ -160,7 +160,6 @@ def stages() -> Table:
         "at the peak .2f",
         "sent, by the formula, W .3f",
         "measured, W .3f",
-        markdown=True,
     )
     for name, (step, mesh, moments, parameters, formula, form) in ways.items():
         found = measured(step, mesh, moments, parameters)
@@ -186,7 +185,7 @@ def microbatches() -> dict[str, Table]:
     tables = {}
     for where in ("8xH100", "8xA5000"):
         columns = [f"ZeRO-{i} {what}" for what in ("sends, GiB .1f", "holds, GiB .2f", "step, ms .0f") for i in (1, 2)]
-        tables[f"on_{where}"] = table = Table("microbatches", *columns, markdown=True)
+        tables[f"on_{where}"] = table = Table("microbatches", *columns)
         for number in (1, 2, 4, 8, 16):
             pair = [predicted(function, number, 4096, where) for function in (STAGE_1, zero2_step)]
             found = [(sent(one) / 2**30, one.memory.temporaries / 2**30, 1e3 * one.timeline.seconds) for one in pair]
@@ -216,7 +215,6 @@ def gradients() -> Table:
         "sent, GiB .1f",
         "resident, GiB .2f",
         "times .1f",
-        markdown=True,
     )
     for name, one in found.items():
         seconds = one.timeline.seconds, one.calibrated_seconds, one.timeline.exposed_seconds
