@@ -82,6 +82,7 @@ def write_stubs_otherwise(path, *names):
     for cell in notebook.cells:
         if cell.id in names:
             cell.source += "\n    # mine"
+            cell.source = cell.source.replace("raise NotImplementedError()", "return None")
     nbformat.write(notebook, path)
 
 
@@ -108,6 +109,23 @@ def test_list_shows_every_function_and_personal_bests_in_80_columns(meshcraft, j
     shown = meshcraft("list").out
     assert "0 of  5  ○○○··" in shown and "○ changed since" in shown and max(map(len, shown.splitlines())) <= 80
     assert "shard_params" in meshcraft("hint", "fsdp").out
+
+
+def test_a_stub_of_an_older_release_is_not_started_for_list_as_for_check(meshcraft, judge, tmp_path):
+    meshcraft("start", "fsdp", "--no-open")
+    path = tmp_path / "fsdp" / "fsdp.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if cell.id in ("shard_params", "gather_params"):
+            cell.source = cell.source.replace('"""', '"""As an older release said: ', 1)
+        if cell.id == "fsdp_loss":
+            cell.source = cell.source.replace("raise", "return 0.0\n    raise")
+    nbformat.write(notebook, path)
+    meshcraft("check", "fsdp", "gather_params")
+    (row,) = json.loads(meshcraft("list", "fsdp", "--json").out)["chapters"]
+    states = {one["function"]: one["state"] for one in row["functions"]}
+    assert states["shard_params"] == states["gather_params"] == "not started"
+    assert states["fsdp_loss"] == "not judged", "what has been written counts, though the last line was left there"
 
 
 def test_list_imports_nothing_slow():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
@@ -13,6 +14,7 @@ import msgspec
 from autograder.contract.verdict import PASS, Result, Unit
 
 NONE: Mapping[str, str] = {}
+STUB = "raise NotImplementedError()"
 
 
 class Best(msgspec.Struct, frozen=True):
@@ -97,6 +99,16 @@ def graded_cells(notebook: Path | str) -> dict[str, str]:
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
     return {name: "".join(source).strip() for name, source in cells if name}
+
+
+def is_stub(source: str, name: str) -> bool:
+    """Whether a cell defines this function as every release leaves it: it ends by raising that it is not written."""
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError):
+        return False
+    found = [node.body for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
+    return bool(found) and ast.unparse(found[-1][-1]) == STUB and not any(isinstance(n, ast.Return) for n in found[-1])
 
 
 def _digest(source: str) -> str:

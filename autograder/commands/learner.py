@@ -31,6 +31,7 @@ from autograder.progress import (
     forget,
     graded_cells,
     hidden_folder,
+    is_stub,
     next_function,
     passing,
     recall,
@@ -389,10 +390,9 @@ def function_states(chapter: str, notebook: Path | None) -> dict[str, str]:
     names = next(entry.names for entry in NOTEBOOKS if entry.name == chapter)
     known = recall(notebook or _usual_place(chapter), chapter)
     written = graded_cells(notebook) if notebook and names else {}
-    stubs = graded_cells(exercise_text(chapter)) if written else {}
 
     def state(name: str) -> str:
-        if notebook is None or (name in stubs and written.get(name) == stubs[name]):
+        if notebook is None or is_stub(written.get(name, ""), name):
             return "not started"
         if name not in known.passed:
             return "not judged" if name in written else "not started"
