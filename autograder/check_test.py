@@ -125,6 +125,14 @@ def test_exception_is_the_learners_own_line(notebook):
     assert result.message.startswith("TypeError: unsupported operand")
 
 
+def test_an_error_in_the_first_case_names_the_page_and_a_hint_and_a_stub_neither(notebook):
+    broken = "def shard_params(params, axis_name, min_size):\n    return params / 2"
+    (heading, hint, *_) = check_notebook(notebook(HEAD, broken), "fsdp", ["shard_params"]).notes
+    assert heading == 'shard_params: to read on, `meshcraft site fsdp "Which leaves, and along which dim"`'
+    assert hint == "shard_params: where to look, `meshcraft hint fsdp shard_params`"
+    assert check_notebook(EXERCISE, "fsdp", ["shard_params"]).notes == ()
+
+
 def test_a_stopped_function_stays_as_it_is_whatever_is_added(notebook):
     never: Any = SimpleNamespace(notes=(), exports=lambda task: [], facts=None)
     (result,) = check_notebook(notebook("x = 1"), "fsdp", ["fsdp_loss"], more=[never]).functions

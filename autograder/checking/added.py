@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from autograder.contract.task import Task, load, site_command
 from autograder.contract.verdict import FAIL, PARTIAL, Fact, Result, conclude, listed
+from course.curriculum import contract_folder
 
 _GRADIENT, _LONGEST = re.compile(r"\b(value_and_grad|jax\.grad|grad|vjp)\("), 500
 
@@ -68,9 +69,17 @@ def way_on(chapter: str, result: Result, following: str) -> str:
 
 
 def reading(chapter: str, results: Sequence[Result]) -> tuple[str, ...]:
-    """Pages that explain the failures: one heading per function, for its first failed fact."""
-    found = [(result.name, *load(chapter).places(result)[:1]) for result in results]
-    return tuple(f"{name}: to read on, `{site_command(*place[0])}`" for name, *place in found if place)
+    """What explains the failures: one heading per function, for its first failed fact; after an error, a hint as well.
+
+    Facts ask a question where a function is wrong. An error has no facts, and the first hint asks instead.
+    """
+    hinted = (contract_folder(chapter) / "hints.md").exists()
+    notes = []
+    for result in results:
+        notes += [f"{result.name}: to read on, `{site_command(*place)}`" for place in load(chapter).places(result)[:1]]
+        if hinted and result.stopped and not result.facts:
+            notes.append(f"{result.name}: where to look, `meshcraft hint {chapter} {result.name}`")
+    return tuple(notes)
 
 
 def variant_notes(task: Task, variant: str) -> tuple[str, ...]:

@@ -249,11 +249,14 @@ class Contract:
     read: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def places(self, result: Result) -> list[tuple[str, str]]:
-        """Pages and headings that explain the failed facts, without repetition, in order of the facts."""
+        """Pages and headings that explain the failed facts, without repetition, in order of the facts.
+
+        An error without facts is explained where the function's values are: they are what it should have computed.
+        """
         known = {**self.read, **ABOUT_VERDICTS}
         elsewhere = FIRST_LOSS, FOLLOW  # other facts say where to begin
         missed = [fact for fact in result.missed if not any(said in fact.message for said in elsewhere)]
-        names = [fact.name for fact in missed if fact.kind != Kind.FORM]
+        names = [fact.name for fact in missed if fact.kind != Kind.FORM] or ["values"] * result.stopped
         found = [known.get(f"{result.name}.{name}", known.get(name)) for name in [*names, result.verdict]]
         here = self.chapter if is_own(self.chapter) and not own_page(self.chapter) else ""  # it has no page
         return list(dict.fromkeys(place for place in found if place and place[0] != here))

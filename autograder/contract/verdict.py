@@ -312,6 +312,11 @@ class Result:
         return self.verdict == STUDENT_ERROR and own and self.message.startswith(f"{self.name} is not written yet")
 
     @property
+    def stopped(self) -> bool:
+        """True if the learner's own code raised an error."""
+        return self.verdict == STUDENT_ERROR and not self.not_started
+
+    @property
     def compared(self) -> str:
         """The figures of a right answer that differ from the reference's; empty if none do."""
         found = [
