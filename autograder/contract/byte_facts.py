@@ -142,15 +142,15 @@ def only_collectives(
 
     def look(e: Evidence) -> Fact:
         others = [c for c in e.costs.collectives if c.kind not in allowed and (not over or over(e.case) in c.axes)]
-        message = ""
+        message, line = "", ""
         if others:
             first = max(others, key=lambda c: c.total_bytes)
+            line = first.line
             names = causes.listed(map(plain, sorted(allowed))) if allowed else "none at all"
             message = (
                 f"on mesh {e.case.mesh_text} there is {causes.described(first, article=True)}; allowed here: {names}. "
                 "What does each device need that it does not have?"
             )
-        line = others[0].line if others else ""
         return at(e, name, kind, message, sum(c.count for c in others), 0, line=line)
 
     return worst([look(e) for e in evidence], name, kind)

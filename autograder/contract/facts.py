@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from autograder.contract import causes
 from autograder.contract.causes import plain
 from autograder.contract.task import Case, Evidence
-from autograder.contract.verdict import FIRST_LOSS, FOLLOW, NOT_MEASURED, Fact, Kind, Limit, Unit, counted
+from autograder.contract.verdict import FIRST_LOSS, FOLLOW, NOT_MEASURED, Fact, Kind, Limit, Unit, counted, with_more
 from autograder.contract.whereabouts import layout, rank_of
 from course.program.program import spec_of
 
@@ -33,9 +33,8 @@ def worst(facts: Sequence[Fact], name: str = "values", kind: Kind = Kind.VALUES)
     failed = [fact for fact in facts if fact.passed is False]
     chosen = failed[0] if failed else facts[0]
     others = {fact.case for fact in failed} - {chosen.case}
-    more = f" (also falls short: {'; '.join(sorted(others))})" if others else ""
-    text, *picture = chosen.message.split("\n")
-    return replace(chosen, message="\n".join([text + more, *picture]))
+    more = f"(also falls short: {'; '.join(sorted(others))})" if others else ""
+    return replace(chosen, message=with_more(chosen.message, more))
 
 
 def at(e: Evidence, name: str, kind: Kind, message: str, measured: Any, limit: Any = None, **how: Any) -> Fact:

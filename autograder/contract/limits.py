@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,12 @@ from autograder.contract import facts
 from autograder.contract.facts import plain, unmeasured
 from autograder.contract.task import Case, Evidence, Judged
 from autograder.contract.verdict import Fact, Kind, Limit, Unit, counted, in_bytes
+from course.program.simulator import Piece
 
 # A forward and backward pass is 3/4 of a step that recomputes every activation, slightly less if the first
 # layer's input needs no gradient.
 LEAST_WORK = 0.7
+MOST_ARRAYS = 6
 REFERENCE, NAIVE = "reference", "naive"
 _CHANGES = (
     "the program changes with its sizes: {}. It must be the same operations on larger arrays: decide by the arguments "
@@ -53,18 +56,29 @@ def temporaries_at_most(judged: Judged, most: Callable[[Case[Any]], int], hint: 
 
 
 def _at_the_peak(e: Evidence, allowed: str, hint: str) -> tuple[str, str]:
-    message, largest = f"at the peak {in_bytes(e.memory.temporaries)} of temporaries live at once, {allowed}", None
-    if e.memory.alive:
-        largest = e.memory.alive[0]
-        alike = [other for other in e.memory.alive if _array(other) == _array(largest)]
-        message += f"; the largest, {_array(largest)}, has {in_bytes(largest.bytes)}"
-        if len(alike) > 1:
-            message += (
-                f", and the {len(alike)} of this shape have {in_bytes(sum(other.bytes for other in alike))} together"
-            )
-        if another := next((other.line for other in alike if other.line not in ("", largest.line)), ""):
-            message += f", one of them from {another}"
-    return f"{message}. {hint}", largest.line if largest else ""
+    """The message, which ends with a table of what is alive, and the line of the largest array."""
+    resident, alive = e.memory.temporaries, e.memory.alive
+    message = f"at the peak {in_bytes(resident)} of temporaries live at once, {allowed}"
+    if not alive:
+        return f"{message}. {hint}", ""
+    message += f"; the largest, {_array(alive[0])}, has {in_bytes(alive[0].bytes)}"
+    ranked = sorted(Counter(alive).items(), key=lambda entry: -entry[0].bytes * entry[1])
+    rows = [
+        (in_bytes(one.bytes * count), f"{count} x {_array(one)}", _made_by(one.kind), one.line)
+        for one, count in ranked[:MOST_ARRAYS]
+    ]
+    if rest := resident - sum(one.bytes * count for one, count in ranked[:MOST_ARRAYS]):
+        rows.append((in_bytes(rest), "smaller ones", "", ""))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        f"  {size:>{widths[0]}}  {arrays:{widths[1]}}  {made:{widths[2]}}  {line}".rstrip()
+        for size, arrays, made, line in rows
+    )
+    return "\n".join([f"{message}. {hint}".strip(), "  alive at the peak:", *lines]), alive[0].line
+
+
+def _made_by(kind: str) -> str:
+    return "kept by a loop" if kind == "while" else plain(kind)
 
 
 def _array(temporary: Any) -> str:
@@ -232,17 +246,26 @@ def exposed_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
     def look(e: Evidence, times: str) -> tuple[str, str]:
         assert e.timeline
         axes = ", ".join(f"{axis} {_ms(seconds)} ms" for axis, seconds in e.timeline.exposed.items())
-        sent = next((piece.line for piece in e.timeline.critical if piece.stream != "compute"), "")
+        sent = next((piece for piece in e.timeline.critical if piece.stream != "compute"), None)
         return (
             f"on {e.timeline.machine} devices compute nothing for {_ms(e.timeline.exposed_seconds)} ms while a "
-            f"transfer goes on ({axes}), {times}. {hint}"
-        ), sent
+            f"transfer goes on ({axes}), {times}. {_longest_wait(e, sent)}{hint}"
+        ), sent.line if sent else ""
 
     def exposed(e: Evidence) -> float:
         assert e.timeline
         return e.timeline.exposed_seconds
 
     return _within("exposed communication", Kind.TIME, "exposed", exposed, look, judged, ratio, **_MS, **how)
+
+
+def _longest_wait(e: Evidence, sent: Piece | None) -> str:
+    """The transfer that makes up most of the critical path, and how often a device runs it."""
+    if sent is None:
+        return ""
+    runs = sum(c.count for c in e.costs.collectives if (c.kind, c.line) == (sent.kind, sent.line))
+    often = f", which a device runs {runs} times" if runs > 1 else ""
+    return f"The step waits longest for {plain(sent.kind)}{often}: {_ms(sent.seconds)} ms of its critical path. "
 
 
 def exposed_over_within(judged: Judged, ratio: float, axis: str, hint: str, **how: Any) -> Fact:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autograder.contract.case import Sizes
+from autograder.contract.facts import worst
 from autograder.contract.limits import (
     NAIVE,
     bubble_is,
@@ -16,7 +17,8 @@ from autograder.contract.limits import (
     time_within,
 )
 from autograder.contract.task import Case, Evidence, Judged
-from course.program import Costs, Memory, Timeline
+from course.program import Collective, Costs, Memory, Timeline
+from course.program.memory import Alive
 from course.program.simulator import DeviceTime, Piece
 
 MiB = 2**20
@@ -95,6 +97,32 @@ def test_temporaries_may_be_held_against_a_closed_form():
         temporaries_at_most(judged(evidence(difference="add"), REFERENCES), lambda _: 1, "").measured
         == "not comparable"
     )
+
+
+def test_arrays_at_the_peak_are_named_with_shape_dtype_and_line_the_largest_first():
+    product = Alive(64 * MiB, (4096, 4096), "f32", "dot_general", "mine:5")
+    stack = Alive(128 * MiB, (2, 4096, 4096), "f32", "while", "mine:3")
+    many = tuple(Alive(16 * MiB, (n,), "bf16", "add", f"mine:{n}") for n in range(10, 20))
+    e = replace(evidence(), memory=Memory(0, 0, 0, 416 * MiB, (stack, product, product, *many)))
+    found = temporaries_at_most(judged(e, REFERENCES), lambda _: MiB, "Look.")
+    text, *rows = found.message.split("\n")
+    assert text.endswith("the largest, f32[2x4096x4096], has 128 MiB. Look.") and found.line == "mine:3"
+    assert [row.split() for row in rows[1:4]] == [
+        ["128", "MiB", "1", "x", "f32[2x4096x4096]", "kept", "by", "a", "loop", "mine:3"],
+        ["128", "MiB", "2", "x", "f32[4096x4096]", "matmul", "mine:5"],
+        ["16", "MiB", "1", "x", "bf16[10]", "add", "mine:10"],
+    ]
+    assert len(rows) == 8 and rows[-1].split() == ["96", "MiB", "smaller", "ones"]
+    assert worst([found, replace(found, case="another")]).message.split("\n")[0].endswith("(also falls short: another)")
+
+
+def test_exposed_communication_says_which_transfer_is_waited_for_and_how_often_it_runs():
+    gather = Collective("all_gather", ("data",), 2, 8, 8.0, 7, "mine:7", (2,), "f32")
+    e = evidence(exposed=0.5)
+    e = replace(e, costs=replace(e.costs, collectives=(gather, replace(gather, line="mine:9", count=2))))
+    found = exposed_within(judged(e, REFERENCES), 1.15, "Look.")
+    says = "The step waits longest for all-gather, which a device runs 7 times: 500 ms of its critical path. Look."
+    assert found.message.endswith(says) and found.line == "mine:7"
 
 
 def test_a_contract_may_say_that_less_work_is_right_too():

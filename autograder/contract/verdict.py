@@ -370,6 +370,12 @@ class Report:
         return msgspec.convert(data, cls)
 
 
+def with_more(message: str, more: str) -> str:
+    """The message with another sentence, before the table or picture on its later lines."""
+    text, *picture = message.split("\n")
+    return "\n".join([f"{text} {more}".strip(), *picture])
+
+
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun, in the plural unless it is 1: ``1 other``, ``2,048 others``."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -100,8 +100,8 @@ def _exported(
             "only arrays; take arrays, and return the new ones"
         )
     try:
-        _check_host(jitted.trace(*args, **kwargs).jaxpr.jaxpr, locate)
-        with whole_tracebacks():
+        with whole_tracebacks(locate):
+            _check_host(jitted.trace(*args, **kwargs).jaxpr.jaxpr, locate)
             exported = jax_export.export(jitted, platforms=(platform,))(*args, **kwargs)
     except Exception as error:  # raised by the function or any part of JAX
         raise _explained(error, function, locate) from None

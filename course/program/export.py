@@ -10,12 +10,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from types import FrameType
 from typing import Any
 
 import jax
 from jax import export as jax_export
-from jax.extend import mlir
+from jax.extend import mlir, source_info_util
 from jax.extend.mlir import ir
 from jax.interpreters.mlir import make_ir_context
 from jax.sharding import NamedSharding
@@ -89,7 +90,7 @@ def export(
 
     jitted = jax.jit(program, donate_argnums=donated, keep_unused=True)
     try:
-        with whole_tracebacks():
+        with whole_tracebacks(locate):
             exported = jax_export.export(jitted, platforms=(platform,))(*structs)
     except (ValueError, NotImplementedError) as error:
         if not re.search("AbstractMesh cannot be used|callback", str(error)):
@@ -131,10 +132,10 @@ def _is_spec(spec: Any) -> bool:
 
 
 @contextmanager
-def whole_tracebacks() -> Iterator[None]:
+def whole_tracebacks(locate: Locate) -> Iterator[None]:
     """Make locations reach the learner's frame however deep it is below library frames, and errors keep all frames."""
     wanted = {"jax_traceback_in_locations_limit": -1, "jax_traceback_filtering": "off"}
-    with _LOCK:
+    with _LOCK, _lines_of_rules(locate):
         before = {name: getattr(jax.config, name) for name in wanted}
         for name, value in wanted.items():
             jax.config.update(name, value)
@@ -143,6 +144,41 @@ def whole_tracebacks() -> Iterator[None]:
         finally:
             for name, value in before.items():
                 jax.config.update(name, value)
+
+
+@contextmanager
+def _lines_of_rules(locate: Locate) -> Iterator[None]:
+    """Give what the rules of a ``jax.custom_vjp`` do their own lines; JAX gives it the line of the call.
+
+    Where JAX works on an operation it replaces the traceback of all that is traced meanwhile by that operation's. This
+    is right for a derivative that JAX makes, and not where it calls a rule: a frame of the learner's then lies inside.
+    """
+    jax_own: Any = sys.modules[source_info_util.current.__module__]
+    current, context, known = jax_own.current, jax_own.user_context, cache(locate)
+    entered: list[FrameType] = []
+
+    class Entered(context):
+        def __enter__(self):
+            entered.append(sys._getframe(1))
+            super().__enter__()
+
+        def __exit__(self, *error):
+            entered.pop()
+            super().__exit__(*error)
+
+    def current_or_rule():
+        info, frame = current(), sys._getframe(1)
+        while entered and frame is not None and frame is not entered[-1]:
+            if known(frame.f_code.co_filename) is not None:
+                return info.replace(traceback=type(info.traceback).get_traceback())
+            frame = frame.f_back
+        return info
+
+    jax_own.current, jax_own.user_context = current_or_rule, Entered
+    try:
+        yield
+    finally:
+        jax_own.current, jax_own.user_context = current, context
 
 
 def relocated(exported: jax_export.Exported, locate: Locate, *, lenient: bool = False) -> jax_export.Exported:
@@ -193,7 +229,7 @@ def _short_location(location: ir.Location, locate: Locate) -> ir.Location | None
             found = label, frame.start_line, frame.start_col
             function = _function(frame.filename, frame.start_line, frame.start_col, frame.end_line, frame.end_col)
             break
-        own = _COURSE_FILE.search(frame.filename)
+        own = _COURSE_FILE.search(frame.filename) if frame.filename != __file__ else None
         found = found or (own and (own[1], frame.start_line, frame.start_col))
     if found is None:
         return None

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from course.mesh import abstract_mesh, make_mesh
 from course.program import Program, ProgramError, compile_program, export, parse, work_of
-from course.program.ir import walk
+from course.program.ir import COLLECTIVES, walk
 
 F32 = jnp.float32
 
@@ -100,6 +100,36 @@ def test_cuda_program_is_made_without_cuda():
 def test_damaged_program_is_refused_with_a_reason(damage, message):
     with pytest.raises(ProgramError, match=message):
         Program.load(damage(program_of(matmul, **MATMUL).serialise()))
+
+
+def test_what_a_rule_of_a_custom_derivative_does_has_its_own_line():
+    @jax.custom_vjp
+    def summed(x):
+        return x
+
+    def forward(x):
+        return lax.psum(x, "data"), jnp.max(lax.all_gather(x, "data"))
+
+    def backward(most, g):
+        def turned(x, _):
+            return lax.ppermute(x, "data", [(i, (i + 1) % 8) for i in range(8)]), None
+
+        return (lax.scan(turned, lax.pcast(g, "data", to="varying") * most, length=3)[0],)
+
+    summed.defvjp(forward, backward)
+
+    def called(x):
+        return jax.grad(lambda x: jnp.sum(jnp.sin(summed(x))))(x)
+
+    program = program_of(called, {"x": struct(8)}, {"x": P("data")}, P("data"), locate={__file__: "here"}.get)
+    found = {op.kind: op.line for op in walk(parse(program).main) if op.kind in COLLECTIVES | {"cosine"}}
+    ring = backward.__code__.co_firstlineno + 2
+    assert found == {
+        "all_reduce": f"here:{forward.__code__.co_firstlineno + 1}",
+        "all_gather": f"here:{forward.__code__.co_firstlineno + 1}",
+        "collective_permute": f"here:{ring}",
+        "cosine": f"here:{called.__code__.co_firstlineno + 1}",
+    }
 
 
 def test_large_constant_is_refused_at_its_line():

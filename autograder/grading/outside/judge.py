@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from autograder.contract.task import Case, ChoiceError, Evidence, Judged, Task, Variant, load, named, references
-from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, Fact, Kind, Result, conclude
+from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, Fact, Kind, Result, conclude, with_more
 from autograder.grading.inside import wire
 from autograder.grading.inside.tracing import Problem, refused
 from autograder.grading.outside.pinned import pinned
@@ -182,9 +182,8 @@ def _with_factor(fact: Fact, judged: Judged) -> Fact:
     """Add to a fact that fails that its limit is this course's own."""
     if fact.passed is not False or judged.factors.get(fact.name, 1.0) == 1.0:
         return fact
-    return replace(
-        fact, message=f"{fact.message} In this course the limit is {judged.factors[fact.name]:g} times ours."
-    )
+    more = f"In this course the limit is {judged.factors[fact.name]:g} times ours."
+    return replace(fact, message=with_more(fact.message, more))
 
 
 def _in_this_course(fact: Fact, variant: Variant | None) -> Fact:
