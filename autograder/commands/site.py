@@ -10,7 +10,7 @@ import webbrowser
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from html import escape, unescape
+from html import unescape
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,7 @@ from urllib.request import urlopen
 
 import typer
 
+from autograder.commands.own_page import write_page
 from autograder.commands.terminal import FAULT, UsageError, complain, err, out, spinner
 from course.curriculum import own_page
 
@@ -31,13 +32,6 @@ SOURCES = ("site", "course", "autograder", "solutions", "exercises")
 KINDS = tuple(".md .py .json .toml .yml .html .css .js .svg .ipynb".split())
 _INSTALL = f"{sys.executable} -m pip install -e '{ROOT}[site]'"
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-OWN_PAGE = """\
-<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>:root {{ color-scheme: light dark }} body {{ max-width: 46em; margin: 2em auto; padding: 0 1em;
-font: 1rem/1.6 system-ui, sans-serif }} pre {{ overflow-x: auto }} .headerlink {{ display: none }}</style>
-{body}
-"""
 WRITTEN_LAST = Path("search/search_index.json")  # missing from an interrupted build
 
 
@@ -53,7 +47,9 @@ def site(
     built = ROOT / "build" / "site"
     with TemporaryDirectory() as scratch:
         if path := own_page(page):
-            built = _rendered(path, Path(scratch), page)
+            built = Path(scratch)
+            for problem in write_page(path, built, page):
+                complain(problem)
         else:
             with spinner("looking for the pages") as say:
                 _bring_up_to_date(built, say)
@@ -77,16 +73,6 @@ def _serve(built: Path, page: str, heading: str, port: int | None, open_it: bool
         server.serve_forever()
 
 
-def _rendered(path: Path, folder: Path, name: str) -> Path:
-    """Write the page of a course's own chapter as HTML, formulas as they were typed; return the folder."""
-    from nbconvert.filters.markdown_mistune import markdown2html_mistune
-
-    body = markdown2html_mistune(path.read_text(encoding="utf-8")).replace('class="anchor-link"', 'class="headerlink"')
-    (folder / f"{name}.html").write_text(OWN_PAGE.format(title=escape(name), body=body), encoding="utf-8")
-    (folder / "index.html").write_text(f'<a href="{quote(name)}.html">{escape(name)}</a>', encoding="utf-8")
-    return folder
-
-
 def _say(address: str, more: str, open_it: bool) -> None:
     out().print(f"{address}  [dim]{more}[/]", soft_wrap=True)
     if open_it:
@@ -104,7 +90,7 @@ def _bring_up_to_date(built: Path, say: Callable[[str], None]) -> None:
         raise UsageError("the pages are in the course's repository, which this is not; run it in a clone of that")
     if mark.exists() and mark.stat().st_mtime >= _newest():
         return
-    if missing := [name for name in ("mkdocs", "material", "latex2mathml") if find_spec(name) is None]:
+    if missing := [name for name in ("mkdocs", "material") if find_spec(name) is None]:
         if mark.exists():
             return complain(f"the pages are older than their sources, and {missing[0]}, which builds them, is missing")
         raise UsageError(

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from autograder.commands import chapters, site
+from autograder.commands.own_page import write_page
 from autograder.contract.task import load
 from autograder.grading.nbgrader.page import function_html
 from autograder.check import check_solution
@@ -42,7 +43,8 @@ found = {
 report = grader.grade_notebook(parse_notebook("novel.ipynb", wrong.encode()), "wrong").functions[0]
 grader.close()
 places, advice = load("novel").places(report), function_html("novel", report, {}, site="https://example.org")
-page = site._rendered(own_page("novel"), Path(tempfile.mkdtemp(dir=here / ".meshcraft")), "novel") / "novel.html"
+page = Path(tempfile.mkdtemp(dir=here / ".meshcraft")) / "novel.html"
+write_page(own_page("novel"), page.parent, "novel")
 contract_page = here / "chapters/novel/page.md"
 contract_page.write_text(contract_page.read_text().replace("## The idea", "## Another idea"))
 print(json.dumps({
