@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from mkdocs.structure.files import File
 
 OUT = Path(__file__).parent.parent / "build" / "examples"
+WRITTEN = re.compile(r"^<!-- origin: (.*) -->$", re.MULTILINE)  # above a table that no example makes
 INCLUDED = r'--8<-- "([\w/]+\.(?:txt|svg))"'
 BLOCK = re.compile(rf"^<figure[^>]*>.*?</figure>|^```text\n.*?^```$|^{INCLUDED}$", re.DOTALL | re.MULTILINE)
 # Of pictures in ``site/figures``: hand-made drawings, screenshots, and what ``course.validation`` draws.
@@ -43,6 +45,11 @@ def badges(included: list[str]) -> str:
     for name in included:
         hand = FIGURES.get(Path(name).stem.partition("_")[0], ["diagram"])
         origins |= dict.fromkeys(hand if name.startswith("site/figures/") else ORIGINS[name])
+    return shown(origins)
+
+
+def shown(origins: Iterable[str]) -> str:
+    """Origins as badges."""
     return " ".join(f'<span class="badge">{origin}</span>' for origin in origins)
 
 
@@ -67,4 +74,5 @@ def on_page_markdown(markdown, page, **_):
         block = block.replace("<figcaption>", f"<figcaption>{text} ", 1)
         return block.replace("</figcaption>", f"{''.join(links)}</figcaption>", 1)
 
-    return BLOCK.sub(marked, markdown)
+    written = WRITTEN.sub(lambda found: f'<p class="origin">{shown(found[1].split("; "))}</p>', markdown)
+    return BLOCK.sub(marked, written)

@@ -85,22 +85,21 @@ def sent() -> Table:
 
 
 @example("counted by closed form")
-def times() -> str:
+def times() -> Table:
     table = Table(("devices", "array"), *(f"{name} ,.1f" for name in ways(8)))
-    lines = []
     for n in (8, 64):
         for size, label in ((4 * 2**10, "4 KiB"), (MIB, "1 MiB"), (64 * MIB, "64 MiB")):
             table.add((n, label), *(1e6 * seconds(size) for seconds in ways(n).values()))
         swap, ring = ways(n)["swap whole arrays"], ways(n)["ring"]
         equal = (2 * (n - 1) - math.log2(n)) * LINK.latency * LINK.bandwidth / (math.log2(n) - 2 * (n - 1) / n)
         assert abs(swap(equal) / ring(equal) - 1) < 1e-9
-        lines.append(f"- on {n} devices the ring is faster than swapping whole arrays above {equal / 1e6:.1f} MB")
+        say(**{f"equal_{n}": f"{equal / 1e6:.1f}"})
     for n in (8, 800):
         sent = 2 * (n - 1) / n * 80
         say(**{f"mb_{n}": f"{sent:.4g}", f"ms_{n}": f"{sent / 50:.1f}", f"steps_{n}": f"{2 * (n - 1):,}"})
     draw("times", plot())
-    head = f"In microseconds, with {1e6 * LINK.latency:g} µs a step and {LINK.bandwidth / 1e9:g} GB/s:"
-    return "\n".join([head, "", str(table), "", *lines])
+    say(alpha=f"{1e6 * LINK.latency:g}", beta=f"{LINK.bandwidth / 1e9:g}")
+    return table
 
 
 def plot():
@@ -180,7 +179,7 @@ def lines() -> str:
 
 
 @example("predicted, idealised", "predicted, calibrated")
-def sizes() -> str:
+def sizes() -> Table:
     table = Table(("microseconds", "array"), *(f"{way} ,.1f" for way in SUMS))
     machines = ("8xH100", "8xA5000", "8xH100-calibrated")
     for name in machines:
@@ -188,14 +187,12 @@ def sizes() -> str:
             label = f"{kib} KiB" if kib < 1024 else f"{kib // 1024} MiB"
             steps = [predict(exported(way, 1024 * kib), name).timeline.seconds for way in SUMS.values()]
             table.add((name, label), *(1e6 * seconds for seconds in steps))
-    parts = [f"{table}\n", "By the formulas, two rings win above\n"]
     for name in machines[:2]:
         # 7 steps and 7 arrays compared with 14 steps and 1.75 arrays, over the link that reaches all eight.
         link = machine(name).links[-1]
         least = f"{7 * link.latency * link.bandwidth / (7 - 1.75) / 1024:.0f} KiB"
         say(**{f"least_{name[2:].lower()}": least})
-        parts.append(f"- {least} on {name}")
-    return "\n".join(parts)
+    return table
 
 
 @kept("compiled")

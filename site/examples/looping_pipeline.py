@@ -54,7 +54,7 @@ def form(stages, microbatches, repeats):
 
 
 @example("predicted, idealised", "counted by closed form")
-def bubbles() -> str:
+def bubbles() -> Table:
     columns = "1 repeat .4f", "its formula .4f", "2 repeats .4f", "their formula .4f"
     table, useful = Table("microbatches", *columns), 8 * 2 * 2 * 64 * 64 * 256 / FREE_NETWORK.peak("f32")
     for count in (1, 2, 4, 6, 16):
@@ -76,11 +76,11 @@ def bubbles() -> str:
             say(**{f"bubble_{count}_{repeats}": f"{round(100 * form(stages, count, repeats), 1):g}"})
     assert abs(form(2, 8, 1) - 1 / 9) < 1e-9 and abs(form(2, 8, 8) - 1 / 65) < 1e-9
     say(faster=f"{num_ticks(2, 8, 8) / 8 / num_ticks(2, 8, 1):.3f}")
-    return f"Bubble of the program on a free network, and of the formula, 8 layers on 4 stages:\n\n{table}"
+    return table
 
 
 @example("predicted, calibrated")
-def network() -> str:
+def network() -> Table:
     columns = (
         "1 repeat .3f",
         "exposed .3f",
@@ -93,10 +93,7 @@ def network() -> str:
     for rows in (512, 128, 16):
         found = [timeline(forward(4, 4, repeats, 16, rows, 2048), A5000) for repeats in (1, 2, 4)]
         table.add(rows, *(1e3 * x for t in found for x in (t.seconds, t.exposed.get("pipe", 0.0))))
-    head = (
-        "Forward pass of 16 layers of width 2,048 on 4 of 8 A5000, 4 microbatches, in ms, and of it exposed over pipe:"
-    )
-    return f"{head}\n\n{table}"
+    return table
 
 
 @example("measured", "predicted, calibrated")

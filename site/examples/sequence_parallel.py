@@ -141,7 +141,7 @@ def kinds() -> Table:
         formula=f"{(plain + scores) * S.rows / UNIT:.1f}",
         scores=f"{scores * S.rows / UNIT:g}",
     )
-    say(layers=LAYERS, n=N, times=f"{rows[1].saved / rows[3].saved:.1f}")
+    say(layers=LAYERS, n=N)
     return table
 
 
