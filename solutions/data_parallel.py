@@ -341,7 +341,7 @@ def overlapped_gradients(
         batch: This device's rows, ``inputs``, ``targets`` and ``mask``, ``[batch/axis, ...]``.
         model: The model's pure functions.
         axis_name: The mesh axis that the batch is split over.
-                num_microbatches: Number of parts to process a device's rows in; divides the number of rows.
+        num_microbatches: Number of parts to process a device's rows in; divides the number of rows.
 
     Returns:
         ``(loss, gradients)``: this device's share of the mean loss over all unmasked rows or tokens on all devices

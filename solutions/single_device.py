@@ -268,7 +268,7 @@ def scan_layers(layer: Callable[[PyTree, jax.Array], jax.Array], stacked_params:
         x: Activations ``[batch, ..., width]``.
 
     Returns:
-        What the last layer gives, like ``x``.
+        The output of the last layer, in the shape of ``x``.
     """
     ### BEGIN SOLUTION
     x, _ = lax.scan(lambda x, params: (layer(params, x), None), x, stacked_params)
@@ -321,7 +321,7 @@ def remat_layers(layer: Callable[[PyTree, jax.Array], jax.Array], stacked_params
         x: Activations ``[batch, ..., width]``.
 
     Returns:
-        What the last layer gives, like ``x``.
+        The output of the last layer, in the shape of ``x``.
     """
 
     ### BEGIN SOLUTION
@@ -388,7 +388,7 @@ def scaled_step(
         loss_fn: ``(params, batch) -> scalar``: computes in the parameters' dtype and returns a float32 loss.
         params: Float32 parameters.
         state: ``scale``, float32, and ``good_steps``, int32: scalars.
-                batch: The batch to pass to ``loss_fn``.
+        batch: The batch to pass to ``loss_fn``.
         learning_rate: Step size of the update.
         growth_interval: Number of good steps in a row after which the scale doubles.
 
