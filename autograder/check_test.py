@@ -119,6 +119,13 @@ def test_result_of_another_form_is_told_what_was_given_and_expected(notebook, bo
     assert message in next(fact.message for fact in result.facts if fact.passed is False)
 
 
+def test_a_shape_that_broadcasting_made_is_said_to_be_that(notebook):
+    body = "jax.tree.map(lambda x: x + jax.numpy.zeros((2, *(1 for _ in x.shape))), params)"
+    cells = HEAD, f"def shard_params(params, axis_name, min_size):\n    {RETURNS.format(body, 'P()')}"
+    (fact, *_) = judged(notebook(*cells)).facts
+    assert "broadcasting gave it [2, 8, 8], since arrays whose shapes differ" in fact.message
+
+
 def test_exception_is_the_learners_own_line(notebook):
     result = judged(notebook(HEAD, "def shard_params(params, axis_name, min_size):\n    x = 1\n    return params / x"))
     assert (result.verdict, result.line) == (STUDENT_ERROR, "two:3")

@@ -116,7 +116,7 @@ def times_sent(
         message = ""
         if not (count <= wanted if fewer else count == wanted):
             should = f"may run {wanted} at most" if fewer else f"should run {wanted}"
-            message = f"on mesh {e.case.mesh_text} a device runs {counted(count, plain(kind))} and {should}"
+            message = f"{e.case.place} a device runs {counted(count, plain(kind))} and {should}"
             asked = f"{causes.inserted(most).strip()}." if most and causes.inserted(most) else hint
             message += f"; most often {causes.described(most)}. {asked}" if most else f". {hint}"
         direction = Limit.AT_MOST if fewer else Limit.EXACTLY
@@ -148,7 +148,7 @@ def only_collectives(
             line = first.line
             names = causes.listed(map(plain, sorted(allowed))) if allowed else "none at all"
             message = (
-                f"on mesh {e.case.mesh_text} there is {causes.described(first, article=True)}; allowed here: {names}. "
+                f"{e.case.place} there is {causes.described(first, article=True)}; allowed here: {names}. "
                 "What does each device need that it does not have?"
             )
         return at(e, name, kind, message, sum(c.count for c in others), 0, line=line)
@@ -171,7 +171,7 @@ def state_bytes(cases: list[Evidence], expected: Callable[[Evidence], int], whol
         message = ""
         if resident != form or not e.outputs:
             message = (
-                f"on mesh {e.case.mesh_text} each device holds {in_bytes(resident)} and should hold {in_bytes(form)}; "
+                f"{e.case.place} each device holds {in_bytes(resident)} and should hold {in_bytes(form)}; "
                 f"the whole tree has {in_bytes(whole(e))}"
             )
         how = {"direction": Limit.EXACTLY, "unit": Unit.BYTES, "naive": whole(e)}
@@ -187,7 +187,7 @@ def resident_bytes(shape: tuple[int, ...], spec: P, mesh: dict[str, int], itemsi
 
 
 def _bytes_message(e: Evidence, by: str, sent: list[Collective], total: float, low: float, high: float) -> str:
-    where = f"on mesh {e.case.mesh_text} a device sends {in_bytes(total)}{by}"
+    where = f"{e.case.place} a device sends {in_bytes(total)}{by}"
     if total < low:
         if total >= low * (1 - FEW_BYTES):
             few = f"only {in_bytes(low - total)} are missing, as of a loss, a count or a small leaf"

@@ -106,6 +106,15 @@ class Case(Generic[S]):
     def mesh_text(self) -> str:
         return " x ".join(f"{axis}={size}" for axis, size in self.mesh.items())
 
+    @property
+    def place(self) -> str:
+        """The case within a sentence: ``on mesh data=8``; with its sizes if it is drawn, by its name if it has more."""
+        if self.name == UNSEEN:
+            known = vars(self.sizes).items()
+            sizes = ", ".join(f"{name} {value}" for name, value in known if value and type(value) in (int, float))
+            return f"on mesh {self.mesh_text}{f' ({sizes})' if sizes else ''}"
+        return f"on mesh {self.mesh_text}" if self.name == self.mesh_text else f"in the case {self.name!r}"
+
     def but(self, **changes: Any) -> Self:
         """Return a copy of the case with some sizes changed."""
         return replace(self, sizes=self.sizes.but(**changes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from autograder.contract import causes
 from autograder.contract.causes import plain
+from autograder.contract.output_checks import broadcast
 from autograder.contract.task import Case, Evidence
 from autograder.contract.verdict import FIRST_LOSS, FOLLOW, NOT_MEASURED, Fact, Kind, Limit, Unit, counted, with_more
 from autograder.contract.whereabouts import layout, rank_of
@@ -168,7 +168,7 @@ def _norm_matches(name: str, e: Evidence, prefix: str) -> Fact:
         figures = {"measured": abs(measured - expected) / scale, "limit": TOLERANCE, "unit": Unit.RELATIVE}
         comparison = causes.times(measured / scale)
     wrong = not abs(measured - expected) <= TOLERANCE * scale
-    where = f"on mesh {e.case.mesh_text} the norm over all leaves on all devices together"
+    where = f"{e.case.place} the norm over all leaves on all devices together"
     message = f"{where} is {comparison}" if wrong else ""
     return at(e, name, Kind.GRADIENTS, message, **figures)
 
@@ -272,7 +272,7 @@ def specs_match(
             part, rule = wrong[0]
             found, wanted = (str(spec).replace(",)", ")") for spec in (part.partition_spec, rule))
             message = (
-                f"leaf {part.name.partition('/')[2]} {list(part.shape)} on mesh {e.case.mesh_text}: measured {found}, "
+                f"leaf {part.name.partition('/')[2]} {list(part.shape)} {e.case.place}: measured {found}, "
                 f"expected {wanted} ({how(e.case)})"
             )
         figures = {"direction": Limit.ALL, "unit": Unit.LEAVES}
@@ -294,14 +294,14 @@ def _differs(e: Evidence, tolerance: float) -> bool:
 def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float) -> Fact:
     expected, measured = e.expected[leaf], e.measured.get(leaf)
     inner = leaf.partition("/")[2]
-    alone = math.prod(e.case.mesh.values()) == 1 and "=" not in e.case.name and not e.secret
-    at_case = f"in the case {e.case.name!r}" if alone else f"on mesh {e.case.mesh_text}"
-    where = f"{f'leaf {inner}' if inner else 'the gradient' if leaf == 'gradients' else 'the result'} {at_case}"
+    where = f"{f'leaf {inner}' if inner else 'the gradient' if leaf == 'gradients' else 'the result'} {e.case.place}"
     if measured is None:
         return at(e, name, kind, f"{where} is missing from the result.", "missing", "present")
     if (measured.shape, measured.dtype) != (expected.shape, expected.dtype):
         found, wanted = (f"{a.dtype}{list(a.shape)}" for a in (measured, expected))
-        return at(e, name, kind, f"{where}: measured {found}, expected {wanted}.", found, wanted)
+        return at(
+            e, name, kind, f"{where}: measured {found}, expected {wanted}{broadcast(measured, expected)}", found, wanted
+        )
     if not np.all(np.isfinite(measured)):
         bad = int(np.sum(~np.isfinite(measured)))
         reason = causes.not_finite(e, measured)

@@ -16,7 +16,7 @@ from autograder.contract.byte_facts import (
     state_bytes,
     times_sent,
 )
-from autograder.contract.case import ModelSizes, Sizes
+from autograder.contract.case import UNSEEN, ModelSizes, Sizes
 from autograder.contract.facts import (
     LOSS_ALONE,
     arrays_match,
@@ -80,7 +80,7 @@ def test_a_secret_message_says_where_how_many_how_far_and_which_factor():
     wrong, norm = both(8 * DRAWN, True)
     at = list(map(int, np.unravel_index(np.argmax(np.abs(DRAWN)), DRAWN.shape)))
     assert wrong.message.startswith(
-        f"leaf layers/up on mesh data=8 x tensor=1: 32 of 32 elements are wrong, the worst at {at}"
+        f"leaf layers/up in the case 'data=8': 32 of 32 elements are wrong, the worst at {at}"
     )
     assert "by 7 times the largest expected one" in wrong.message
     assert "8 times too large, and axis 'data' has that size" in wrong.message
@@ -442,3 +442,16 @@ def test_integers_are_not_looked_for_elsewhere_and_a_common_offset_is_said():
     ):
         message = arrays_match("values", [replace(e, measured={"values": measured.astype(np.int32)})], "values").message
         assert excerpt in message and "belongs" not in message, message
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("data=2 x tensor=4", "on mesh data=2 x tensor=4"),
+        ("data=2 x tensor=4, 32 microbatches", "in the case 'data=2 x tensor=4, 32 microbatches'"),
+        (UNSEEN, "on mesh data=2 x tensor=4 (width 6, hidden 9)"),
+    ],
+)
+def test_a_case_is_named_by_its_mesh_and_by_what_else_tells_it_from_others(name, place):
+    sizes = ModelSizes(width=6, hidden=9, num_heads=0, parallel=True)
+    assert Case(name, {"data": 2, "tensor": 4}, sizes).place == place

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case
@@ -23,6 +25,21 @@ def describe(x: Any) -> str:
     if x is None:
         return "None (is a return missing?)"
     return f"{x.dtype}{list(x.shape)}" if hasattr(x, "shape") and hasattr(x, "dtype") else f"a {type(x).__name__}"
+
+
+def broadcast(found: Any, wanted: Any) -> str:
+    """End a sentence on a shape, saying that arrays of other shapes were combined without an error if that explains it."""
+    shapes = getattr(found, "shape", ()), getattr(wanted, "shape", ())
+    try:
+        larger = np.broadcast_shapes(*shapes) == shapes[0] != shapes[1]
+    except ValueError:
+        return "."
+    if not larger or math.prod(shapes[0]) <= math.prod(shapes[1]):
+        return "."
+    return (
+        f": broadcasting gave it {list(shapes[0])}, since arrays whose shapes differ are combined without an error if "
+        "a dim is missing or has size 1. Which operand has another shape than you think?"
+    )
 
 
 def same_tree(what: str, tree: Any, like: Any, is_leaf: Any = None) -> Any:
@@ -53,13 +70,13 @@ def same_shapes(name: str, tree: Any, like: Any, case: Case[Any]) -> None:
         Mismatch: They differ; the message names the leaf, the mesh, and both values.
     """
     if hasattr(like, "shape") and not hasattr(tree, "shape"):
-        raise Mismatch(f"{name} returned {describe(tree)} on mesh {case.mesh_text}, expected {describe(like)}")
+        raise Mismatch(f"{name} returned {describe(tree)} {case.place}, expected {describe(like)}")
     same_tree(name, tree, like)
     for (path, leaf), struct in zip(jax.tree.leaves_with_path(tree), jax.tree.leaves(like), strict=True):
         if not hasattr(leaf, "shape") or (leaf.shape, leaf.dtype) != (struct.shape, struct.dtype):
             raise Mismatch(
-                f"leaf {path_name('', path)} on mesh {case.mesh_text}: {name} gives {describe(leaf)}, "
-                f"expected {describe(struct)}"
+                f"leaf {path_name('', path)} {case.place}: {name} gives {describe(leaf)}, "
+                f"expected {describe(struct)}{broadcast(leaf, struct)}"
             )
 
 

@@ -90,7 +90,7 @@ def wrap_product(name: str, function: Any, case: Case[Product]) -> Wrapped:
         wanted = jax.ShapeDtypeStruct((*x.shape[:-2], rows, s.d_out), np.float32)
         if not hasattr(result, "shape") or (result.shape, result.dtype) != (wanted.shape, wanted.dtype):
             raise Mismatch(
-                f"on mesh {case.mesh_text} {name} gets {describe(x)} and {describe(kernel)} and gives "
+                f"{case.place} {name} gets {describe(x)} and {describe(kernel)} and gives "
                 f"{describe(result)}, expected {describe(wanted)}"
             )
         return result
@@ -145,8 +145,7 @@ def wrap_mlp(function: Any, case: Case[Mlp]) -> Wrapped:
         result = function(params, x, axis)
         if not hasattr(result, "shape") or (result.shape, result.dtype) != (x.shape, x.dtype):
             raise Mismatch(
-                f"on mesh {case.mesh_text} async_tp_mlp gets {describe(x)} and gives {describe(result)}, "
-                f"expected {describe(x)}"
+                f"{case.place} async_tp_mlp gets {describe(x)} and gives {describe(result)}, expected {describe(x)}"
             )
         return result
 

@@ -160,7 +160,7 @@ def copies_of(spec: P, mesh: dict[str, int]) -> int:
 
 
 def _premise(case: Case[Any], shape: tuple[int, ...], spec: P) -> str:
-    return f"for shape {list(shape)} with {show_spec(spec)} on mesh {case.mesh_text} you say that"
+    return f"for shape {list(shape)} with {show_spec(spec)} {case.place} you say that"
 
 
 def block_means(case: Case[Any], shape: tuple[int, ...], spec: P, answer: Any) -> str:

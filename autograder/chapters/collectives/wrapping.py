@@ -61,8 +61,7 @@ def _wrap_ring(name: str) -> Wrapping:
             wanted = jax.ShapeDtypeStruct(leaves, dtype)
             if not hasattr(result, "shape") or (result.shape, result.dtype) != (wanted.shape, wanted.dtype):
                 raise Mismatch(
-                    f"on mesh {case.mesh_text} {name} gets {describe(x)} and gives {describe(result)}, expected "
-                    f"{describe(wanted)}"
+                    f"{case.place} {name} gets {describe(x)} and gives {describe(result)}, expected {describe(wanted)}"
                 )
             return as_varying(result, axis)
 

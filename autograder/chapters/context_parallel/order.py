@@ -64,7 +64,7 @@ def _most_loaded(e: Evidence) -> Fact:
     most, mean, message = e.costs.flops, mean_work(e.case), ""
     if most > LOADED * mean:
         message = (
-            f"on mesh {e.case.mesh_text} the device with most work computes {most / mean:.2f} times the mean over all "
+            f"{e.case.place} the device with most work computes {most / mean:.2f} times the mean over all "
             "devices. How many pairs of chunks does each device compute? These numbers should be equal."
         )
     return facts.at(e, "most loaded device", Kind.COMPUTE, message, most, LOADED * mean, unit=Unit.FLOPS, weight=2)

@@ -78,7 +78,7 @@ def _keys(e: Evidence) -> Fact:
     """Keys differ over the named axes and no others; messages contain none of the numbers in a key."""
     wrong = next(_mistakes(e), "")
     named = " and ".join(e.case.sizes.names)
-    message = f"on mesh {e.case.mesh_text}, over {named or 'no axis'}: {wrong}" if wrong else ""
+    message = f"{e.case.place}, over {named or 'no axis'}: {wrong}" if wrong else ""
     limit = f"different over {named}, and only there" if named else "equal everywhere"
     return facts.at(e, "values", Kind.VALUES, message, "other keys" if wrong else "such keys", limit)
 

@@ -165,7 +165,7 @@ def _same_everywhere(name: str, tree: Any, case: Case[Any]) -> None:
         if differs:
             inner = path_name("", path)
             raise Mismatch(
-                f"{name}{f', leaf {inner},' if inner else ''} on mesh {case.mesh_text}: measured "
+                f"{name}{f', leaf {inner},' if inner else ''} {case.place}: measured "
                 f"{jax.typeof(leaf)}, which may differ from device to device over {', '.join(sorted(differs))}; "
                 "expected the same on all of them. Which collective makes it so?"
             )

@@ -118,7 +118,7 @@ def wrap_shard_params(function: Any, case: Case[Leaves]) -> Wrapped:
         output_checks.same_tree("shards", shards, params)
         specs = output_checks.same_tree("specs", specs, params, is_leaf=lambda s: isinstance(s, P))
         for (path, shard), spec in zip(jax.tree.leaves_with_path(shards), jax.tree.leaves(specs), strict=True):
-            check_spec(f"leaf {path_name('', path)} on mesh {case.mesh_text}", shard, spec, axis)
+            check_spec(f"leaf {path_name('', path)} {case.place}", shard, spec, axis)
         return shards, specs
 
     def program(params):

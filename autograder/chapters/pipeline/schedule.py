@@ -71,7 +71,7 @@ def refused(name: str, cases: list[Evidence], what: str, hint: str) -> Fact:
         flag = e.measured.get("refused")
         ended = int(flag) if flag is not None and flag.shape == () else ACCEPTED
         found, outcome = wrong.get(ended, wrong[ACCEPTED])
-        message = f"on mesh {e.case.mesh_text} the function was given {what}, and {outcome}"
+        message = f"{e.case.place} the function was given {what}, and {outcome}"
         fine = ended == REFUSED
         return facts.at(e, name, Kind.PROGRAM, "" if fine else message, "refused" if fine else found, "refused")
 

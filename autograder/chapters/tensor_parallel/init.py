@@ -72,7 +72,7 @@ def _largest(e: Evidence) -> Fact:
     message, line = "", ""
     if largest and elements > most:
         message = (
-            f"on mesh {e.case.mesh_text} a device holds an array of {elements:,} elements; its part of a kernel has "
+            f"{e.case.place} a device holds an array of {elements:,} elements; its part of a kernel has "
             f"{most // PARTS_ALIVE:,}. Which numbers does it need, and which does it draw?"
         )
         line = largest.line
@@ -88,7 +88,7 @@ def _drawn(e: Evidence) -> Fact:
     computed, most, message = e.costs.elementwise, FOR_EACH * own, ""
     if computed > most:
         message = (
-            f"on mesh {e.case.mesh_text} a device computes {computed / own:,.0f} operations for each number that it "
+            f"{e.case.place} a device computes {computed / own:,.0f} operations for each number that it "
             "keeps; drawing one takes about 170. Which numbers does it need, and which does it draw?"
         )
     return facts.at(e, DRAWN, Kind.COMPUTE, message, computed, most, unit=Unit.OPERATIONS)
@@ -96,7 +96,7 @@ def _drawn(e: Evidence) -> Fact:
 
 def _values(e: Evidence) -> Fact:
     wrong = next(_mistakes(e), "")
-    message = f"on mesh {e.case.mesh_text}: {wrong}" if wrong else ""
+    message = f"{e.case.place}: {wrong}" if wrong else ""
     measured, limit = "not as specified" if wrong else "as specified", "parts that differ, copies that are equal"
     return facts.at(e, "values", Kind.VALUES, message, measured, limit)
 
@@ -157,12 +157,12 @@ def _scale(e: Evidence) -> Fact:
     what, message = f"the kernel split by {split}" if split else "the kernel that is not split", ""
     if abs(spread - 1) > OFF or abs(mean) > OFF:
         message = (
-            f"on mesh {e.case.mesh_text} {what} has {spread:.3g} times the standard deviation that it has on one "
+            f"{e.case.place} {what} has {spread:.3g} times the standard deviation that it has on one "
             "device. How many inputs has each output of the whole layer?"
         )
         if abs(spread - 1) <= OFF:
             message = (
-                f"on mesh {e.case.mesh_text} the mean of {what} is {mean:.2g} standard deviations and should be 0: "
+                f"{e.case.place} the mean of {what} is {mean:.2g} standard deviations and should be 0: "
                 "around which number does it draw?"
             )
     how = {"direction": Limit.BETWEEN, "unit": Unit.ONE_DEVICE}

@@ -220,7 +220,7 @@ def _collectives_forward(e: Evidence) -> Fact:
         between = "Can a device go on from the first dense layer to the second with the features that it has?"
         if runs["all_gather"] > n:
             between = "What is gathered several times: do the products need other rows?"
-        message = f"on mesh {e.case.mesh_text} the forward pass has {counts}; expected {n} of each. {between}"
+        message = f"{e.case.place} the forward pass has {counts}; expected {n} of each. {between}"
         line = max(e.costs.collectives, key=lambda c: c.total_bytes).line if every else e.line
     return facts.at(e, FORWARD, Kind.COMMUNICATION, message, counts, f"{n} of each", line=line)
 

@@ -204,7 +204,7 @@ def nothing_else(evidence: list[Evidence], known: Iterable[tuple[str, int | None
             most = max(others, key=lambda c: c.total_bytes)
             line, over = most.line, " and ".join(most.axes)
             message = (
-                f"on mesh {e.case.mesh_text} there is {plain(most.kind)} of {most.dtype}{list(most.shape)} over "
+                f"{e.case.place} there is {plain(most.kind)} of {most.dtype}{list(most.shape)} over "
                 f"{over}: {_ASKED if most.kind == 'collective_permute' and most.axes == (axes[2],) else _NEEDED}"
             )
         return at(e, name, Kind.COMMUNICATION, message, sum(c.count for c in others), 0, line=line)
@@ -331,7 +331,7 @@ def no_pieces(evidence: list[Evidence], times: float) -> Fact:
         if total > limit * (1 + byte_facts.ROUNDING):
             most = max(sent, key=lambda c: c.total_bytes)
             line, what = most.line, f"{plain(most.kind)} of {most.total_bytes:,.0f} bytes"
-            message = f"on mesh {e.case.mesh_text} there is {what}. {_RINGS}"
+            message = f"{e.case.place} there is {what}. {_RINGS}"
         return at(e, name, Kind.COMMUNICATION, message, total, limit, unit=Unit.BYTES, line=line)
 
     found = [look(e) for e in evidence if e.case.sizes.rings]

@@ -105,7 +105,7 @@ def wrap_state(function: Any, case: Case[Leaves]) -> Wrapped:
         _state(name, state, params, case)
         specs = output_checks.same_tree("specs", specs, params, is_leaf=lambda s: isinstance(s, P))
         for (path, part), spec in zip(jax.tree.leaves_with_path(state["m"]), jax.tree.leaves(specs), strict=True):
-            where = f"leaf {jax.tree_util.keystr(path, simple=True, separator='/')} on mesh {case.mesh_text}"
+            where = f"leaf {jax.tree_util.keystr(path, simple=True, separator='/')} {case.place}"
             check_spec(where, part, spec, axis)
         return state, {**dict.fromkeys(MOMENTS, specs), "count": P()}
 

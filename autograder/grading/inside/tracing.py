@@ -29,8 +29,8 @@ class Problem:
 
     ``verdict`` is ``student_error`` for an exception in the learner's code, ``limit_exceeded`` for an exhausted
     resource, ``fail`` for a result whose structure differs from the contract's, ``refused`` for a program that
-    may not be judged. ``original`` is the message of Python or JAX, if ``message`` rephrases it; ``runs`` is the mesh
-    of a case in which the function runs, if there is one.
+    may not be judged. ``original`` is the message of Python or JAX, if ``message`` rephrases it; ``runs`` is the
+    place of a case in which the function runs, if there is one.
     """
 
     verdict: str
@@ -124,7 +124,7 @@ def trace_cases(
         before = f"in {called}, which {task.name} calls{_call(error, task, locate)}: " if called else ""
         others = [other.mesh_text for other in cases if other.name in programs]
         runs = others[0] if case and others and case.mesh_text not in others else ""
-        where = f" (on mesh {case.mesh_text}; on mesh {runs} it runs)" if case and runs else ""
+        where = f" ({case.place}; on mesh {runs} it runs)" if case and runs else ""
         return replace(result, message=f"{before}{result.message}{where}", runs=runs)
     return Traced(programs, line)
 

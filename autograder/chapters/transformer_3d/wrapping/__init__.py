@@ -56,7 +56,7 @@ def wrap_init(function: Any, case: Case[Sizes]) -> Wrapped:
 
 
 def _check(name: str, part: Any, spec: Any, like: Any, case: Case[Sizes]) -> None:
-    where = f"leaf {name} on mesh {case.mesh_text}"
+    where = f"leaf {name} {case.place}"
     if not isinstance(spec, P):
         raise Mismatch(f"{where}: its spec is {describe(spec)}, expected a PartitionSpec")
     unknown = named(spec) - set(case.mesh)
