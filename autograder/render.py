@@ -6,12 +6,12 @@ and inherits its colours from the page, so that it is readable in light and dark
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from html import escape
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.constrain import Constrain
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -51,6 +51,7 @@ ORIGINAL = "Python's or JAX's own error"
 NONE: Mapping[str, str] = {}
 DENIED = "refused by the sandbox and reported"
 LONGEST, WIDEST = 4000, 100
+_WORD = re.compile(r"[^\s`]*(?:`[^`]*`[^\s`]*)+|\S+")
 
 _CELL = "padding:3px 16px 3px 0;text-align:left;vertical-align:top;border:none;"
 _WORDS = "min-width:6em;overflow-wrap:break-word;"
@@ -93,12 +94,40 @@ def facts_table(judgement: Report | Result) -> Group:
     return Group(*parts)
 
 
-def _note_rich(note: str) -> Text:
-    """A note, the command in it on a line that a terminal does not break: print it with ``crop=False``."""
+class Prose:
+    """Text for a terminal, broken between words and never within backticks, so that a command can be copied.
+
+    A command longer than the line stays whole: print it with ``crop=False``. Lines that begin with spaces, as of a
+    table, stay as they are.
+    """
+
+    def __init__(self, text: str, style: str = "", indent: int = 0):
+        self.text, self.style, self.indent = plain(text), style, indent
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        width, before = min(options.max_width, WIDEST) - self.indent, " " * self.indent
+        for line in self.text.split("\n"):
+            for part in [line] if line.startswith(" ") else _broken(line, width):
+                yield Text(before + part, self.style, no_wrap=True, overflow="ignore")
+
+
+def _broken(line: str, width: int) -> list[str]:
+    """Break a line between words; what is in backticks is one word, and other words longer than the line are cut."""
+    lines = [""]
+    for word in _WORD.findall(line):
+        cut = range(0, len(word), width) if "`" not in word else ()
+        for part in [word[at : at + width] for at in cut] or [word]:
+            longer = f"{lines[-1]} {part}".lstrip()
+            lines = [*lines[:-1], longer] if len(longer) <= width or not lines[-1] else [*lines, part]
+    return lines
+
+
+def _note_rich(note: str) -> RenderableType:
+    """A note; a command at its end is on its own line, without backticks: print it with ``crop=False``."""
     before, command, *after = [*plain(note).split("`"), ""]
     if command.startswith("meshcraft ") and after == ["", ""]:
         return Text(f"{before.rstrip(' ,')}:\n  {command}", style="dim", no_wrap=True, overflow="ignore")
-    return Text(plain(note), style="dim")
+    return Prose(note, "dim")
 
 
 def plain(text: object) -> str:
@@ -185,7 +214,11 @@ def _result_html(result: Result) -> str:
         original = f'<pre style="{_TEXT}{_FAINT}">{_html(plain(result.original))}</pre>'
         remark += f'<details style="{_FAINT}"><summary>{ORIGINAL}</summary>{original}</details>'
     beside = "".join(f'<div style="{_FAINT}{_APART}">{_html(plain(line))}</div>' for line in _lines_below(result))
-    body = remark + table_html(result.shown, quoted=result.quoted) + beside + _denied_html(result.denied)
+    rows, folded = _rows(result)
+    tables = table_html(rows, quoted=result.quoted)
+    if folded:
+        tables += f'<details style="{_FAINT}"><summary>{_html(_others(folded))}</summary>{table_html(folded)}</details>'
+    body = remark + tables + beside + _denied_html(result.denied)
     return f'<div style="margin:10px 0 14px 0;"><div style="margin-bottom:4px;">{head}</div>{body}</div>'
 
 
@@ -293,29 +326,36 @@ def _result_rich(result: Result) -> list[RenderableType]:
         (plain(result.name), "bold"),
         (f"  {number(result.points)} of {_points(result.max_points)}", "dim"),
     )
-    parts: list[RenderableType] = [head, *([Text(plain(result.reason))] if result.reason else [])]
+    parts: list[RenderableType] = [head, *([Prose(result.reason)] if result.reason else [])]
     if (result.line or result.message) and not _message_in_facts(result):
         parts.append(_remark_rich(_line_rich(result.line, result.quoted), result.message))
     if result.original:
         parts.append(Text(f"  {ORIGINAL}: `meshcraft check … --json`", style="dim"))
-    short = any(fact.passed is False for fact in result.shown)
-    folded = [fact for fact in result.shown if fact.passed or (fact.passed is None and not fact.interval)]
-    rows = tuple(fact for fact in result.shown if not short or fact not in folded)
+    rows, folded = _rows(result)
     if rows:
-        parts.append(_facts_rich(tuple(sorted(rows, key=lambda fact: fact.passed is not False))))
-    if short and folded:
-        parts.append(Text(_others(folded), style="dim"))
+        parts.append(_facts_rich(rows))
+    if folded:
+        parts.append(Prose(_others(folded), "dim"))
     for fact in result.shown:
         if not fact.passed and (fact.message or fact.line):
             where = _line_rich(fact.line, result.quoted, (f"{_mark(fact)} ", "red"), (plain(fact.name), "bold"), "  ")
             parts += ["", _remark_rich(where, fact.message)]
-    parts += [Text(f"\n{plain(line)}", style="dim") for line in _lines_below(result)]
+    parts += [Prose(f"\n{line}", "dim") for line in _lines_below(result)]
     if result.denied:
         parts.append(Text(f"\n{DENIED}: {', '.join(map(plain, result.denied))}", style="dim"))
     return [*parts, ""]
 
 
-def _others(facts: list[Fact]) -> str:
+def _rows(result: Result) -> tuple[tuple[Fact, ...], tuple[Fact, ...]]:
+    """The facts in a table, those that failed first; and, if any failed, those that need no row of their own."""
+    if all(fact.passed is not False for fact in result.shown):
+        return result.shown, ()
+    folded = tuple(fact for fact in result.shown if fact.passed or (fact.passed is None and not fact.interval))
+    rows = (fact for fact in result.shown if fact not in folded)
+    return tuple(sorted(rows, key=lambda fact: fact.passed is not False)), folded
+
+
+def _others(facts: tuple[Fact, ...]) -> str:
     """Facts that pass, or were not measured, in one line below those that failed."""
     passed = sum(bool(fact.passed) for fact in facts)
     unmeasured = [plain(fact.name) for fact in facts if fact.passed is None]
@@ -333,9 +373,8 @@ def _line_rich(line: str, quoted: Mapping[str, str], *before: str | tuple[str, s
 
 def _remark_rich(where: Text, message: str) -> RenderableType:
     """The location and, indented below it at a readable width, the message."""
-    text = Padding(Text(plain(message)), (0, 0, 0, 2), expand=False)
-    lines = [part for part, content in ((where, where.plain), (text, message)) if content]
-    return Constrain(Group(*lines), WIDEST)
+    both = (Constrain(where, WIDEST), where.plain), (Prose(message, indent=2), message)
+    return Group(*(part for part, content in both if content))
 
 
 def _facts_rich(facts: tuple[Fact, ...]) -> Table:

@@ -189,7 +189,7 @@ def check(
             report = judge.check_notebook(path, chapter, names, **options)
     if path is not None:
         remember(path, chapter, report.functions)
-    from autograder.render import facts_table, word_in_json
+    from autograder.render import Prose, facts_table, word_in_json
 
     if as_json:
         rows = [{**row, "verdict": word_in_json(row["verdict"])} for row in report.to_json()["functions"]]
@@ -199,7 +199,7 @@ def check(
         passed = [result for result in report.functions if result.verdict == "pass"]
         if path is not None and passed:
             following = next_function(find_chapter(chapter).names, passing(path, chapter))
-            out().print(judge.way_on(chapter, passed[-1], following), markup=False)
+            out().print(Prose(judge.way_on(chapter, passed[-1], following)), crop=False)
     if any(result.verdict == "needs_human" for result in report.functions):
         raise typer.Exit(FAULT)
     raise typer.Exit(0 if report.passed else SHORT)
@@ -239,9 +239,10 @@ def show_hint(path: Path, chapter: str, function: str | None, number: int | None
     passed = passing(path, chapter)
     name = function or next_function(hints, passed)
     if not name:
-        out().print(
-            f"all functions of {chapter} pass; `meshcraft hint {chapter} FUNCTION` shows one's hints all the same"
-        )
+        from autograder.render import Prose
+
+        text = f"all functions of {chapter} pass; `meshcraft hint {chapter} FUNCTION` shows one's hints all the same"
+        out().print(Prose(text), crop=False)
         return
     if name not in hints:
         raise UsageError(f"{chapter} has no hints for {name!r}, only for: {', '.join(hints)}")
@@ -257,7 +258,7 @@ def show_hint(path: Path, chapter: str, function: str | None, number: int | None
     remember_hint(path, chapter, name, max(before, *shown))
     from rich.markdown import Markdown
 
-    from autograder.render import WIDEST
+    from autograder.render import WIDEST, Prose
 
     console = out()
     for tier in shown:
@@ -265,7 +266,7 @@ def show_hint(path: Path, chapter: str, function: str | None, number: int | None
         console.print(Markdown(tiers[tier - 1]), width=min(console.width, WIDEST))
     more = f"`meshcraft hint {chapter} {name}` again shows the next one."
     no_more = f"That was the last one. `meshcraft site {chapter}` opens the page with the theory behind it."
-    console.print(no_more if shown[-1] == len(tiers) else more, style="dim", markup=False)
+    console.print(Prose(no_more if shown[-1] == len(tiers) else more, "dim"), crop=False)
 
 
 def reset(

@@ -28,7 +28,7 @@ def describe(x: Any) -> str:
 
 
 def broadcast(found: Any, wanted: Any) -> str:
-    """End a sentence on a shape, saying that arrays of other shapes were combined without an error if that explains it."""
+    """End a sentence on a wrong shape; it says so if arrays of other shapes were combined without an error."""
     shapes = getattr(found, "shape", ()), getattr(wanted, "shape", ())
     try:
         larger = np.broadcast_shapes(*shapes) == shapes[0] != shapes[1]
