@@ -137,7 +137,18 @@ def test_an_error_in_the_first_case_names_the_page_and_a_hint_and_a_stub_neither
     (heading, hint, *_) = check_notebook(notebook(HEAD, broken), "fsdp", ["shard_params"]).notes
     assert heading == 'shard_params: to read on, `meshcraft site fsdp "Which leaves, and along which dim"`'
     assert hint == "shard_params: where to look, `meshcraft hint fsdp shard_params`"
+    other_form = "def shard_params(params, axis_name, min_size):\n    return params"
+    assert check_notebook(notebook(HEAD, other_form), "fsdp", ["shard_params"]).notes[:2] == (heading, hint)
     assert check_notebook(EXERCISE, "fsdp", ["shard_params"]).notes == ()
+
+
+def test_an_error_in_a_later_case_with_the_same_mesh_says_where_it_runs(notebook):
+    body = "if lax.axis_size(axis_name) != 8:\n        raise ValueError('no')\n    "
+    cells = HEAD, f"def shard_params(params, axis_name, min_size):\n    {body}{RETURNS.format('params', 'P()')}"
+    message = judged(notebook(*cells)).message
+    assert (
+        message.startswith("ValueError: no (on mesh ") and "; on mesh data=8 it runs). On mesh data=8 it is" in message
+    )
 
 
 def test_a_stopped_function_stays_as_it_is_whatever_is_added(notebook):

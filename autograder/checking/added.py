@@ -69,15 +69,15 @@ def way_on(chapter: str, result: Result, following: str) -> str:
 
 
 def reading(chapter: str, results: Sequence[Result]) -> tuple[str, ...]:
-    """What explains the failures: one heading per function, for its first failed fact; after an error, a hint as well.
+    """What explains the failures: one heading per function, for its first failed fact, or a hint as well.
 
-    Facts ask a question where a function is wrong. An error has no facts, and the first hint asks instead.
+    Facts ask a question where a function is wrong. Where there is nothing to judge, the first hint asks instead.
     """
     hinted = (contract_folder(chapter) / "hints.md").exists()
     notes = []
     for result in results:
         notes += [f"{result.name}: to read on, `{site_command(*place)}`" for place in load(chapter).places(result)[:1]]
-        if hinted and result.stopped and not result.facts:
+        if hinted and result.unjudged:
             notes.append(f"{result.name}: where to look, `meshcraft hint {chapter} {result.name}`")
     return tuple(notes)
 

@@ -238,7 +238,9 @@ def _offset(off: np.ndarray, right: np.ndarray) -> str:
     found = np.unique(off[~right])
     if len(found) != 1 or off.size < 2:
         return ""
-    which = f"All {np.sum(~right):,} that are wrong are" if np.any(right) else "All of it is"
+    wrong = int(np.sum(~right))
+    which = f"All {wrong:,} that are wrong are" if wrong > 1 else "The one that is wrong is"
+    which = which if np.any(right) else "All of it is"
     return f"{which} {abs(found[0]):g} too {'large' if found[0] > 0 else 'small'}."
 
 

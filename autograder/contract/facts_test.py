@@ -430,6 +430,7 @@ def test_a_partial_answer_says_what_each_missed_fact_costs_and_that_adds_up():
     expected = "Of 8 points 2.22 are lost with “bubble” and 1.78 with “bytes”: 4 left."
     assert conclude("f", 8, facts).reason.endswith(expected)
     assert conclude("f", 2, [facts[0], facts[2]]).reason == "Of 2 points 0.5 are lost with “bytes”: 1.5 left."
+    assert conclude("f", 1, [facts[0], facts[2]]).reason.startswith("Of 1 point 0.25")
     assert conclude("f", 2, [facts[0]]).reason == ""
 
 
@@ -439,6 +440,7 @@ def test_integers_are_not_looked_for_elsewhere_and_a_common_offset_is_said():
     for measured, excerpt in (
         (right + 1, "All of it is 1 too large."),
         (np.maximum(right, 1), "All 2 that are wrong are 1 too large."),
+        (np.minimum(right, 2), "The one that is wrong is 1 too small."),
     ):
         message = arrays_match("values", [replace(e, measured={"values": measured.astype(np.int32)})], "values").message
         assert excerpt in message and "belongs" not in message, message

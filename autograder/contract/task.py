@@ -251,12 +251,12 @@ class Contract:
     def places(self, result: Result) -> list[tuple[str, str]]:
         """Pages and headings that explain the failed facts, without repetition, in order of the facts.
 
-        An error without facts is explained where the function's values are: they are what it should have computed.
+        An error, or a result of another form, is explained where the function's values are.
         """
         known = {**self.read, **ABOUT_VERDICTS}
         elsewhere = FIRST_LOSS, FOLLOW  # other facts say where to begin
         missed = [fact for fact in result.missed if not any(said in fact.message for said in elsewhere)]
-        names = [fact.name for fact in missed if fact.kind != Kind.FORM] or ["values"] * result.stopped
+        names = [fact.name for fact in missed if fact.kind != Kind.FORM] or ["values"] * result.unjudged
         found = [known.get(f"{result.name}.{name}", known.get(name)) for name in [*names, result.verdict]]
         here = self.chapter if is_own(self.chapter) and not own_page(self.chapter) else ""  # it has no page
         return list(dict.fromkeys(place for place in found if place and place[0] != here))

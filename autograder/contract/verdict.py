@@ -280,7 +280,8 @@ class Result:
         first, *more = [f"with “{fact.name}”" for fact in self.missed]
         each = [f"{costs[0]:g} {'is' if costs[0] == 1 else 'are'} lost {first}"]
         each += [f"{cost:g} {fact}" for cost, fact in zip(costs[1:], more, strict=True)]
-        return f"Of {self.max_points:g} points {listed(each)}: {self.points:g} left."
+        points = "point" if self.max_points == 1 else "points"
+        return f"Of {self.max_points:g} {points} {listed(each)}: {self.points:g} left."
 
     @property
     def together(self) -> str:
@@ -312,9 +313,10 @@ class Result:
         return self.verdict == STUDENT_ERROR and own and self.message.startswith(f"{self.name} is not written yet")
 
     @property
-    def stopped(self) -> bool:
-        """True if the learner's own code raised an error."""
-        return self.verdict == STUDENT_ERROR and not self.not_started
+    def unjudged(self) -> bool:
+        """True if there are no numbers to judge: the code raised an error, or its result is of another form."""
+        other = bool(self.missed) and all(fact.kind is Kind.FORM for fact in self.missed)
+        return other or (self.verdict == STUDENT_ERROR and not self.missed and not self.not_started)
 
     @property
     def compared(self) -> str:

@@ -45,7 +45,7 @@ def merge_oracle(inputs: dict[str, Any], case: Case[Partials]) -> dict[str, Any]
     for name, part, w in zip(("first", "second"), (first, second), weights, strict=True):
         of_weight = (upstream["out"] * (part["out"] - out)).sum(-1) + upstream["lse"]
         gradients[name] = {"out": w[..., None] * upstream["out"], "lse": w * of_weight}
-    values = {"out": out, "lse": np.where(unseen, 0, lse), "unseen": unseen}
+    values = {"out": out, "lse": np.where(unseen, 0, lse), "lse_is_infinite": unseen}
     return jax.tree.map(np.float32, {"values": values, "gradients": gradients})
 
 

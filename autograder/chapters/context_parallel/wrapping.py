@@ -113,7 +113,7 @@ def _order(case: Case[Any]) -> tuple[tuple[int, ...], ...]:
 
 
 def wrap_merge(function: Any, case: Case[Partials]) -> Wrapped:
-    """Both results, and the gradients of both; minus infinity is returned as 0 and marked in ``unseen``."""
+    """Both results, and the gradients of both; minus infinity is returned as 0 and marked in ``lse_is_infinite``."""
     s = case.sizes
     lse = jax.ShapeDtypeStruct((s.queries, s.num_heads), np.float32)
     out = jax.ShapeDtypeStruct((*lse.shape, s.head_dim), np.float32)
@@ -132,7 +132,7 @@ def wrap_merge(function: Any, case: Case[Partials]) -> Wrapped:
         values, back, unseen = jax.vjp(merge, first, second, has_aux=True)
         gradients = [dict(zip(("out", "lse"), found, strict=True)) for found in back(upstream)]
         return {
-            "values": {**values, "unseen": unseen},
+            "values": {**values, "lse_is_infinite": unseen},
             "gradients": dict(zip(("first", "second"), gradients, strict=True)),
         }
 

@@ -63,7 +63,11 @@ def region_oracle(name: str, inputs: dict[str, Any], case: Case[Region]) -> dict
 def region_facts(name: str, judged: Judged) -> list[Fact]:
     values = "Which tokens does this device need, and from whom? "
     gradients = "Which devices have a share of the gradient of this token, and how many return it? "
-    typed = "Is a whole result typed as the same on every device?" if name == LEAVE else ""
+    typed = (
+        "Is a whole result typed as the same on every device? And does a device keep a part of what all of them get?"
+        if name == LEAVE
+        else ""
+    )
 
     def sent(e: Evidence, split: bool) -> float:
         s = e.case.sizes

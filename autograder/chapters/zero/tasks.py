@@ -115,7 +115,10 @@ def _norm_question(cases: list[Evidence]) -> str:
             if np.ptp(off) > facts.TOLERANCE:
                 return "Devices disagree: of which leaves are parts missing? An entry of a spec may name several axes."
             if np.all(off > 0):
-                return "It is too large: which leaf is added up over devices that have the same part of it?"
+                return (
+                    "It is too large: which leaf is added up over devices that have the same part of it? "
+                    "And is the root taken once, of the sum of all squares?"
+                )
     return "How often does each element of each leaf count?"
 
 

@@ -122,9 +122,8 @@ def trace_cases(
             message = f"{whose} not written yet: it raises NotImplementedError"
             return Problem("student_error", message, result.line or line)
         before = f"in {called}, which {task.name} calls{_call(error, task, locate)}: " if called else ""
-        others = [other.mesh_text for other in cases if other.name in programs]
-        runs = others[0] if case and others and case.mesh_text not in others else ""
-        where = f" ({case.place}; on mesh {runs} it runs)" if case and runs else ""
+        runs = next((other.place for other in cases if other.name in programs), "")
+        where = f" ({case.place}; {runs} it runs)" if case and runs else ""
         return replace(result, message=f"{before}{result.message}{where}", runs=runs)
     return Traced(programs, line)
 

@@ -97,8 +97,8 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"[Uu]nbound axis name:? (\w+)|unbound axis: (\w+)",
-        r"there is no axis '\1\2' in this mesh. Which axes it has depends on the case: use the argument that names "
-        r"the axis (axis_name) and no name of your own",
+        r"there is no axis '\1\2' in this mesh. Which axes it has depends on the case: take names of axes from the "
+        r"arguments (axis_name and the like, or the entries of specs), and write none of your own",
     ),
     (
         r"carry input and (?:carry )?output must have (?:equal types|the same type structure)[\s\S]*? has type "
@@ -167,6 +167,11 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     (
         r"cannot reshape array of shape (\(.*?\)) \(size (\d+)\) into shape (\(.*?\)) \(size (\d+)\)",
         r"an array of shape \1 has \2 elements and cannot be reshaped to \3, which has \4",
+    ),
+    (
+        r"_IndexUpdateRef|_IndexUpdateHelper",
+        "x.at[i] alone is no array yet: x.at[i].set(value) and x.at[i].add(value) give a new array, and x.at[i].get() "
+        "what is there, with a mode for indices beyond the end",
     ),
     (
         r"JAX arrays are immutable",
