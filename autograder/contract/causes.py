@@ -83,6 +83,8 @@ def question(cause: str, hint: str, wrong: Iterable[Evidence], right: Iterable[E
     """
     wrong, several = list(wrong), lambda e: math.prod(e.case.mesh.values()) > 1
     right = [e for e in right if several(e) or not all(map(several, wrong))]
+    if MASKS_RIGHT in cause:
+        return hint.strip()
     dropped, kept = (list(map(_drops, cases)) for cases in (wrong, right))
     only = all(dropped) and not all(kept)
     if KEYS in cause:
@@ -293,8 +295,12 @@ def not_finite(e: Evidence, measured: np.ndarray) -> str:
 def _as_dropped(e: Evidence, expected: np.ndarray, right: np.ndarray, near: float) -> str:
     """Just those elements are right that are dropped, which leaves zero or an input."""
     for before in (np.zeros(()), *(a for a in e.drawn.values() if a.shape == expected.shape)):
-        dropped = np.abs(expected - before) <= near
-        if np.sum(dropped) >= _ENOUGH and np.sum(dropped & right) > 0.99 * np.sum(dropped | right):
+        dropped, mixed = np.abs(expected - before) <= near, np.ones(expected.shape, bool)
+        for dim, size in enumerate(expected.shape if expected.ndim > 1 else ()):
+            if size >= FEW:  # a row that nothing reads is zero as a whole; dropout leaves something in each
+                mixed &= ~np.all(dropped, axis=dim, keepdims=True)
+        dropped, same = dropped[mixed], right[mixed]
+        if np.sum(dropped) >= _ENOUGH and np.sum(dropped & same) > 0.99 * np.sum(dropped | same):
             return MASKS_RIGHT
     return ""
 

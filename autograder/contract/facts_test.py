@@ -17,6 +17,7 @@ from autograder.contract.byte_facts import (
     times_sent,
 )
 from autograder.contract.case import UNSEEN, ModelSizes, Sizes
+from autograder.contract.causes import KEYS, MASKS_RIGHT
 from autograder.contract.facts import (
     LOSS_ALONE,
     arrays_match,
@@ -311,6 +312,20 @@ def test_what_is_wrong_with_dropout_alone_is_a_matter_of_keys():
     assert "A guess. There is dropout in every case here: is each mask drawn" in excerpt
     excerpt = arrays_match("gradients", [replace(with_dropout, inputs=())], "gradients").message
     assert "dropout" not in excerpt, "the function is given no key"
+
+
+def test_masks_are_right_where_single_elements_are_dropped_and_not_where_nothing_reads_a_row():
+    rng = np.random.default_rng(0)
+    mask, drawn = rng.random((12, 6)) < 0.7, np.float32(1 + rng.random((12, 6)))
+    unread = np.arange(12)[:, None] < 8
+    base = replace(evidence(DRAWN, secret=True), inputs=(KEY,))
+    base = replace(base, case=Case("some", CUBE, Model(width=1, hidden=1).but(dropout=0.25)))
+    for kept, says in ((mask, True), (unread, False)):
+        expected, wrong = drawn * kept, (drawn + rng.standard_normal(drawn.shape).astype(np.float32)) * kept
+        e = replace(base, expected={"gradients": expected}, measured={"gradients": wrong}, outputs=())
+        excerpt = arrays_match("gradients", [e], "gradients", "A guess.").message
+        assert (MASKS_RIGHT in excerpt) is says and "A guess." in excerpt
+        assert not (says and KEYS in excerpt), "the masks are right, so their keys are"
 
 
 def test_wrong_leaves_are_named_where_there_are_several():
