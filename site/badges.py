@@ -76,3 +76,8 @@ def on_page_markdown(markdown, page, **_):
 
     written = WRITTEN.sub(lambda found: f'<p class="origin">{shown(found[1].split("; "))}</p>', markdown)
     return BLOCK.sub(marked, written)
+
+
+def on_page_content(content, page, **_):
+    """The empty corner of a table is no heading."""
+    return re.sub(r"<th( [^>]*)?></th>", r"<td\1></td>", content)

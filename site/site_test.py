@@ -25,6 +25,10 @@ UNREACHED = {
     "search": {"bit.ly"},
     "wordcut": {"github.com"},
 }
+# A sentence that says how little can be sent: a switch that adds sends less, as in the node that the course models.
+BOUND = re.compile(
+    r"[^.:]*(?:no algorithm|whatever the algorithm|any algorithm)[^.:]*|[^.]*\bcan\s+send\s+less[^.]*", re.I
+)
 NAMESPACES = ("http://www.w3.org/", "https://www.w3.org/")
 
 
@@ -199,6 +203,13 @@ def test_an_example_that_does_not_say_where_its_table_is_from_fails(monkeypatch)
         origins.origins_of("<lambda>", "table")
     assert origins.predicted_on("8xH100") == "predicted, idealised"
     assert origins.predicted_on("8xH100-calibrated") == origins.predicted_on("8xA5000") == "predicted, calibrated"
+
+
+def test_no_lower_bound_is_claimed_without_saying_who_adds(built):
+    texts = {page.name: _Prose(page.read_text()).text for page in built.rglob("*.html") if page.name != "404.html"}
+    texts |= {book.name: book.read_text() for book in (SITE.parent / "exercises").rglob("*.ipynb")}
+    claims = [(name, found[0]) for name, text in texts.items() for found in re.finditer(BOUND, text)]
+    assert claims and all("only the devices add" in " ".join(claim.split()) for _, claim in claims), claims
 
 
 def test_captions_are_written_in_html(built):
