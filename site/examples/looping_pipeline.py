@@ -111,7 +111,7 @@ def published() -> Table:
 
 @example("counted by closed form")
 def averages() -> Table:
-    sizes, table = realistic(TASK).sizes, Table("", " s")
+    sizes, table = realistic(TASK).sizes, Table("in a step", "bytes or time s")
     weights = 2 * sizes.width * sizes.hidden
     tick = 3 * 2 * sizes.rows * weights / (A5000.peak("f32") * A5000.efficiency.matmul)
     link, count = A5000.links[-1].bandwidth, sizes.num_microbatches
