@@ -187,7 +187,7 @@ CHAPTERS = (
     ),
     Chapter(
         "tp_transformer",
-        "A Transformer in parts",
+        "A tensor-parallel Transformer",
         "a whole model over data x tensor, its vocabulary included",
         (
             Function("tp_transformer_block", 40, MEDIUM),
@@ -236,7 +236,7 @@ CHAPTERS = (
     ),
     Chapter(
         "transformer_3d",
-        "Everything together",
+        "3D parallelism",
         "data x pipe x tensor in one training step",
         (
             Function("init_3d", 45, MEDIUM),

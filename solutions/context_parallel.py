@@ -15,8 +15,8 @@
 # values of all tokens before it, and most of these are on other devices. No device ever has room for all of them at
 # once.
 #
-# So the keys and values travel. Each device computes attention to the block that it has, while that block is already
-# on its way to the next device. You will write four functions:
+# So the keys and values travel: each device computes attention to the block that it has, while that block is already on
+# its way to the next device. You will write four functions:
 #
 # | function | what it does |
 # |---|---|
@@ -53,10 +53,10 @@ Order = tuple[tuple[int, ...], ...]
 #
 # Attention to a set of keys is a weighted mean of their values. To combine the means over two sets, you must know how
 # much weight each set had in total: the sum of the exponentials of its scores. That sum overflows easily, so we keep
-# its logarithm, the **log-sum-exp**, `lse`. A pair `(out, lse)` is all there is to know about attention to a set of
+# its logarithm, the **log-sum-exp**, `lse`. A pair `(out, lse)` is all you need to know about attention to a set of
 # keys.
 #
-# Two sets, for one query with values of a single number:
+# Here are two sets of keys, for one query and with values of a single number:
 
 # %%
 if __name__ == "__main__":
@@ -86,7 +86,7 @@ if __name__ == "__main__":
 def merge_attention(
     first: tuple[jax.Array, jax.Array], second: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    """Attention to two sets of keys, from attention to each.
+    """Merge attention to two sets of keys.
 
     Args:
         first: ``(out, lse)``: weighted means of values, ``[..., head_dim]``, and log-sum-exps of the scores, ``[...]``.
@@ -110,9 +110,9 @@ def merge_attention(
 # %% [markdown]
 # ## Keys and values travel: `ring_attention`
 #
-# A sequence is cut into equal chunks, numbered in order. `order[i]` has the numbers of the chunks on device `i`, in
-# the order in which they are stored there, for example `((0,), (1,), (2,))`, or `((0, 1), (2, 3), (4, 5))` with two
-# chunks on each of three devices. Any order is possible. The arrays of a device are its chunks, one after the other.
+# A sequence is cut into equal chunks, numbered in order. `order[i]` lists the chunks on device `i`, in the order in
+# which they are stored there: for three devices, for example, `((0,), (1,), (2,))`, or `((0, 1), (2, 3), (4, 5))` with
+# two chunks on each. Any order is possible. A device's arrays are its chunks, one after the other.
 #
 # Attention between chunks is given, in `course.attention`:
 #
@@ -120,10 +120,11 @@ def merge_attention(
 #   arrays with the chunk numbers. It skips every pair of chunks in which no query sees a key.
 # - `attend_chunks_backward(q, k, v, out, lse, upstream, q_chunks, k_chunks)` returns what these keys add to the
 #   gradient of `q`, and what these queries add to the gradients of `k` and `v`. Its `out` and `lse` are the finished
-#   ones, over *all* keys, and so is `upstream`, the gradient of the loss with respect to `out`. It computes the weights
-#   again from `lse`, so no scores have to be saved.
+#   ones, over *all* keys, and so is `upstream`, the gradient of the loss with respect to `out`. It recomputes the
+#   weights from `lse`, so no scores have to be saved.
 #
-# Which device's keys each device has, at each step of a ring of four, and in contiguous order whether it can use them:
+# These are the devices whose keys each device has at each step of a ring of four, and whether it can use them if the
+# order is contiguous:
 
 # %%
 if __name__ == "__main__":
@@ -136,13 +137,13 @@ if __name__ == "__main__":
 # In the **forward pass**, send the keys and values that you have to the next device, attend to them meanwhile, and
 # merge. After `n - 1` transfers everyone has seen everything.
 #
-# In the **backward pass** the keys and values go round again. Their gradients need a contribution from every device, so
-# the sums travel too, and must end on the device that the keys came from. Two things to get right:
+# In the **backward pass** the keys and values go around again. Their gradients need a contribution from every device,
+# so the sums travel too, and must end on the device that the keys came from. There are two things to get right:
 #
 # - JAX's own derivative of the forward pass saves the keys and values of every step, which together are those of the
 #   whole sequence. Write the derivative with `jax.custom_vjp`, from this device's `q`, `k`, `v`, `out` and `lse`.
-#   Compute everything else, such as this device's place on the axis, inside of both passes: an array from outside is a
-#   leaked tracer as soon as somebody wraps the function in `jax.checkpoint`.
+#   Compute everything else, such as this device's index along the axis, inside both passes: an array from outside is a
+#   leaked tracer as soon as the function is wrapped in `jax.checkpoint`.
 # - A sum should not wait for the computation of the same step. So send it at the beginning of a step, and add your
 #   contribution to the sum that has arrived at the end. Then each sum is one device behind its keys, and one more
 #   transfer at the end brings it home.
@@ -152,34 +153,33 @@ if __name__ == "__main__":
 # | bytes sent, forward | exactly `n - 1` times this device's keys and values, by `ppermute` |
 # | bytes sent, forward and backward | `3 (n - 1)` to `3 n - 1` times that |
 # | any other collective | none |
-# | temporaries that live at once, forward and backward | at most 1.15 times the reference's |
-# | exposed communication on 8 H100 | at most 0.3 of gathering all keys and values |
+# | live temporaries, forward and backward | at most 1.15 times the reference's |
+# | exposed communication on 8 H100 | at most 0.3 times that of gathering all keys and values |
 # | predicted time of a step on 8 H100 | at most 1.2 times the reference's |
 #
 # Time and memory are judged for 16,384 tokens on 8 devices, in an order that gives all of them the same work (your next
-# exercise). The naive baseline gathers all keys and values: at this size it is a little faster, and it holds more.
+# exercise). The naive baseline gathers all keys and values: at this size it is a little faster, but needs more memory.
 #
-# There may be fewer heads of keys and values than of queries. Any axis size works, 1 included, and the mesh
-# may have other axes over which the batch is split. As in the chapter `async_tensor_parallel`, an iteration of a loop
-# ends when its computations and its transfers have ended, and a loop's carry must keep its type:
-# `vary_alike(zeros, x)[0]` is `zeros`, typed like `x`.
+# There may be fewer heads of keys and values than of queries. Any axis size works, 1 included, and the mesh may have
+# other axes over which the batch is split. As in the chapter `async_tensor_parallel`, an iteration of a loop ends when
+# its computations and its transfers have ended, and a loop's carry must keep its type: `vary_alike(zeros, x)[0]` is
+# `zeros`, typed like `x`.
 #
 # Useful: `lax.ppermute`, `lax.scan`, `jnp.array(order)[lax.axis_index(axis_name)]`.
 
 
 # %%
 def ring_attention(q: jax.Array, k: jax.Array, v: jax.Array, order: Order, axis_name: str) -> jax.Array:
-    """Causal attention over a sequence in chunks on several devices. Runs inside ``shard_map``.
+    """Apply causal attention to a sequence whose chunks are on several devices. Runs inside ``shard_map``.
 
     Args:
-        q: Queries of this device's chunks, ``[batch, seq/axis, num_heads, head_dim]``.
-        k: Keys of the same tokens, ``[batch, seq/axis, num_kv_heads, head_dim]``.
-        v: Values, like ``k``.
-        order: The chunk numbers of each device, equally many for all.
+        q: Queries of this device's chunks, ``[batch, seq/axis, num_heads, head_dim]``. k: Keys of the same tokens,
+        ``[batch, seq/axis, num_kv_heads, head_dim]``. v: Values, like ``k``. order: The chunk numbers of each device,
+        the same number for all.
         axis_name: The mesh axis that sequences are split over, of any size.
 
     Returns:
-        The attention of this device's queries to all earlier tokens and themselves, like ``q``.
+        The attention of this device's queries to their own and all earlier tokens, like ``q``.
     """
     ### BEGIN SOLUTION
     size = lax.axis_size(axis_name)
@@ -232,9 +232,9 @@ def ring_attention(q: jax.Array, k: jax.Array, v: jax.Array, order: Order, axis_
 # %% [markdown]
 # ## The same work for everyone: `zigzag_order`
 #
-# With causal attention, a late chunk of queries has more keys to look at than an early one. In a ring all devices wait
-# for the one with the most work, in every step. Contiguous tokens are the worst order. On four devices with two chunks
-# each, in pairs of chunks that have to be computed:
+# With causal attention, a late chunk of queries attends to more keys than an early one. In a ring, all devices wait in
+# every step for the one with the most work, and contiguous order is the worst. This is the number of pairs of chunks
+# that each of four devices computes, with two chunks on each:
 
 # %%
 if __name__ == "__main__":
@@ -244,25 +244,25 @@ if __name__ == "__main__":
         print(f"device {device} has chunks {chunks}, and computes {work} of {sum(range(1, 9))} pairs")
 
 # %% [markdown]
-# So cut the sequence into `2 n` chunks for `n` devices and give two of them to each, such that every device computes
-# the same number of pairs.
+# So cut the sequence into `2 n` chunks for `n` devices and give two of them to each device, such that every device
+# computes the same number of pairs.
 #
 # | budget | |
 # |---|---|
 # | chunks | each of the `2 n` on exactly one device |
-# | FLOPs of the device with most work | at most 1.05 of the mean |
-# | predicted time on 8 H100 | at most 0.65 of the contiguous order's |
+# | FLOPs of the device with most work | at most 1.05 times the mean |
+# | predicted time on 8 H100 | at most 0.65 times the contiguous order's |
 #
-# `check` puts your order into a program that multiplies queries, keys and values of each pair of chunks that is not
-# masked, and looks at what the busiest device computes.
+# `check` uses your order in a program that multiplies queries, keys and values of each pair of chunks that is not
+# masked, and counts what the busiest device computes.
 
 
 # %%
 def zigzag_order(num_devices: int) -> Order:
-    """Which chunks of a sequence each device holds, so that causal attention is the same work on all of them.
+    """Assign chunks to devices so that causal attention is the same work on all of them.
 
     Args:
-        num_devices: The number of devices, at least 1; the sequence has twice as many chunks.
+        num_devices: Number of devices, at least 1; the sequence has twice as many chunks.
 
     Returns:
         For each device a pair of chunk numbers, from 0 to ``2 * num_devices - 1``.
@@ -275,15 +275,15 @@ def zigzag_order(num_devices: int) -> Order:
 # %% [markdown]
 # ## The whole step: `cp_transformer_step`
 #
-# Now the rest of the model. One layer is given, with attention as an argument; `keys` are two arrays of dropout keys,
-# one for each of a device's chunks, and `drop` applies each key to its part of the sequence.
+# Now the rest of the model. One layer is given, with attention as an argument. `keys` is two arrays of dropout keys,
+# each with one key for each of a device's chunks, and `drop` applies each key to its part of the sequence.
 
 
 # %%
 def layer_with(
     attend: Callable[..., jax.Array], params: PyTree, x: jax.Array, keys: tuple[jax.Array, jax.Array], rate: float
 ) -> jax.Array:
-    """One Transformer layer; ``attend(q, k, v)`` works on ``[batch, seq, num_heads, head_dim]``."""
+    """Apply one Transformer layer; ``attend(q, k, v)`` works on ``[batch, seq, num_heads, head_dim]``."""
     attention, mlp = params["attention"], params["mlp"]
     width = x.shape[-1]
     qkv = jnp.einsum("bsw,wthd->tbshd", rms_norm(params["attention_norm"], x), attention["qkv"]["kernel"])
@@ -299,16 +299,16 @@ def layer_with(
 # - **Positions.** The embedding adds a learned vector for each position in the sequence: token `t` of chunk `c` is at
 #   `c * length + t`. With two chunks on a device, its positions are not contiguous. `params["embed"]` has two tables,
 #   `token`, `[vocab, width]`, and `position`, `[max_seq, width]`, which may be longer than a sequence. `model.embed`
-#   counts positions from 0, so look up both tables yourself, and add.
-# - **Keys.** Place `i` on `data_axis` uses `fold_in(key, i)`, layer `l` of it `fold_in(that, l)`, and chunk `c` of that
-#   layer `fold_in(that, c)`: the chunk decides, not the device, so the result is the same in every order. `split_key`
-#   of an array of keys, one for each chunk, returns the two arrays for `layer_with`.
+#   counts positions from 0, so look up both tables yourself and add the results.
+# - **Keys.** Index `i` along `data_axis` uses `fold_in(key, i)`, layer `l` there `fold_in(that, l)`, and chunk `c` in
+#   that layer `fold_in(that, c)`: the chunk decides, not the device, so the result is the same in every order. For an
+#   array with one key for each chunk, `split_key` returns the two arrays for `layer_with`.
 # - **The mean.** `batch["mask"]` is 1 for tokens that count and 0 for the others, such as padding at the end of a
-#   sequence. Devices count different numbers of tokens, some none at all. The loss is the mean over **all that count
-#   on all devices**. `model.loss(params["head"], x, targets, mask)` is the mean over those of one device, and 0 where
-#   it has none.
+#   sequence. Devices count different numbers of tokens, some none at all. The loss is the mean over **all that count on
+#   all devices**. `model.loss(params["head"], x, targets, mask)` is the mean over those of one device, or 0 if it has
+#   none.
 #
-# What two devices would get wrong, if one counts three tokens and the other a single one:
+# This is what two devices would get wrong if one counts three tokens and the other a single one:
 
 # %%
 if __name__ == "__main__":
@@ -317,17 +317,17 @@ if __name__ == "__main__":
     print(f"mean of the means {means.mean():.2f}, mean over all tokens {(losses * mask).sum() / mask.sum():.2f}")
 
 # %% [markdown]
-# Both axes are alike for gradients: each device has a share of every leaf's gradient, and all shares are added. Keys
-# and values that travel do not change that, because the derivative of `ring_attention` has brought home what belongs
-# to their tokens.
+# For gradients, both axes are alike: each device has a share of every leaf's gradient, and all shares are added. Keys
+# and values that travel do not change that, because the derivative of `ring_attention` has brought home what belongs to
+# their tokens.
 #
-# Sequences are long, so a layer's activations should not stay for the backward pass: keep each layer's input, and
-# compute the layer again. Its attention then goes round once more: `n - 1` transfers of keys and values in addition to
-# those of `ring_attention`.
+# Sequences are long, so a layer's activations should not be kept for the backward pass: keep each layer's input, and
+# compute the layer again. Its attention then goes around the ring once more: `n - 1` transfers of keys and values in
+# addition to those of `ring_attention`.
 #
 # - Every leaf of `params` enters varying over both axes; leaves under `layers` are stacked, `[num_layers, ...]`, and
 #   attention has a separate dim for heads, as `layer_with` takes it.
-# - `order` is about `context_axis` alone: it is the same at every place on `data_axis`.
+# - `order` concerns only `context_axis`: it is the same at every index along `data_axis`.
 # - Update by plain SGD, `leaf - learning_rate * gradient`. The returned loss is the same on every device.
 #
 # | budget | |
@@ -335,10 +335,10 @@ if __name__ == "__main__":
 # | all-reduce | every leaf once over all devices, the loss and the number of tokens that count |
 # | permutes | `3 (n - 1)` to `4 n - 2` times a device's keys and values, for each layer |
 # | any other collective | none |
-# | temporaries that live at once | at most 1.25 times the reference's |
+# | live temporaries | at most 1.25 times the reference's |
 #
-# `check` compares parameters after one step and after three, and what you subtracted, divided by `learning_rate`: that
-# is your gradient, leaf by leaf.
+# `check` compares parameters after one step and after three. It also compares the update divided by `learning_rate`,
+# which is your gradient, leaf by leaf.
 #
 # Useful: `jax.checkpoint`, `jax.vmap(partial(jax.random.fold_in, key))(chunks)`.
 
@@ -355,7 +355,7 @@ def cp_transformer_step(
     context_axis: str,
     learning_rate: jax.Array,
 ) -> tuple[PyTree, jax.Array]:
-    """One step of SGD of a Transformer on ``data`` x ``context``. Runs inside ``shard_map``.
+    """Take one step of SGD with a Transformer on ``data`` x ``context``. Runs inside ``shard_map``.
 
     Args:
         params: ``embed``, ``layers`` and ``head``, whole on every device, all varying over both axes.
@@ -402,27 +402,29 @@ def cp_transformer_step(
 # ## In your own words
 #
 # Llama 3 was trained on sequences of 131,072 tokens without a ring: each device gathers all keys and values, and then
-# attends. With `n` devices, `h` heads of queries and `h_kv` heads of keys and values, compare both ways: bytes sent,
-# memory, and what hides the transfers. When would you gather?
+# computes attention. With `n` devices, `h` heads of queries and `h_kv` heads of keys and values, compare gathering with
+# a ring: bytes sent, memory, and what hides the transfers. When would you gather?
 
 # %% [markdown]
 # ### BEGIN SOLUTION
 # Both send the same bytes forward: a device needs the other `(n-1)/n` of the keys and values once. With `T/n` tokens a
 # device, a block takes about `4 (T/n)^2 h d / 2` FLOPs in zigzag order, and moves `2 (T/n) h_kv d` numbers to the next
-# device. FLOPs for each number are `(T/n) h / h_kv`: they grow with the tokens on a device and with the heads that
-# share keys, and above a length that the machine decides, the ring hides everything. Gathering waits for its transfers,
-# and holds the keys and values of the whole sequence: `2 T h_kv d` numbers for one layer, but only one layer at a time.
-# With few heads of keys that is little memory, and little time next to attention itself, whose work grows with the
-# square of `T`. In return it is one large collective and one large kernel instead of `n` small ones, no merging, and
-# any mask can be used. So: gather if `h_kv` is small and all keys of a layer fit; use a ring if they do not fit, or
-# if blocks are long enough and links slow enough that the exposed gather costs more than the smaller kernels.
+# device. That is `(T/n) h / h_kv` FLOPs for each number: it grows with the tokens on a device and with the heads that
+# share keys, and above a length that depends on the machine, the ring hides everything. Gathering waits for its
+# transfers, and stores the keys and values of the whole sequence: `2 T h_kv d` numbers, but for only one layer at a
+# time. With few heads of keys that is little memory, and little time compared with attention itself, whose work grows
+# with the square of `T`. In return it is one large collective and one large kernel instead of `n` small ones, no
+# merging, and any mask can be used. So: gather if `h_kv` is small and all keys of a layer fit; use a ring if they do
+# not fit, or if blocks are long enough and links slow enough that the exposed gather costs more than the smaller
+# kernels.
 # ### END SOLUTION
 
 # %% [markdown]
 # ## Lab: the same losses everywhere
 #
-# A small Transformer on one device, by the course's own `full_loss`, and on two meshes with your step, each in another
-# order. The losses must agree to all digits shown. Three programs are compiled first: about 20 seconds on two cores.
+# Here a small Transformer trains on one device, with the course's own `full_loss`, and on two meshes with your step,
+# each with a different order. The losses must agree to all digits shown. Compiling the three programs takes about 20
+# seconds on two cores.
 
 # %%
 if __name__ == "__main__":
@@ -431,7 +433,7 @@ if __name__ == "__main__":
     batches = [token_batch(0, i, batch=4, seq=16, vocab=32) for i in range(4)]
 
     def arranged(tokens, order):
-        """The tokens in the order in which devices hold their chunks."""
+        """Return the tokens in the order in which devices hold their chunks."""
         chunks = np.split(tokens, len(order) * len(order[0]), axis=1)
         return np.concatenate([chunks[number] for device in order for number in device], axis=1)
 
@@ -466,14 +468,14 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: when a ring hides its transfers
 #
-# Last, your ring on eight H100 with 16,384 tokens, contiguous and zigzag, forward only. Nothing is computed: each
-# program is written down and followed. Which device is idle in which step of the contiguous order?
+# Finally, your ring on eight H100s with 16,384 tokens, contiguous and zigzag, forward only. Nothing is computed: each
+# program is exported and simulated. In contiguous order, which device is idle in which step?
 
 # %%
 if __name__ == "__main__":
 
     def predicted(order):
-        """The prediction of one forward pass on eight H100."""
+        """Predict one forward pass on eight H100s."""
         shapes = {
             name: jax.ShapeDtypeStruct((1, 16384, heads, 128), "float32")
             for name, heads in zip("qkv", (16, 4, 4), strict=True)

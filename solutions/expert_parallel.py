@@ -190,7 +190,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | FLOPs of matrix products | at most 6 for each choice and feature, forward and backward |
-# | temporaries that live at once | at most 4 times the reference's |
+# | live temporaries | at most 4 times the reference's |
 #
 # Useful: `array.at[i, j].add(x, mode="drop")` leaves out indices beyond the array's end.
 
@@ -234,7 +234,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | FLOPs of matrix products | at most 6 for each choice and feature, forward and backward |
-# | temporaries that live at once | at most 4 times the reference's |
+# | live temporaries | at most 4 times the reference's |
 
 
 # %%
@@ -283,7 +283,7 @@ def combine(y: jax.Array, gates: jax.Array, experts: jax.Array, places: jax.Arra
 # | all-to-all over `axis_name` | `4 (n-1)/n` of the places' bytes, forward and backward together |
 # | any other collective | none |
 # | FLOPs of matrix products | at most 1.1 times the reference's |
-# | temporaries that live at once | at most 2 times the reference's |
+# | live temporaries | at most 2 times the reference's |
 #
 # Useful: `lax.all_to_all(..., split_axis=..., concat_axis=..., tiled=True)`.
 

@@ -9,19 +9,19 @@
 # %% [markdown]
 # # Pipeline schedules
 #
-# JAX differentiates a forward pipeline into GPipe: all microbatches forward, then all of them backward. Every stage
-# then keeps the activations of every microbatch. Other orders keep less, or wait less, and to run one of them you
-# have to write the backward pass yourself.
+# If JAX differentiates a forward pipeline, the result is GPipe: all microbatches forward, then all of them backward,
+# and every stage keeps the activations of every microbatch. Other orders keep less, or wait less, but to run one of
+# them you have to write the backward pass yourself.
 #
-# First you write three famous orders as text. Then you split the backward pass in two, and write one program that
-# runs *any* valid order. Last, you let a pipeline run without ever draining, and pay for it with old weights.
+# First you write three well-known orders as text. Then you split the backward pass in two, and write one program that
+# runs *any* valid order. Finally, you let a pipeline run without ever draining, and pay for that with old weights.
 #
 # | function | what it does |
 # |---|---|
 # | `one_f_one_b` | 1F1B: each stage alternates forward and backward passes |
 # | `interleaved` | the same with several parts of the model on each device |
-# | `split_backward` | a layer's backward pass as two: the gradient of its input, and that of its weights |
-# | `zero_bubble` | the gradients of weights fill what would be idle |
+# | `split_backward` | a layer's backward pass in two: the gradient of its input, and that of its weights |
+# | `zero_bubble` | the gradients of weights fill idle time |
 # | `execute_schedule` | one SPMD program for every schedule |
 # | `two_weight_versions_step` | PipeDream-2BW: a step whose gradient is one update late |
 
@@ -67,9 +67,9 @@ Stage = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 # ## One forward, one backward: `one_f_one_b`
 #
 # A schedule is a line of text for each stage. `F2` is the forward pass of microbatch 2 and `B2` its backward pass,
-# which takes twice as long. A stage does one thing after another, in the order of its line; when each can begin
-# follows from what it needs. `written` reads such lines, `schedule_svg` draws them, and `measure(run(...))` says what
-# they cost. Here is GPipe's order for 3 stages and 3 microbatches, written by hand:
+# which takes twice as long. A stage does one action after another, in the order of its line, and each action begins as
+# soon as what it needs is there. `written` reads such lines, `schedule_svg` draws them, and `measure(run(...))`
+# computes what they cost. Here is GPipe's order for 3 stages and 3 microbatches, written by hand:
 
 # %%
 if __name__ == "__main__":
@@ -79,9 +79,10 @@ if __name__ == "__main__":
     display(HTML(schedule_svg(by_hand)))
 
 # %% [markdown]
-# A microbatch is **in flight** on a stage from its forward pass to its backward pass there: its activations are kept.
-# In 1F1B a stage starts only as many microbatches as it needs to stay busy until the first one comes back. From then
-# on, it does one backward pass and one forward pass in turn, and at the end the backward passes that are left.
+# A microbatch is **in flight** on a stage from its forward pass there to its backward pass: for that long, its
+# activations are kept. In 1F1B a stage starts only as many microbatches as it needs to stay busy until the first one
+# comes back. From then on it alternates between one backward pass and one forward pass, and ends with the remaining
+# backward passes.
 #
 # Return a line for each stage. Microbatches are numbered from 0. With a forward pass of 1 and a backward pass of 2:
 #
@@ -91,13 +92,13 @@ if __name__ == "__main__":
 # | time of a step | `3 (M + S - 1)`, for `S` stages and `M` microbatches: a bubble of `(S-1)/(M+S-1)`, as GPipe's |
 # | in flight on stage `s` | at most `min(S - s, M)` microbatches |
 #
-# `check` asks for several `S` up to 8 and `M` up to 16, for fewer microbatches than stages too. Any order that meets
-# the table is right.
+# `check` tries several `S` up to 8 and `M` up to 16, also with fewer microbatches than stages. Any order that meets the
+# table is right.
 
 
 # %%
 def one_f_one_b(num_stages: int, num_microbatches: int) -> tuple[str, ...]:
-    """1F1B: the order of forward and backward passes on each stage.
+    """Order the forward and backward passes on each stage by 1F1B.
 
     Args:
         num_stages: Stages in the pipeline.
@@ -123,14 +124,14 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> tuple[str, ...]:
 # %% [markdown]
 # ## Several parts on each device: `interleaved`
 #
-# As in the chapter `looping_pipeline`, each device now holds `R` parts of the model, and a microbatch goes round the
-# stages `R` times. A letter behind the number says which part: `F3b` is microbatch 3 in its second round. A forward
-# pass of one part takes `1/R`, and so filling and draining take `1/R` of the time.
+# As in the chapter `looping_pipeline`, each device now holds `R` parts of the model, and a microbatch goes around the
+# stages `R` times. A letter after the number says which part: `F3b` is microbatch 3 in its second round. A forward pass
+# through one part takes `1/R`, so filling and draining take `1/R` of the time.
 #
-# Interleaved 1F1B is depth first: it does not wait until all microbatches have finished a round. Microbatches go
-# round in groups of `S`. A stage takes the `S` microbatches of a group through its first part, then the same ones
-# through its second part, and so on; then comes the next group. In backward passes the parts come in the opposite
-# order. So the order of the forward passes is known, and that of the backward passes too:
+# Interleaved 1F1B is depth-first: it does not wait until all microbatches have finished a round. Microbatches go around
+# in groups of `S`. A stage takes the `S` microbatches of a group through its first part, then the same ones through its
+# second part, and so on; then comes the next group. In backward passes, parts come in the opposite order. So the order
+# of the forward passes among themselves is fixed, and so is that of the backward passes:
 
 # %%
 if __name__ == "__main__":
@@ -142,22 +143,22 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # Stage `s` begins with `2 (S - s - 1) + (R - 1) S` forward passes, or with all `R M` if there are fewer (Megatron's
-# formula). Then it does one forward and one backward pass in turn, forward first; at the end the backward passes
-# that are left.
+# formula). Then it alternates between one forward and one backward pass, forward first, and ends with the remaining
+# backward passes.
 #
 # | budget | |
 # |---|---|
 # | valid | every microbatch and part once forward and once backward, and no stage waits forever |
 # | time of a step | `3 (M + (S - 1)/R)`: a bubble of `(S-1)/(R M + S - 1)` |
-# | in flight on stage `s` | at most `2 (S - s - 1) + (R - 1) S + 1` parts, `R M` if that is less |
+# | in flight on stage `s` | at most `2 (S - s - 1) + (R - 1) S + 1` parts, or `R M` if that is less |
 #
-# `check` asks for `R` of 2 to 4. Microbatches that cannot be put into groups of `S` are refused: raise a
-# `ValueError` that names both numbers, `num_microbatches` and `num_stages`.
+# `check` tries `R` from 2 to 4. Microbatches that cannot be put into groups of `S` are an error: raise a `ValueError`
+# that names both numbers, `num_microbatches` and `num_stages`.
 
 
 # %%
 def interleaved(num_stages: int, num_microbatches: int, num_repeats: int) -> tuple[str, ...]:
-    """Interleaved 1F1B: the order on each stage, with ``num_repeats`` parts of the model on each device.
+    """Order the passes on each stage by interleaved 1F1B.
 
     Args:
         num_stages: Stages in the pipeline.
@@ -197,17 +198,17 @@ def interleaved(num_stages: int, num_microbatches: int, num_repeats: int) -> tup
 # %% [markdown]
 # ## Two halves of a backward pass: `split_backward`
 #
-# A backward pass computes two things. The gradient of the layer's *input* is what the stage before waits for. The
-# gradient of its *weights* is needed by nobody until the end of the step. `jax.vjp` computes both at once; here they
-# become two functions that can be called at different times.
+# A backward pass computes two things. The previous stage waits for the gradient of the layer's *input*. The gradient of
+# its *weights* is not needed until the end of the step. `jax.vjp` computes both at once; here they become two functions
+# that can be called at different times.
 #
 # The layer is a residual MLP, for rows `x` of `[rows, width]`:
 #
 #     z = x @ weights["up"]                            # [rows, hidden]
 #     y = x + activation(z) @ weights["down"]          # [rows, width]
 #
-# Write it down for one product first. For `y = x @ w`, a gradient `dy` of the output gives `dy @ w.T` for the input
-# and `x.T @ dy` for the weights, a product each:
+# Write it down for one product first. For `y = x @ w`, a gradient `dy` of the output gives `dy @ w.T` for the input and
+# `x.T @ dy` for the weights, one product each:
 
 # %%
 if __name__ == "__main__":
@@ -218,26 +219,27 @@ if __name__ == "__main__":
 # %% [markdown]
 # Return three functions:
 #
-# - `forward(weights, x)` gives `(y, saved)`. What you save is up to you, as a tree of arrays;
-# - `backward_input(weights, saved, dy)` gives `(dx, pending)`: the gradient of `x`, and a tree of arrays with what
-#   the last function needs beside `saved`;
-# - `backward_weights(saved, pending)` gives the gradients of the weights, a tree like `weights`. It gets no weights.
+# - `forward(weights, x)` returns `(y, saved)`: what you save, in a tree of arrays, is up to you;
+# - `backward_input(weights, saved, dy)` returns `(dx, pending)`: the gradient of `x`, and a tree of arrays with
+#   whatever the last function needs in addition to `saved`;
+# - `backward_weights(saved, pending)` returns the gradients of the weights, a tree like `weights`. It does not get the
+#   weights.
 #
-# `activation` works element by element; `jax.vjp(activation, z)` differentiates it.
+# `activation` works elementwise; `jax.vjp(activation, z)` differentiates it.
 #
 # | budget | |
 # |---|---|
 # | products in `forward` | 2 of `rows x width x hidden` |
-# | products in `backward_input` | 2: nothing is computed again, and nothing is computed for later |
-# | products in all three | 6: together the halves cost what one backward pass costs |
+# | products in `backward_input` | 2: nothing is recomputed, and nothing is computed for later |
+# | products in all three | 6: together, the two halves cost as much as one backward pass |
 
 
 # %%
 def split_backward(activation: Callable[[jax.Array], jax.Array]) -> Stage:
-    """A residual MLP layer whose backward pass comes in two parts.
+    """Make a residual MLP layer whose backward pass comes in two parts.
 
     Args:
-        activation: Element by element.
+        activation: An elementwise function.
 
     Returns:
         ``(forward, backward_input, backward_weights)``, to be called in this order: ``forward(weights, x) -> (y,
@@ -264,14 +266,13 @@ def split_backward(activation: Callable[[jax.Array], jax.Array]) -> Stage:
 # %% [markdown]
 # ## Fill the bubble: `zero_bubble`
 #
-# With two halves, a schedule has three kinds of work: `F3`, `I3` (the gradient of the input) and `W3` (the gradient
-# of the weights), each of length 1. `I3` needs what `B3` needed. `W3` needs only its own stage's `I3`.
+# With the two halves, a schedule has three kinds of action: `F3`, `I3` (the gradient of the input) and `W3` (the
+# gradient of the weights), each of length 1. `I3` needs what `B3` needed. `W3` needs only its own stage's `I3`.
 #
-# A stage that waits for a gradient now waits for an `I` alone, so gradients come back sooner. And a `W` can be put
-# off until a stage has nothing better to do. But as long as its `W` has not run, a microbatch is in flight. **ZB-H1**
-# puts off as much as it can without exceeding the first stage of 1F1B, which has `min(S, M)` microbatches in flight:
-# stage `s` runs `W` of a microbatch right after the `I` of the one that came `s` microbatches later, and begins as in
-# 1F1B.
+# A stage that waits for a gradient now waits only for an `I`, so gradients come back sooner. And a `W` can be postponed
+# until its stage has nothing better to do. But as long as its `W` has not run, a microbatch is in flight. **ZB-H1**
+# postpones as much as it can without exceeding the first stage of 1F1B, which has `min(S, M)` microbatches in flight:
+# stage `s` starts as in 1F1B, and runs the `W` of a microbatch right after the `I` of the microbatch `s` places later.
 
 # %%
 if __name__ == "__main__":
@@ -293,7 +294,7 @@ if __name__ == "__main__":
 
 # %%
 def zero_bubble(num_stages: int, num_microbatches: int) -> tuple[str, ...]:
-    """ZB-H1: the order of forward passes, input gradients and weight gradients on each stage.
+    """Order forward passes, input gradients and weight gradients on each stage by ZB-H1.
 
     Args:
         num_stages: Stages in the pipeline.
@@ -322,10 +323,9 @@ def zero_bubble(num_stages: int, num_microbatches: int) -> tuple[str, ...]:
 # %% [markdown]
 # ## One program for all of them: `execute_schedule`
 #
-# All devices run the same program, so a schedule becomes a **table**: integers for each tick and stage that say what
-# to do. `F`, `I` and `W` take a tick each; a whole `B` is an `I` with its `W` in the next tick. `tabulate` makes the
-# table. What a tick works with is kept in **slots**, which are used again and again, so there are as few as the
-# schedule needs:
+# All devices run the same program, so a schedule becomes a **table**: integers for each tick and stage that say what to
+# do. `F`, `I` and `W` take one tick each; a whole `B` is an `I`, with its `W` in the next tick. `tabulate` makes the
+# table. Values are kept in **slots**, which are reused, so there are only as many as the schedule needs:
 
 # %%
 if __name__ == "__main__":
@@ -339,7 +339,7 @@ if __name__ == "__main__":
 # %% [markdown]
 # `table.columns` has these, each `[num_ticks, num_stages]`:
 #
-# | column | what it says for a tick and a stage |
+# | column | meaning for a tick and a stage |
 # |---|---|
 # | `action` | `IDLE`, `FORWARD`, `BACKWARD_INPUT` or `BACKWARD_WEIGHTS`: 0, 1, 2, 3 |
 # | `microbatch`, `repeat` | which microbatch, in which of the stage's parts |
@@ -347,32 +347,32 @@ if __name__ == "__main__":
 # | `saved` | the slot for what `forward` saves, written in `F` and read in `I` and `W` |
 # | `gradients` | the slot with the gradient of the output; for the last part of the model, `F` writes it |
 # | `pending` | the slot for what `I` leaves for `W` |
-# | `arrived_input`, `arrived_gradient` | the slots for what was sent here in the tick before; -1 where nothing was |
+# | `arrived_input`, `arrived_gradient` | the slots for what was sent here in the previous tick; -1 if nothing was |
 #
 # `table.num_slots` has the number of slots of each kind: `inputs`, `saved`, `gradients` and `pending`.
 #
-# Part number `repeat * S + stage` of the model comes after part `repeat * S + stage - 1`. In each tick, a device
+# Part `repeat * S + stage` of the model comes after part `repeat * S + stage - 1`. In each tick, a device
 #
 # 1. puts what has arrived into its slots;
-# 2. does its one action: `lax.switch` picks it, and only that one is computed;
-# 3. sends an output to the next stage and a gradient to the stage before, round a ring. Every device sends in every
-#    tick, whether or not anybody needs it: a collective inside of a branch waits for devices that never come to it.
+# 2. does its one action: `lax.switch` selects it, and nothing else is computed;
+# 3. sends an output to the next stage and a gradient to the previous one, around a ring. Every device sends in every
+#    tick, needed or not: a collective inside a branch would wait for devices that never reach it.
 #
-# `stage` are three functions as those of `split_backward`, with trees for weights, `saved` and `pending`. Parts of
-# the model are alike, and what enters and leaves them has the shape of a microbatch. `loss(y, i)` takes what
-# the last part gives for a microbatch and that microbatch's number, an integer that may be traced, and gives the mean
-# over the microbatch's rows, a scalar. The loss of the batch is the **mean over microbatches**, and all gradients are
+# `stage` is three functions like those of `split_backward`, with trees for weights, `saved` and `pending`. All parts of
+# the model are alike, and their inputs and outputs have the shape of a microbatch. `loss(y, i)` takes the last part's
+# output for a microbatch and that microbatch's number, an integer that may be traced, and returns the mean over the
+# microbatch's rows, a scalar. The loss of the batch is the **mean over microbatches**, and all gradients are gradients
 # of that.
 #
 # | budget | |
 # |---|---|
-# | `ppermute` | two a tick, each of one microbatch's activations; down to half of that if you leave some out |
+# | `ppermute` | two a tick, each of one microbatch's activations; you may leave out up to half of them |
 # | any other collective | none |
-# | bubble, on a network that takes no time | at most 1.03 times the table's (ZB-H1, 4 stages, 12 microbatches) |
-# | temporaries that live at once, there | at most 1.35 times the reference's: slots, not a place for each microbatch |
+# | bubble, with zero-cost communication | at most 1.03 times the table's (ZB-H1, 4 stages, 12 microbatches) |
+# | live temporaries, there | at most 1.35 times the reference's: slots, not an entry for each microbatch |
 #
-# `read_slot(tree, i)` gives entry `i` of every leaf, and `write_slot(tree, i, new, when)` a tree with `new` there, or
-# the same one where `when` is false; `empty_slots(shapes, count, like)` makes zeros that vary as `like` does. Useful:
+# `read_slot(tree, i)` returns entry `i` of every leaf, and `write_slot(tree, i, new, when)` a tree with `new` there, or
+# the same tree if `when` is false; `empty_slots(shapes, count, like)` makes zeros that vary as `like` does. Useful:
 # `lax.scan` over the rows of the columns, `lax.switch`, `jax.value_and_grad`, and `jax.eval_shape` for the shapes of
 # what is saved and pending.
 
@@ -386,20 +386,20 @@ def execute_schedule(
     microbatches: jax.Array,
     axis_name: str,
 ) -> tuple[jax.Array, PyTree]:
-    """The loss and the gradients of a batch, computed as a table says. Runs inside ``shard_map``.
+    """Compute the loss and gradients of a batch as a table says. Runs inside ``shard_map``.
 
     Args:
-        stage: ``(forward, backward_input, backward_weights)`` of one part of the model, as from ``split_backward``.
-        loss: ``(y, i) -> scalar``, the mean over the rows of microbatch number ``i``, whose output is ``y``.
-        table: What each stage does in each tick.
-        weights: Of this stage's parts, leaves ``[num_repeats, ...]``; varying over ``axis_name``.
+        stage: ``(forward, backward_input, backward_weights)`` of one part of the model, as ``split_backward`` returns
+        them. loss: ``(y, i) -> scalar``, the mean over the rows of microbatch number ``i``, whose output is ``y``.
+        table: What each stage does in each tick. weights: Those of this stage's parts, leaves ``[num_repeats, ...]``;
+        varying over ``axis_name``.
         microbatches: What enters the first part, ``[num_microbatches, microbatch_size, ...]``; varies over
             ``axis_name``.
         axis_name: The mesh axis of the stages.
 
     Returns:
         ``(loss, gradients)``: on the last stage the mean loss over all microbatches, on others anything; and the
-        gradients of this stage's ``weights``, like them.
+        gradients of this stage's ``weights``, in a tree like ``weights``.
     """
     ### BEGIN SOLUTION
     forward, backward_input, backward_weights = stage
@@ -457,14 +457,14 @@ def execute_schedule(
 # %% [markdown]
 # ## Never drain: `two_weight_versions_step`
 #
-# A pipeline that takes in the next batch while the last one is still on its way back has no bubble at all. But then
-# a batch enters before the update of the batch before is there. **PipeDream-2BW** settles for a gradient that is
+# A pipeline that takes in the next batch while the previous one is still on its way back has no bubble at all. But then
+# a batch enters before the previous batch has updated the weights. **PipeDream-2BW** settles for a gradient that is
 # exactly one update late: every stage holds two versions of its weights, batch `t` uses the older one for all of its
 # passes, and its gradient changes the newest one:
 #
 #     w[t + 1] = w[t] - learning_rate * gradient of batch t at w[t - 1]
 #
-# What that does to plain SGD on a parabola, `w**2 / 2`, whose gradient is `w`:
+# This is what it does to plain SGD on a parabola, `w**2 / 2`, whose gradient is `w`:
 
 # %%
 if __name__ == "__main__":
@@ -477,12 +477,12 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # Write one step of this recursion with `execute_schedule`. Batch `t` needs nothing that batch `t - 1` computes, so a
-# pipeline need not drain between them. Your program still runs one batch after the other.
+# pipeline would not have to drain between them. (Your program still runs one batch after the other.)
 #
 # - `versions` has `newest`, `w[t]`, and `older`, `w[t - 1]`: two trees like the `weights` of `execute_schedule`, whose
 #   leaves vary over both axes. Return the same for the next step.
-# - Each pipeline along `data_axis` has rows of its own, as many as the others. Gradients are those of the mean over
-#   all of them.
+# - Each pipeline along `data_axis` has its own rows, as many as the others. Gradients are those of the mean over all
+#   rows.
 # - Return the mean loss over all rows too, of the weights that were used, the same on every device.
 #
 # | budget | |
@@ -505,14 +505,12 @@ def two_weight_versions_step(
     pipe_axis: str,
     data_axis: str,
 ) -> tuple[dict[str, PyTree], jax.Array]:
-    """One step of SGD with the gradient at the older weights. Runs inside ``shard_map``.
+    """Take one step of SGD with the gradient at the older weights. Runs inside ``shard_map``.
 
     Args:
-        stage: As for ``execute_schedule``.
-        loss: As for ``execute_schedule``.
-        table: As for ``execute_schedule``.
-        versions: ``newest`` and ``older`` weights of this stage's parts; varying over both axes.
-        microbatches: Of this device's pipeline, ``[num_microbatches, microbatch_size, ...]``; varying over both axes.
+        stage: As for ``execute_schedule``. loss: As for ``execute_schedule``. table: As for ``execute_schedule``.
+        versions: ``newest`` and ``older`` weights of this stage's parts; varying over both axes. microbatches: Those of
+        this device's pipeline, ``[num_microbatches, microbatch_size, ...]``; varying over both axes.
         learning_rate: A scalar.
         pipe_axis: The mesh axis of the stages.
         data_axis: The mesh axis of the pipelines.
@@ -533,31 +531,31 @@ def two_weight_versions_step(
 # %% [markdown]
 # ## In your own words
 #
-# Your pipeline has 8 stages and 16 microbatches, 1F1B, and just fits into memory. A colleague wants ZB-H1 for its
-# smaller bubble. How much shorter is a step if all three passes take the same time? Which stages need more memory
-# than before, and does your SPMD program need more? What would you look at before you agree? A few sentences and one
-# formula are enough.
+# Your pipeline runs 1F1B with 8 stages and 16 microbatches, and just fits into memory. A colleague wants ZB-H1 for its
+# smaller bubble. How much shorter is a step if all three passes take the same time? Which stages need more memory than
+# before, and does your SPMD program need more? What would you look at before you agree? A few sentences and one formula
+# are enough.
 
 # %% [markdown]
 # ### BEGIN SOLUTION
-# With three passes of 1 each, 1F1B takes `3 (M + S - 1)` = 69 and ZB-H1 `3 M + S - 1` = 55: a fifth less. The lost
-# time is `S - 1` instead of `3 (S - 1)`.
+# With three passes of length 1, 1F1B takes `3 (M + S - 1)` = 69 and ZB-H1 `3 M + S - 1` = 55: a fifth less. The time
+# lost is `S - 1` instead of `3 (S - 1)`.
 #
 # In 1F1B stage `s` has `S - s` microbatches in flight; in ZB-H1 every stage has as many as the first one, 8. So the
-# last stage needs much more than before, and the first no more. In an SPMD program all devices have buffers of the
-# same size, that of the stage that needs most: what is saved by the forward passes takes no more than in 1F1B. New is
-# what `I` leaves for `W`, up to 8 microbatches of it on the last stage.
+# last stage needs much more than before, and the first one no more. In an SPMD program, all devices have buffers of the
+# same size, that of the stage that needs most, so what the forward passes save takes no more than in 1F1B. What is new
+# is what `I` leaves for `W`: up to 8 microbatches of it, on the last stage.
 #
-# I would measure `F`, `I` and `W`: if `W` is much shorter than the others, as with attention, which has an `I` and no
-# weights, the time lost is `(S - 1) (f + i - w)`. And I would look at what is pending, and whether the memory that is
-# left on all devices is enough for it.
+# I would measure `F`, `I` and `W`: the time lost is `(S - 1) (f + i - w)`, which gains little if `W` is much shorter
+# than the others, as with attention, whose products have no weights. And I would look at what is pending, and at
+# whether all devices have enough memory left for it.
 # ### END SOLUTION
 
 # %% [markdown]
 # ## Lab: your orders
 #
-# Your own lines, drawn and measured. Passes of a part take `1/R`, and green are the gradients of weights. The site's
-# page on schedules has an explorer that draws lines that you paste into it.
+# Here are your own orders, drawn and measured. A pass through a part takes `1/R`; gradients of weights are green. The
+# site's page on schedules has an explorer that draws any lines that you paste into it.
 
 # %%
 if __name__ == "__main__":
@@ -576,9 +574,9 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: the same gradients from all of them
 #
-# Your split layer in your executor, on 4 stages (`data` x `pipe` = 2 x 4), with each of these tables, against one
-# device, whose loss is in brackets. The interleaved one has 8 parts instead of 4, which is another model. Compiling
-# them takes about 15 seconds.
+# Your split layer runs in your executor on 4 stages (`data` x `pipe` = 2 x 4), with each of these tables, and is
+# compared with one device, whose loss is in brackets. The interleaved table has 8 parts instead of 4, so its model is a
+# different one. Compiling them takes about 15 seconds.
 
 # %%
 if __name__ == "__main__":
@@ -624,11 +622,11 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: what each table costs
 #
-# From the programs alone, for wide layers on 4 A100s: the time of a step and the temporaries on a device. ZB-H1 has
-# the smallest bubble and the shortest step. The interleaved one gains nothing over 1F1B here: it has more ticks, each
-# with its two permutes, and they cost what the smaller bubble saves. In memory, GPipe takes most and 1F1B least. ZB-H1
-# keeps no more microbatches than the first stage of 1F1B, but has more pending. The interleaved one has parts that are
-# half as wide inside, so that all four compute as much.
+# Finally, the step time and a device's temporaries, predicted from the programs alone, for wide layers on 4 A100s.
+# ZB-H1 has the smallest bubble and the shortest step. The interleaved schedule gains nothing over 1F1B here: it has
+# more ticks, each with its two permutes, and they cost as much as the smaller bubble saves. GPipe needs the most memory
+# and 1F1B the least. ZB-H1 keeps no more microbatches than the first stage of 1F1B, but has more pending. The hidden
+# layers of the interleaved parts are half as wide, so that all four schedules do the same amount of work.
 
 # %%
 if __name__ == "__main__":

@@ -9,19 +9,19 @@
 # %% [markdown]
 # # Sequence parallelism
 #
-# In the chapter `tp_transformer`, activations between the split layers were in parts, and nobody asked what they cost.
-# This chapter does. You will build a block whose saved activations follow a formula, drop its largest term for almost
-# no work, and then use the same axis in another way, with no weight split at all.
+# In the chapter `tp_transformer`, activations between the split layers were in parts, but how much memory do they take?
+# In this chapter you build a block whose saved activations follow a formula, remove the formula's largest term for
+# almost no extra work, and then use the same axis in a different way, with no weight split at all.
 #
 # You will write five functions:
 #
 # | function | what it does |
 # |---|---|
-# | `enter_tensor_region` | from tokens in parts to whole sequences, with the right derivative |
-# | `leave_tensor_region` | the way back, and the other half of the pair |
-# | `sp_block` | a layer that saves no whole activation for its backward pass |
+# | `enter_tensor_region` | turns tokens in parts into whole sequences, with the right derivative |
+# | `leave_tensor_region` | the reverse: the other half of the pair |
+# | `sp_block` | a layer that saves no whole activations for its backward pass |
 # | `selective_recompute` | the same without the attention scores, for 2 % more FLOPs |
-# | `ulysses_attention` | attention over a split sequence by two kinds of all-to-all |
+# | `ulysses_attention` | attention over a split sequence, by all-to-alls there and back |
 
 # %%
 from collections.abc import Callable
@@ -54,10 +54,10 @@ Attend = Callable[[jax.Array, int], jax.Array]
 #
 # - **in parts** (`split=True`): each device has `seq/n` tokens. This is sequence parallelism.
 # - **whole** (`split=False`): each device has all tokens, the same numbers everywhere, and their type says so. This is
-#   tensor parallelism as Megatron-LM had it first.
+#   tensor parallelism as in the first Megatron-LM.
 #
-# In both cases, a device needs all tokens inside. The values are the easy half. Take one token `x`, used by four
-# devices with a weight each, and the sum of what they make of it:
+# In both cases, a device needs all tokens inside. The values are the easy half. Take one token `x`, which each of four
+# devices multiplies by its own weight, and the sum of the products:
 
 # %%
 if __name__ == "__main__":
@@ -67,12 +67,13 @@ if __name__ == "__main__":
         print(f"device {device} computes {weight * x:6} and knows {weight:6} of the derivative")
 
 # %% [markdown]
-# No device knows the derivative of a token by itself. In the backward pass, each has a share of the gradient of **all**
-# tokens, and what must come back has the form of `x`. If `x` is in parts, each device gets the complete gradient of
-# its own tokens. If `x` is whole, every device gets the complete gradient of all tokens.
+# No device by itself knows the derivative with respect to a token. In the backward pass, each has a share of the
+# gradient of **all** tokens, and what must come back has the form of `x`. If `x` is in parts, each device gets the
+# complete gradient of its own tokens. If `x` is whole, every device gets the complete gradient of all tokens.
 #
-# JAX derives this from the collective that you choose, and from types. An array that is the same on every device of an
-# axis becomes one that *varies* over it with `as_varying(x, axis_name)`: no data moves, and its derivative does.
+# JAX derives this from the collective that you choose, and from types. With `as_varying(x, axis_name)`, an array that
+# is the same on every device of an axis becomes one that *varies* over it: no data moves, but in the derivative it
+# does.
 #
 # | | `split=True` | `split=False` |
 # |---|---|---|
@@ -90,7 +91,7 @@ if __name__ == "__main__":
 
 # %%
 def enter_tensor_region(x: jax.Array, axis_name: str, split: bool) -> jax.Array:
-    """Activations on their way into split layers. Runs inside ``shard_map``.
+    """Bring activations into split layers. Runs inside ``shard_map``.
 
     Args:
         x: Tokens in parts, ``[batch, seq/axis, width]``; or whole, ``[batch, seq, width]``.
@@ -108,8 +109,8 @@ def enter_tensor_region(x: jax.Array, axis_name: str, split: bool) -> jax.Array:
 # %% [markdown]
 # ## Out of the split layers: `leave_tensor_region`
 #
-# After the split layers, a device has for every token a *part of the sum* that the output is: its features' share. The
-# sum over the devices is wanted in the form that `x` came in: in parts, or whole.
+# After the split layers, the output for each token is a sum over devices, and a device has its features' share of it.
+# The sum over the devices is wanted in the form that `x` came in: in parts, or whole.
 
 # %%
 if __name__ == "__main__":
@@ -119,10 +120,10 @@ if __name__ == "__main__":
     print("whole:    both want", shares.sum(0))
 
 # %% [markdown]
-# Backward, what a device needs is the gradient of *its share*, and each share has the same derivative as the sum. Look
-# at the table: forward and backward have changed places. That is why the two functions are called a conjugate pair. A
-# whole result must be **typed as the same** on every device; a number that all devices return as their own would be
-# differentiated by all of them, and all gradients before it come out `n` times too large.
+# In the backward pass, a device needs the gradient of *its share*, and each share has the same derivative as the sum.
+# Look at the table: forward and backward have changed places. That is why the two functions are called a conjugate
+# pair. A whole result must be **typed as the same** on every device; if all devices returned it as their own, each
+# would differentiate it, and all gradients that flow back through it would be `n` times too large.
 #
 # | | `split=True` | `split=False` |
 # |---|---|---|
@@ -138,7 +139,7 @@ if __name__ == "__main__":
 
 # %%
 def leave_tensor_region(x: jax.Array, axis_name: str, split: bool) -> jax.Array:
-    """Activations on their way out of split layers, added up over the devices. Runs inside ``shard_map``.
+    """Bring activations out of split layers, summed over devices. Runs inside ``shard_map``.
 
     Args:
         x: This device's share of the sum, for all tokens, ``[batch, seq, width]``.
@@ -156,16 +157,17 @@ def leave_tensor_region(x: jax.Array, axis_name: str, split: bool) -> jax.Array:
 # %% [markdown]
 # ## A block that saves parts: `sp_block`
 #
-# The layer is the one of `tp_transformer`, attention and then MLP. Attention of this device's heads is handed to you:
-# `attend(qkv, num_heads)`, `[batch, seq, 3 * num_heads * head_dim]` to `[batch, seq, num_heads * head_dim]`. The
-# columns of `qkv` are q of all heads, then k, then v. The one below is plain. The one that `check` hands you computes
-# its scores again in the backward pass, so that what everything else saves can be seen. The scores come next.
+# The layer is that of `tp_transformer`, attention and then MLP. Attention of this device's heads is an argument:
+# `attend(qkv, num_heads)` turns `[batch, seq, 3 * num_heads * head_dim]` into `[batch, seq, num_heads * head_dim]`. The
+# columns of `qkv` are q of all heads, then k, then v. The function below is the plain one. The one that `check` passes
+# recomputes its scores in the backward pass, so that memory shows what everything else saves. The scores are the next
+# exercise.
 
 # %%
 
 
 def attend(qkv: jax.Array, num_heads: int) -> jax.Array:
-    """Causal attention of this device's heads."""
+    """Apply causal attention with this device's heads."""
     q, k, v = jnp.moveaxis(qkv.reshape(*qkv.shape[:-1], 3, num_heads, -1), -3, 0)
     mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
     return mixed.reshape(*mixed.shape[:-2], -1)
@@ -173,8 +175,8 @@ def attend(qkv: jax.Array, num_heads: int) -> jax.Array:
 
 # %% [markdown]
 # What is new is the memory. A forward pass saves what the backward pass will need, and a product needs its input: the
-# gathered, **whole** activations in front of `qkv` and `up`. Written the plain way, sequence parallelism splits
-# everything between the layers, and then saves the whole of it after all. What JAX saves can be listed:
+# gathered, **whole** activations before `qkv` and `up`. Written in the obvious way, sequence parallelism splits
+# everything between the layers, and then saves whole activations after all. You can list what JAX saves:
 
 # %%
 if __name__ == "__main__":
@@ -185,8 +187,8 @@ if __name__ == "__main__":
     listed(jnp.ones((2, 3)), jnp.ones((3, 4)))
 
 # %% [markdown]
-# Five arrays of the output's size for one product and its GELU, where one would do: everything else can be computed
-# again from the product's result, with no product and in no time. Korthikanti et al. count what a layer saves if
+# For one product and its GELU, JAX saves five arrays of the output's size where one would be enough: everything else
+# can be recomputed from the product's result, without any product. Korthikanti et al. count what a layer saves if
 # nothing is saved twice. Their formula for this layer in float32, with `b` sequences of `s` tokens, width `h`, a hidden
 # width of `4 h` and `a` heads, on `n` devices:
 #
@@ -198,18 +200,20 @@ if __name__ == "__main__":
 # ```
 #
 # `jax.checkpoint(f)` saves the arguments of `f` instead of what it computes inside, and runs `f` again in the backward
-# pass. A product whose result only the next step needs is then not run again, but a collective in front of it is. So
-# with the right checkpoints, a layer saves *less* than the formula, and repeats a norm, a GELU and a gather.
+# pass. A product at the end of `f` is then not run again, since the backward pass does not need its result, but a
+# collective before it is. So with the right checkpoints, a layer saves *less* than the formula, and repeats only norms,
+# a GELU and gathers.
 #
-# - `x` and the result are in parts. **Dropout** as in `tp_transformer`: this device's key is `fold_in(key, its place on
-#   the axis)`, split in two; the first half is for what attention adds, the second for what the MLP adds.
+# - `x` and the result are in parts. **Dropout** is as in `tp_transformer`: this device's key is
+#   `fold_in(key, its index along the axis)`, split in two; the first half is for what attention adds, the second for
+#   what the MLP adds.
 # - Whole leaves (the norms' scales, the bias of `down`) enter typed as **the same** on every device of `axis_name`.
 #   Then their gradients come out complete and the same everywhere: JAX adds up the shares.
 # - `q`, `k` and `v` come from one product.
 #
 # | | |
 # |---|---|
-# | `x` and the result | `[batch, seq/tensor, width]`, another part of the sequence on each device |
+# | `x` and the result | `[batch, seq/tensor, width]`, a different part of the sequence on each device |
 # | split leaves | `qkv` `[width, 3, num_heads/tensor, head_dim]`, `out` `[num_heads/tensor, head_dim, width]` |
 # | | `up` with `kernel` `[width, hidden/tensor]` and `bias` `[hidden/tensor]` |
 # | | `down` with `kernel` `[hidden/tensor, width]` |
@@ -226,20 +230,19 @@ if __name__ == "__main__":
 # | live temporaries of 12 layers | | at most the formula's bytes for 15 layers without scores, plus the scores of 2 |
 # | FLOPs of matrix products | | at most 1.05 of those without recomputation |
 #
-# Three more layers, and the scores of two, are room for what one backward pass has at once. Useful: `jax.checkpoint`.
+# Three more layers, and the scores of two, are room for what one layer's backward pass needs. Useful: `jax.checkpoint`.
 
 
 # %%
 def sp_block(params: PyTree, x: jax.Array, key: jax.Array, rate: float, attend: Attend, axis_name: str) -> jax.Array:
-    """One layer of a Transformer that saves activations in parts. Runs inside ``shard_map``.
+    """Apply one layer of a Transformer, saving activations in parts. Runs inside ``shard_map``.
 
     Args:
         params: ``{"attention_norm": ..., "attention": {"qkv": ..., "out": ...}, "mlp": {"norm": ..., "up": ...,
             "down": ...}}``: this device's part of split leaves; whole leaves, typed as the same on every device.
-        x: This device's part of each sequence, ``[batch, seq/axis, width]``.
-        key: For dropout, the same on every device of ``axis_name``.
-        rate: Share of elements that are dropped of what is added, a Python number; 0 drops nothing.
-        attend: Causal attention: ``(qkv, num_heads)`` to mixed values.
+        x: This device's part of each sequence, ``[batch, seq/axis, width]``. key: For dropout, the same on every device
+        of ``axis_name``. rate: Share of elements that are dropped of what is added, a Python number; 0 drops nothing.
+        attend: Causal attention, from ``(qkv, num_heads)`` to mixed values.
         axis_name: The mesh axis that features and sequences are split over.
 
     Returns:
@@ -283,8 +286,8 @@ if __name__ == "__main__":
 # The longer the sequence, the larger the share of the scores. They are also cheap: one product of queries and keys, and
 # a softmax. So recompute them, and nothing else that contains a product.
 #
-# This function is `sp_block` in all other respects: the same values, gradients and collectives. Here `attend` is not
-# handed to you; the one above is.
+# In all other respects this function is `sp_block`: the same values, gradients and collectives. `attend` is not an
+# argument here; use the one above.
 #
 # | budget | |
 # |---|---|
@@ -295,7 +298,7 @@ if __name__ == "__main__":
 
 # %%
 def selective_recompute(params: PyTree, x: jax.Array, key: jax.Array, rate: float, axis_name: str) -> jax.Array:
-    """The layer of ``sp_block``, with the attention scores computed again. Runs inside ``shard_map``.
+    """Apply the layer of ``sp_block``, recomputing attention scores. Runs inside ``shard_map``.
 
     Args:
         params: As for ``sp_block``.
@@ -315,8 +318,8 @@ def selective_recompute(params: PyTree, x: jax.Array, key: jax.Array, rate: floa
 # %% [markdown]
 # ## Another way to use the axis: `ulysses_attention`
 #
-# DeepSpeed-Ulysses leaves the weights whole, and splits nothing but tokens. Norms, MLPs and projections then need no
-# communication at all. Attention does, since every query looks at all keys before it. But heads do not look at each
+# DeepSpeed-Ulysses leaves the weights whole and splits only tokens. Norms, MLPs and projections then need no
+# communication at all. Attention does, since every query attends to all earlier keys. But heads do not look at each
 # other. So for attention alone, the axis changes its meaning: from tokens in parts to heads in parts, and back.
 
 # %%
@@ -327,22 +330,22 @@ if __name__ == "__main__":
         print("         and needs", *names[:, 2 * device : 2 * device + 2].ravel())
 
 # %% [markdown]
-# Half of what a device has stays, the rest goes to the device that attends with those heads. With `n` devices each
-# sends `(n-1)/n` of its part, `(n-1)/n^2` of the whole array: the larger the axis, the less.
+# Half of what a device has stays; the other half goes to the device that has those heads. With `n` devices, each sends
+# `(n-1)/n` of its part, `(n-1)/n^2` of the whole array: the larger the axis, the less.
 #
 # - `q` is `[batch, seq/n, num_heads, head_dim]`, `k` and `v` are `[batch, seq/n, kv_heads, head_dim]`. Query head `i`
 #   uses key head `i // (num_heads // kv_heads)`: grouped-query attention. `n` divides `num_heads`.
 # - If `n` divides `kv_heads`, each device attends with `kv_heads/n` of them. If there are **fewer key heads than
 #   devices**, then `kv_heads` divides `n`, and a key head goes to all devices whose queries use it. No other cases
 #   occur.
-# - Attention is causal over the whole sequence, scores are divided by `sqrt(head_dim)`. Use `attend_in_chunks`:
+# - Attention is causal over the whole sequence, and scores are divided by `sqrt(head_dim)`. Use `attend_in_chunks`:
 #   `jax.nn.dot_product_attention` of whole sequences has an array with an element for each pair of tokens.
 #
 # With `B` bytes of whole queries, `[batch, seq, num_heads, head_dim]`:
 #
 # | budget | forward | backward |
 # |---|---|---|
-# | all-to-all of queries and results | `2 (n-1)/n^2 B` | as much |
+# | all-to-all of queries and results | `2 (n-1)/n^2 B` | as much again |
 # | all-to-all of keys and values | the same, times `max(kv_heads, n)/num_heads` | as much |
 # | any other collective | none | none |
 # | largest temporary | a quarter of all scores of this device's heads | |
@@ -352,7 +355,7 @@ if __name__ == "__main__":
 
 # %%
 def attend_in_chunks(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int) -> jax.Array:
-    """Causal attention of whole sequences, ``chunk`` queries at a time, whose scores are computed again.
+    """Apply causal attention to whole sequences, ``chunk`` queries at a time, recomputing scores.
 
     ``[batch, seq, num_heads, head_dim]`` for ``q``; ``k`` and ``v`` may have fewer heads, a divisor of ``num_heads``.
     """
@@ -369,13 +372,12 @@ def attend_in_chunks(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int) -> ja
 
 # %%
 def ulysses_attention(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int, axis_name: str) -> jax.Array:
-    """Causal attention over sequences in parts, by way of heads in parts. Runs inside ``shard_map``.
+    """Apply causal attention to sequences in parts, by way of heads in parts. Runs inside ``shard_map``.
 
     Args:
-        q: Queries of this device's tokens, ``[batch, seq/axis, num_heads, head_dim]``.
-        k: Keys of these tokens, ``[batch, seq/axis, kv_heads, head_dim]``.
-        v: Values, of the same shape.
-        chunk: How many queries to attend with at once; divides ``seq``.
+        q: Queries of this device's tokens, ``[batch, seq/axis, num_heads, head_dim]``. k: Keys of these tokens,
+        ``[batch, seq/axis, kv_heads, head_dim]``. v: Values, of the same shape. chunk: Number of queries to process at
+        once; divides ``seq``.
         axis_name: The mesh axis that sequences are split over.
 
     Returns:
@@ -396,27 +398,26 @@ def ulysses_attention(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int, axis
 # %% [markdown]
 # ## In your own words
 #
-# A colleague looks at sequence parallelism and says: "Plain tensor parallelism has two all-reduces in a forward pass,
-# this has two gathers and two scatters. That is twice the communication, to save a few norms." What is right? Say what
-# is sent in either case, and which part of `34 + 5 a s / h` stays whole on every device without sequence parallelism,
-# for `n = 8`, as a share of what is then saved if the scores are recomputed.
+# A colleague looks at sequence parallelism and says: "Plain tensor parallelism has two all-reduces in a forward pass;
+# this has two gathers and two scatters. That is twice the communication, to save a few norms." What is true of that?
+# Say what is sent in either case, and which part of `34 + 5 a s / h` stays whole on every device without sequence
+# parallelism. For `n = 8`, what share of everything saved is that, if the scores are recomputed?
 
 # %% [markdown]
 # ### BEGIN SOLUTION
-# An all-reduce sends `2 (n-1)/n A`, a gather or a scatter half of it. Two all-reduces and two pairs are the same
-# number of bytes; only a block that gathers again in the backward pass sends more, 10 transfers of `(n-1)/n A` where
-# there were 8. Of the 34, 10 stay whole: inputs of the two norms (4), of the two products behind them (4), two masks
-# (2). The other 24 are split. On eight devices a plain layer saves `10 + 24/8 = 13` times `s b h`, of which 10, or
-# 77 %, are whole; with sequence parallelism `34/8 = 4.25`. So "a few norms" are three quarters of what is saved.
+# An all-reduce sends `2 (n-1)/n A`, a gather or a scatter half of that. So two all-reduces send as many bytes as two
+# gathers and two scatters; only a block that gathers again in the backward pass sends more, 10 transfers of `(n-1)/n A`
+# instead of 8. Of the 34, 10 stay whole: inputs of the two norms (4), of the two products behind them (4), two masks
+# (2). The other 24 are split. On eight devices a plain layer saves `10 + 24/8 = 13` times `s b h`, of which 10, or 77
+# %, are whole; with sequence parallelism `34/8 = 4.25`. So the "few norms" are three quarters of what is saved.
 # ### END SOLUTION
 
 # %% [markdown]
 # ## Lab: eight layers, three ways
 #
-# Your block in a stack of eight layers on 8 H100, forward and backward, beside `tp_transformer_block` from the chapter
-# `tp_transformer`, which leaves everything to JAX.
-# Nothing is computed, and it takes about 10 seconds. Find the formula's terms in the figures: a layer's `4 s b h / n`
-# bytes are 8 MiB here.
+# Here are your two blocks in stacks of eight layers on 8 H100s, forward and backward, next to `tp_transformer_block`
+# from the chapter `tp_transformer`, which leaves all saving to JAX. Nothing is computed; it takes about 10 seconds.
+# Find the formula's terms in the figures: a layer's `4 s b h / n` bytes are 8 MiB here.
 
 # %%
 if __name__ == "__main__":
@@ -462,8 +463,8 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: few key heads
 #
-# Attention of eight query heads over four devices, computed in parts and on one device. With two key heads each of
-# them travels to two devices, with one to all four.
+# Attention with eight query heads over four devices, compared with the same on one device. With two key heads, each of
+# them travels to two devices; with one, it travels to all four.
 
 # %%
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
 # ---
 
 # %% [markdown]
-# # A Transformer in parts
+# # A tensor-parallel Transformer
 #
 # You have dense layers whose features are split over an axis, and rings that send while they multiply. In this chapter
 # you build a whole Transformer from them, over `data` x `tensor`: blocks, embedding, loss, and a training step that

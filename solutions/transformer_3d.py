@@ -7,7 +7,7 @@
 # ---
 
 # %% [markdown]
-# # Everything together
+# # 3D parallelism
 #
 # Data parallelism splits the batch, FSDP the weights, a pipeline the layers, tensor parallelism the features. Each of
 # them has a limit: the rows of a batch, the layers of a model, the devices of a node, within which links are fast.

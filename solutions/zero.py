@@ -9,27 +9,27 @@
 # %% [markdown]
 # # ZeRO: a sharded optimizer
 #
-# In data parallelism every device makes the same update with its own copy of the optimizer's state. With Adam in
-# float32 that state is 8 of the 16 bytes that a parameter takes, and with `n` devices it exists `n` times. FSDP splits
-# everything, and sends half as much again. ZeRO's first two stages split less, and the first of them sends no
-# more than data parallelism does:
+# In data parallelism, every device makes the same update with its own copy of the optimizer's state. With Adam in
+# float32, that state is 8 of the 16 bytes that a parameter takes, and with `n` devices it exists `n` times. FSDP splits
+# everything, but sends half as much again. ZeRO's first two stages split less, and the first of them sends no more than
+# data parallelism does:
 #
-# | | split | bytes a parameter on each device |
+# | | split | bytes per parameter on each device |
 # |---|---|---|
 # | data parallelism | nothing | 4 + 4 + 8 |
 # | ZeRO-1 | Adam's moments | 4 + 4 + 8/n |
 # | ZeRO-2 | gradients as well | 4 + 4/n + 8/n |
 # | ZeRO-3, FSDP | parameters as well | 4/n + 4/n + 8/n |
 #
-# You will write both in five functions:
+# You will write both stages, in five functions:
 #
 # | function | runs when | what it does |
 # |---|---|---|
-# | `shard_optimizer_state` | once, at the start | makes Adam's moments for this device's part of each leaf |
+# | `shard_optimizer_state` | once, at the start | creates Adam's moments for this device's part of each leaf |
 # | `global_norm` | every step | the norm of a gradient that is spread over devices |
 # | `sharded_adamw` | every step | clips, updates this device's part, and gathers the parameters |
 # | `zero1_step` | every step | a training step with sharded moments |
-# | `zero2_step` | every step | the same with microbatches, and with sharded gradients between them |
+# | `zero2_step` | every step | the same with microbatches, and with gradients sharded between them |
 
 # %%
 from typing import Any
@@ -55,8 +55,8 @@ AxisName = Any  # of a mesh axis, or a tuple of several that are used as one
 # ## Once: `shard_optimizer_state`
 #
 # Adam keeps two numbers for each parameter: `m`, the running mean of its gradient, and `v`, the running mean of the
-# gradient's square. They start at zero, and only the update ever reads them. This is what they take for a small
-# Transformer:
+# gradient's square. They start at zero, and only the update ever reads them. This is how much memory they take for a
+# small Transformer:
 
 # %%
 if __name__ == "__main__":
@@ -69,12 +69,12 @@ if __name__ == "__main__":
     print(f"an eighth of Adam's state: {moments // 8:,} bytes")
 
 # %% [markdown]
-# Each device will update its own part of every large leaf, so it needs the moments of that part alone. Split leaves by
-# the rule of `shard_params` from the chapter `fsdp`: a leaf with fewer than `min_size` elements stays whole, any other
-# is split along its largest dim that the number of devices divides, and stays whole if there is none.
+# Each device will update its own part of every large leaf, so it needs only the moments of that part. Split leaves by
+# the rule of `shard_params` from the chapter `fsdp`: a leaf with fewer than `min_size` elements stays whole; any other
+# is split along its largest dim that the number of devices divides, or stays whole if there is none.
 #
 # Return the state and the specs of the parts. The state also has `count`, the number of updates made so far: Adam needs
-# it to correct its means, which begin at zero.
+# it to correct its means, which start at zero.
 #
 # | budget | |
 # |---|---|
@@ -82,12 +82,12 @@ if __name__ == "__main__":
 # | communication | none |
 #
 # Useful: `shard_params(params, axis_name, min_size)`, imported above, returns this device's parts and their specs.
-# `axis_name` may be a tuple there, too.
+# `axis_name` may be a tuple there too.
 
 
 # %%
 def shard_optimizer_state(params: PyTree, axis_name: AxisName, min_size: int) -> tuple[PyTree, PyTree]:
-    """Adam's moments of this device's part of each leaf. Runs inside ``shard_map``.
+    """Create Adam's moments for this device's part of each leaf. Runs inside ``shard_map``.
 
     Args:
         params: Whole parameters, the same on every device.
@@ -97,7 +97,7 @@ def shard_optimizer_state(params: PyTree, axis_name: AxisName, min_size: int) ->
     Returns:
         ``(state, specs)``. The state is ``{"m": tree, "v": tree, "count": scalar}``: two trees like ``params`` with the
         local part ``[..., dim/axis, ...]`` of each leaf, all zeros, and the number of updates made, an ``int32``. The
-        specs are one tree like ``params`` with the ``PartitionSpec`` of each part.
+        specs are a tree like ``params`` with the ``PartitionSpec`` of each part.
     """
     ### BEGIN SOLUTION
     parts, specs = shard_params(params, axis_name, min_size)
@@ -107,13 +107,13 @@ def shard_optimizer_state(params: PyTree, axis_name: AxisName, min_size: int) ->
 
 
 # %% [markdown]
-# ## Once a step: `global_norm`
+# ## Once per step: `global_norm`
 #
-# Gradients are clipped by their global norm: the root of the sum of the squares of *all* elements of all leaves. When
-# leaves are split, no device has all elements. What each device computes from what it holds is its own number, and if
-# every device clips by its own number, copies of one parameter drift apart. Take two devices. One leaf is split, with
-# 3 on the first device and 4 on the second. The other leaf is whole, a 12 on both. On one device, the norm of
-# (3, 4, 12) is 13.
+# Gradients are clipped by their global norm: the square root of the sum of the squares of *all* elements of all leaves.
+# When leaves are split, no device has all elements. From what it holds, each device computes a different number, and if
+# every device clips by its own number, copies of one parameter drift apart. Take two devices. One leaf is split, with 3
+# on the first device and 4 on the second. The other leaf is whole, a 12 on both. On a single device, the norm of (3, 4,
+# 12) is 13.
 
 # %%
 if __name__ == "__main__":
@@ -129,22 +129,22 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | all-reduce | at most one for each set of axes that leaves are split over, of a single number |
-# | bytes sent per device | at most 2(n-1)/n of 4 bytes for each of these, n the number of devices of its axes |
+# | all-reduce | at most one, of a single number, for each set of axes that leaves are split over |
+# | bytes sent per device | at most 2(n-1)/n of 4 bytes for each of these, for n devices on its axes |
 # | any other collective | none: no leaf is ever gathered |
 #
-# JAX accepts `lax.psum(x, axes)` if `x` varies over all of `axes` or over none of them. The sum of a leaf's squares
-# varies over the axes that the leaf is split over.
+# JAX accepts `lax.psum(x, axes)` only if `x` varies over all of `axes` or over none of them. The sum of a leaf's
+# squares varies over the axes that the leaf is split over.
 #
 # Useful: `lax.psum` takes a tuple of axis names.
 
 
 # %%
 def global_norm(tree: PyTree, specs: PyTree) -> jax.Array:
-    """The Euclidean norm of all leaves together, each element counted once. Runs inside ``shard_map``.
+    """Compute the Euclidean norm of all leaves, counting each element once. Runs inside ``shard_map``.
 
     Args:
-        tree: Local parts, ``[..., dim/axis, ...]``, each varying over the axes that its spec names and over no other.
+        tree: Local parts, ``[..., dim/axis, ...]``, each varying over the axes that its spec names and over no others.
         specs: The ``PartitionSpec`` of each leaf.
 
     Returns:
@@ -172,9 +172,9 @@ if __name__ == "__main__":
         print(f"gradient {gradient}: m {m:.4f}, v {v:.6f}, first step of Adam {step:.6f}")
 
 # %% [markdown]
-# A gradient that is 8 times too large, a sum over devices where a mean was meant, trains almost as before. Only the
-# norm, and with it the clipping, is wrong, and so are `m` and `v`. Therefore `check` compares all of these, and not
-# only the parameters.
+# So with a gradient that is 8 times too large, a sum over devices where a mean was meant, a model trains almost as
+# before. Only the norm is wrong, and with it the clipping, and so are `m` and `v`. Therefore `check` compares all of
+# these, not just the parameters.
 #
 # Write the part of a step that follows the backward pass. `gradients` are this device's parts of the mean gradient;
 # leaves that stay whole are already averaged.
@@ -191,7 +191,7 @@ if __name__ == "__main__":
 #         p = p - learning_rate * (mean / (sqrt(square) + eps) + weight_decay * p)
 #
 #    Weight decay is for matrices, as in `train_step_dp`: leaves with two dims or more. A leaf under `layers` has one
-#    dim more, which counts the layers, and a stack of biases is no matrix. Other leaves are updated without decay.
+#    more dim, for the layers, so a stack of biases is not a matrix. Other leaves are updated without decay.
 # 4. Put the parameters together again, so that every device has all of them.
 #
 # | budget | |
@@ -200,12 +200,12 @@ if __name__ == "__main__":
 # | all-reduce | 2(n-1)/n of 4 bytes, for the norm |
 # | any other collective | none |
 #
-# `params` are whole. Which part of a leaf is this device's follows from its spec, as in `shard_params`. Return the norm
-# before clipping: it is what people plot.
+# `params` are whole. A leaf's spec says which part of it is this device's, as in `shard_params`. Return the norm before
+# clipping: that is the one people plot.
 #
-# `axis_name` is the name of an axis, or a tuple of several that split the state together. Collectives, `lax.axis_index`
-# and `lax.axis_size` take either, and a spec's entry is either: `axis_name in spec` and `spec.index(axis_name)` work
-# for both.
+# `axis_name` is the name of an axis, or a tuple of several axes that split the state together. Collectives,
+# `lax.axis_index` and `lax.axis_size` accept either, and an entry of a spec can be either: `axis_name in spec` and
+# `spec.index(axis_name)` work for both.
 #
 # Useful: `lax.dynamic_slice_in_dim`, `lax.all_gather(..., tiled=True)`, `jax.tree.map_with_path`, whose paths begin
 # with an entry whose `key` is `"embed"`, `"layers"` or `"head"`.
@@ -263,9 +263,9 @@ def sharded_adamw(
 # %% [markdown]
 # ## Stage 1: `zero1_step`
 #
-# Data parallelism all-reduces the gradient, and every device then updates everything. A device that updates only its
-# part needs only its part of the gradient, and afterwards everybody needs the new parameters. An all-reduce
-# consists of these two halves. For 100 MB of gradients on 8 devices:
+# Data parallelism all-reduces the gradient, and then every device updates everything. A device that updates only its
+# part needs only its part of the gradient, and afterwards all devices need the new parameters. An all-reduce consists
+# of just these two halves. For 100 MB of gradients on 8 devices:
 
 # %%
 if __name__ == "__main__":
@@ -276,14 +276,15 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # So ZeRO-1 sends what data parallelism sends, with the update between the halves. Write the step: loss and gradient of
-# this device's rows, then the mean over devices, then `sharded_adamw`, your own from above. Get that one right first.
+# this device's rows, then the mean over devices, then your own `sharded_adamw` from above. Get that function right
+# first.
 #
-# - Every leaf of `params` and of the state's moments enters varying over `axis_name`, so the gradient that JAX gives
-#   you is each device's own.
+# - Every leaf of `params` and of the state's moments enters varying over `axis_name`, so the gradient that JAX computes
+#   is each device's own.
 # - Of a split leaf, a device keeps its part of the mean gradient. The gradient of a leaf that stays whole is averaged,
 #   once.
-# - All rows count, and all devices have equally many. `course.model.full_loss(model, params, batch)` is the mean loss
-#   of this device's rows. The returned loss is the mean over all devices.
+# - All rows count, and all devices have the same number of them. `course.model.full_loss(model, params, batch)` is the
+#   mean loss of this device's rows. The returned loss is the mean over all devices.
 #
 # | budget | |
 # |---|---|
@@ -291,11 +292,11 @@ if __name__ == "__main__":
 # | all-gather | (n-1)/n of the bytes of each split leaf, once |
 # | all-reduce | 2(n-1)/n of the bytes of leaves that stay whole, of the loss and of the norm's 4 bytes; no split leaf |
 # | any other collective | none |
-# | temporaries that live at once | at most 2 times the reference's: one whole gradient, and no whole moments |
+# | live temporaries | at most 2 times the reference's: one whole gradient, and no whole moments |
 #
 # Parameters, moments, losses and norms after one step and after three must equal one device's. `check` also compares
-# your raw gradient, leaf by leaf. It reads it off your first moments, `(m_after - beta1 * m_before) / (1 - beta1)`, and
-# undoes the clipping with the norm that you return.
+# your raw gradient, leaf by leaf: it recovers it from your first moments, `(m_after - beta1 * m_before) / (1 - beta1)`,
+# and undoes the clipping with the norm that you return.
 #
 # Useful: `lax.psum_scatter(..., tiled=True)`, `lax.pmean`.
 
@@ -310,7 +311,7 @@ def zero1_step(
     axis_name: AxisName,
     config: AdamW,
 ) -> tuple[PyTree, PyTree, jax.Array, jax.Array]:
-    """One step of AdamW with sharded moments. Runs inside ``shard_map``.
+    """Take one step of AdamW with sharded moments. Runs inside ``shard_map``.
 
     Args:
         params: Whole parameters, all varying over ``axis_name``; leaves under ``layers`` are ``[num_layers, ...]``.
@@ -343,9 +344,9 @@ def zero1_step(
 # %% [markdown]
 # ## Stage 2: `zero2_step`
 #
-# In `zero1_step` the whole gradient lives for a moment on every device. With gradient accumulation it lives for the
-# whole step: 4 bytes a parameter, beside parameters of 4. ZeRO-2 never has it. As soon as the backward pass has a
-# layer's gradient, it is reduce-scattered, and only this device's part is added to the sum.
+# In `zero1_step`, every device has the whole gradient for a moment. With gradient accumulation it has it for the whole
+# step: 4 bytes per parameter, as much as the parameters themselves. ZeRO-2 never has it. As soon as the backward pass
+# has computed a layer's gradient, the gradient is reduce-scattered, and only this device's part is added to the sum.
 #
 # The price is communication. ZeRO-1 adds up whole gradients on each device and reduce-scatters the sum. Parts
 # exist only after a reduce-scatter, so ZeRO-2 has one in every microbatch:
@@ -359,35 +360,36 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # Write the step. Take this device's rows in `num_microbatches` equal parts, one after the other in a `lax.scan`, and
-# carry the sum of the loss and of the gradient's parts.
+# carry the sums of the loss and of the gradient's parts.
 #
 # JAX's own derivative of a scan over layers is not enough: it returns the gradients of all layers at once. So write the
 # backward pass as a scan of your own, as in `fsdp_train_step`: forward over the layers, keeping each layer's input; the
 # loss; then in reverse over the layers, with `jax.vjp(model.layer, weights, x)`. Parameters are whole here, so nothing
-# is gathered. Each iteration scatters one layer's gradient and adds it to that layer's place in the sum, which travels
-# in the carry: XLA then writes to it in place. Results that the scan stacks instead are a second sum beside the first.
+# is gathered. Each iteration scatters one layer's gradient and adds it to that layer's place in the sum, which is in
+# the carry: XLA then writes to it in place. If the scan stacks the parts as results instead, the stack is a second
+# array as large as the sum.
 #
-# - Gradients of leaves that stay whole are added up as they are, and averaged over devices once a step.
-# - The spec of one layer's gradient is that of the stacked leaf without its first entry; `P()` has none to drop.
+# - Gradients of leaves that stay whole are added up as they are, and averaged over devices once per step.
+# - The spec of one layer's gradient is that of the stacked leaf without its first entry; `P()` has no entry to drop.
 # - The loss and the gradient are means over all microbatches and devices; microbatches have equally many rows.
 # - After the last microbatch, use `sharded_adamw`.
 #
 # | budget | |
 # |---|---|
-# | temporaries that live at once | at most 1.2 times the reference's 1.14 GiB: one stack of parts, not two |
+# | live temporaries | at most 1.2 times the reference's 1.14 GiB: one stack of parts, not two |
 # | reduce-scatter | (n-1)/n of the bytes of each split leaf, once a microbatch |
 # | all-gather | (n-1)/n of the bytes of each split leaf, once |
 # | all-reduce | 2(n-1)/n of the bytes of leaves that stay whole, of the loss and of the norm's 4 bytes |
 # | any other collective | none |
 #
-# The size is 12 layers of width 4,096 and hidden size 16,384, with 4 microbatches. A layer's gradient is 512 MiB there,
-# the whole gradient 6 GiB, and a device's part of it an eighth of that.
+# Memory is judged for 12 layers of width 4,096 and hidden size 16,384, with 4 microbatches. There a layer's gradient
+# has 512 MiB, the whole gradient 6 GiB, and a device's part of it an eighth of that.
 #
-# `model.embed(params["embed"], inputs)`, `model.layer(layer_params, x)` for one layer and `model.loss(params["head"],
-# x, targets)` are the model's parts. A scan's carry must have the same type before and after its body: zeros do not
-# vary until you say so, with `lax.pcast(zeros, axis_name, to="varying")`, or with `vary_alike(zeros, x)[0]` from
-# `course.mesh`, which vary over the same axes as `x`. The same goes for the 1 that you pass back if you take `jax.vjp`
-# of the loss, which varies; `jax.value_and_grad` does that for you.
+# The model's parts are `model.embed(params["embed"], inputs)`, `model.layer(layer_params, x)` for one layer, and
+# `model.loss(params["head"], x, targets)`. A scan's carry must have the same type before and after its body: zeros do
+# not vary until you make them, with `lax.pcast(zeros, axis_name, to="varying")`, or with `vary_alike(zeros, x)[0]` from
+# `course.mesh`, which makes them vary over the same axes as `x`. The loss varies too, so if you take its `jax.vjp`, the
+# 1 that you pass back must vary; `jax.value_and_grad` takes care of that.
 #
 # Useful: `jax.vjp`, `lax.scan(..., reverse=True)`, `total.at[i].add(part)` for a traced `i`.
 
@@ -403,16 +405,14 @@ def zero2_step(
     num_microbatches: int,
     config: AdamW,
 ) -> tuple[PyTree, PyTree, jax.Array, jax.Array]:
-    """One step of AdamW over microbatches, moments and gradients sharded. Runs inside ``shard_map``.
+    """Take one step of AdamW over microbatches, with sharded moments and gradients. Runs inside ``shard_map``.
 
     Args:
         params: Whole parameters, all varying over ``axis_name``; leaves under ``layers`` are ``[num_layers, ...]``.
-        state: As from ``shard_optimizer_state``.
-        specs: The ``PartitionSpec`` of each part; under ``layers`` its first entry belongs to the layer dim.
-        batch: This device's rows, ``inputs`` and ``targets``, ``[batch/axis, ...]``.
-        model: The model's pure functions.
-        axis_name: The mesh axis that batch and state are split over, or several of them.
-        num_microbatches: How many parts a device's rows are taken in; divides their number.
+        state: As from ``shard_optimizer_state``. specs: The ``PartitionSpec`` of each part; under ``layers`` its first
+        entry belongs to the layer dim. batch: This device's rows, ``inputs`` and ``targets``, ``[batch/axis, ...]``.
+        model: The model's pure functions. axis_name: The mesh axis that batch and state are split over, or several of
+        them. num_microbatches: Number of parts that a device's rows are split into; divides the number of rows.
         config: Settings of AdamW.
 
     Returns:
@@ -460,29 +460,29 @@ def zero2_step(
 # %% [markdown]
 # ## In your own words
 #
-# Your model trains with ZeRO-1 on 8 GPUs and 16 microbatches. The device's memory is full, and a colleague proposes
-# ZeRO-2: "It saves seven eighths of the gradients, and it sends the same bytes, the paper says so." For `W` bytes of
-# parameters, say what the change saves and what it sends. When would you agree, and what else could you try? A few
+# Your model trains with ZeRO-1 on 8 GPUs and 16 microbatches. The devices' memory is full, and a colleague proposes
+# ZeRO-2: "It saves seven eighths of the gradients and sends the same number of bytes; the paper says so." For `W` bytes
+# of parameters, say what the change saves and what it sends. When would you agree, and what else could you try? A few
 # sentences and two formulas are enough.
 
 # %% [markdown]
 # ### BEGIN SOLUTION
 # ZeRO-2 saves `W * (n - 1) / n` bytes of gradients, `7/8 W` here. The paper's claim is for one microbatch: a
 # reduce-scatter and an all-gather, `2 W (n - 1) / n` in all. With `M` microbatches, the gradient is reduce-scattered
-# `M` times, so a device sends `(M + 1) W (n - 1) / n`: with 16 microbatches 17 halves instead of 2, 8.5 times as much.
-# ZeRO-1 with accumulation still sends 2 halves, since whole gradients can be added up on each device before one
-# reduce-scatter.
+# `M` times, so a device sends `(M + 1) W (n - 1) / n`: with 16 microbatches 17 times `W (n - 1) / n` instead of 2,
+# which is 8.5 times as much. ZeRO-1 with accumulation still sends twice that, since whole gradients can be added up on
+# each device before a single reduce-scatter.
 #
-# I would agree if the transfers hide behind the backward pass, which takes enough tokens in every microbatch. Otherwise
-# I would try fewer and larger microbatches with recomputed activations, which save memory and send less.
+# I would agree if the transfers are hidden behind the backward pass, which needs enough tokens in every microbatch.
+# Otherwise I would try fewer and larger microbatches with recomputed activations, which save memory and send less.
 # ### END SOLUTION
 
 # %% [markdown]
 # ## Lab: the same losses everywhere
 #
-# Train the Transformer from above with AdamW, clipped at a norm of 1, on one device's mesh, on eight devices, and on a
-# mesh of four times two whose axes split the state together. The plain single-device step of the course, with optax,
-# stands beside them. Compiling all of it takes about 10 seconds.
+# Here the Transformer from above trains with AdamW, clipped at a norm of 1, on a mesh of one device, on eight devices,
+# and on a 4 x 2 mesh whose axes split the state together. The first column is the course's plain single-device step,
+# with optax. Compiling all of it takes about 10 seconds.
 
 # %%
 if __name__ == "__main__":
@@ -538,9 +538,10 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: what a device holds
 #
-# Last, your two steps at the size that they are judged at, on 8 H100. Nothing is computed for this: `export` writes the
-# program down, and `predict` follows it. A device keeps parameters and its parts of the moments, 5 bytes a parameter.
-# What comes on top at the peak is mostly gradients. Compare it with the table at the top of this notebook.
+# Finally, your two steps at the size that they are judged at, on 8 H100s. Nothing is computed here: `export` captures
+# the program, and `predict` analyses it. Between steps a device keeps the parameters and its parts of the moments, 5
+# bytes per parameter. Most of what is added at the peak is gradients. Compare it with the table at the top of this
+# notebook.
 
 # %%
 if __name__ == "__main__":
@@ -563,7 +564,7 @@ if __name__ == "__main__":
             state = jax.tree.map(lambda leaf: leaf[0], state)
             params = jax.tree.map(lambda leaf: as_varying(leaf, "data"), params)
             params, state, *_ = step(params, state, names["specs"], batch, wide, "data", *how, config)
-            # Each device gives back what it holds.
+            # Each device returns what it holds.
             return jax.tree.map(lambda leaf: as_varying(leaf, "data")[None], {"params": params, "state": state})
 
         out_specs = {"params": P("data"), "state": P("data")}
@@ -575,4 +576,4 @@ if __name__ == "__main__":
 
     for name, found in (("ZeRO-1", program(zero1_step)), ("ZeRO-2, 4 microbatches", program(zero2_step, 4))):
         kept, more = found.memory.arguments / count, found.memory.temporaries / count
-        print(f"{name:24} {kept:.2f} bytes a parameter, and {more:.2f} on top at the peak")
+        print(f"{name:24} {kept:.2f} bytes per parameter, and {more:.2f} more at the peak")

@@ -17,7 +17,7 @@ READ = {
     "other collectives": ("expert_parallel", "What travels"),
     "exposed communication": ("expert_parallel", "Tokens on their way while experts compute"),
     "predicted time": ("expert_parallel", "Tokens on their way while experts compute"),
-    "route.values": ("expert_parallel", "Places, and who gets them"),
+    "route.values": ("expert_parallel", "Places, and which tokens get them"),
     "route.gradients": ("expert_parallel", "Find it: a router that learns nothing"),
     "balancing_loss.values": ("expert_parallel", "Find it: a loss that balances each device"),
     "balancing_loss.gradients": ("expert_parallel", "Find it: a loss that balances each device"),
@@ -33,7 +33,7 @@ VALUES = ("values", "gradients", "gradient norm")
 BOTH = ("values", "gradients")
 MOVING = {
     "| FLOPs of matrix products |": ("FLOPs",),
-    "| temporaries that live at once |": ("live temporaries",),
+    "| live temporaries |": ("live temporaries",),
 }
 # Pieces of the notebook's text, and the facts that enforce them.
 PROMISES = {

@@ -20,9 +20,9 @@ READ = {
         for fact in ("values", "gradients")
     },
     "FLOPs": ("schedules", "Zero bubble: split the backward pass"),
-    "live temporaries": ("schedules", "One program for every table"),
-    "permute bytes": ("schedules", "One program for every table"),
-    "other collectives": ("schedules", "One program for every table"),
+    "live temporaries": ("schedules", "One program for every schedule"),
+    "permute bytes": ("schedules", "One program for every schedule"),
+    "other collectives": ("schedules", "One program for every schedule"),
     "all-reduce bytes": ("schedules", "Old weights instead of a bubble"),
 }
 
@@ -65,8 +65,8 @@ PROMISES = {
         "Every device sends in every tick": (),
         "| `ppermute` | two a tick": ("permute bytes",),
         "| any other collective | none |": ("other collectives",),
-        "| bubble, on a network that takes no time | at most 1.03": ("bubble",),
-        "| temporaries that live at once, there |": ("live temporaries",),
+        "| bubble, with zero-cost communication | at most 1.03": ("bubble",),
+        "| live temporaries, there |": ("live temporaries",),
         "The loss of the batch is the **mean": ("values", "gradients"),
         "``(loss, gradients)``: on the last stage": ("values", "gradients"),
     },

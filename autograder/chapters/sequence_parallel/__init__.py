@@ -18,12 +18,12 @@ READ = {
     "all-reduce bytes": ("sequence_parallel", "What is sent"),
     "other collectives": ("sequence_parallel", "What is sent"),
     "live temporaries": ("sequence_parallel", "What a layer saves"),
-    "FLOPs": ("sequence_parallel", "Recompute the scores alone"),
+    "FLOPs": ("sequence_parallel", "Recompute only the scores"),
     "all-to-all bytes": ("sequence_parallel", "Ulysses: heads instead of tokens"),
     "largest temporary": ("sequence_parallel", "Ulysses: heads instead of tokens"),
     "sp_block.gradients": ("sequence_parallel", "Leaves that are whole"),
     "selective_recompute.gradients": ("sequence_parallel", "Leaves that are whole"),
-    "selective_recompute.live temporaries": ("sequence_parallel", "Recompute the scores alone"),
+    "selective_recompute.live temporaries": ("sequence_parallel", "Recompute only the scores"),
     "ulysses_attention.values": ("sequence_parallel", "Ulysses: heads instead of tokens"),
     "ulysses_attention.gradients": ("sequence_parallel", "Ulysses: heads instead of tokens"),
     "ulysses_attention.other collectives": ("sequence_parallel", "Ulysses: heads instead of tokens"),
@@ -44,7 +44,7 @@ PAIR = {
 }
 PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "enter_tensor_region": {
-        "Take one token `x`, used by four devices": (),
+        "Take one token `x`, which each of four devices": (),
         "what must come back has the form of `x`": ("gradients",),
         "becomes one that *varies* over it": (),
         "In both cases, a device needs all tokens inside": ("values",),
@@ -70,7 +70,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "`x` and the result are in parts": ("values",),
         "the first half is for what attention adds": ("values",),
         "enter typed as the same on every device of `axis_name`": (),
-        "are room for what one backward pass has at once": (),
+        "are room for what one layer's backward pass needs": (),
         "Then their gradients come out complete and the same everywhere": ("gradients", "gradient norm"),
         "`q`, `k` and `v` come from one product": GATHERED,
         "| `x` and the result |": ("values",),

@@ -20,7 +20,7 @@ READ = {
     "reduce-scatter bytes": ("zero", "Microbatches: when stage 2 is a bad trade"),
     "all-reduce bytes": ("zero", "The update between the halves"),
     "other collectives": ("zero", "The update between the halves"),
-    "live temporaries": ("zero", "A layer's gradient at a time"),
+    "live temporaries": ("zero", "One layer's gradient at a time"),
 }
 
 VALUES = ("values", "gradients", "gradient norm")
@@ -32,7 +32,7 @@ SENT = {
 STEP = {
     **SENT,
     "| reduce-scatter |": ("reduce-scatter bytes",),
-    "| temporaries that live at once |": ("live temporaries",),
+    "| live temporaries |": ("live temporaries",),
     "``(params, state, loss, norm)``: updated parameters and state": VALUES,
 }
 # Pieces of the notebook's text, and the facts that hold them.
@@ -78,8 +78,9 @@ PROMISES = {
         "Take this device's rows in `num_microbatches` equal parts": ("values",),
         "JAX's own derivative of a scan over layers is not enough": ("live temporaries",),
         "So write the backward pass as a scan of your own": ("live temporaries",),
-        "added up as they are, and averaged over devices once a step": ("all-reduce bytes",),
+        "added up as they are, and averaged over devices once per step": ("all-reduce bytes",),
         "A scan's carry must have the same type": (),
+        "The loss varies too, so if you take its": (),
     },
 }
 
