@@ -10,18 +10,18 @@
 # # Expert parallelism
 #
 # A mixture-of-experts layer has many MLPs, the *experts*, and sends each token to `k` of them. The model has the
-# parameters of all experts, and a token costs the FLOPs of `k`. So parameters grow and the work does not. Devices
-# along a mesh axis `expert` hold different experts, and tokens travel: with an all-to-all each device sends its
-# tokens to the experts they chose, and a second all-to-all brings the results back.
+# parameters of all experts, but a token costs the FLOPs of only `k`, so parameters can grow without more work. Devices
+# along a mesh axis `expert` hold different experts, and tokens travel: with an all-to-all, each device sends its tokens
+# to the experts that they chose, and a second all-to-all brings the results back.
 #
-# You will write it in seven functions:
+# You will write such a layer, and its training step, in seven functions:
 #
 # | function | runs where | what it does |
 # |---|---|---|
-# | `route` | on one device | chooses experts for each token, and a place at each of them |
+# | `route` | on one device | chooses experts for each token, and its place at each of them |
 # | `balancing_loss` | on all devices | keeps experts equally busy |
 # | `dispatch` | on one device | puts tokens into their places |
-# | `combine` | on one device | takes results from their places, and adds them up |
+# | `combine` | on one device | takes results from their places and adds them up |
 # | `moe_layer` | on all devices | the layer, with experts split over devices |
 # | `overlapped_moe` | on all devices | the same, where tokens travel while experts compute |
 # | `moe_step` | on all devices | a training step over `data` and `expert` |
@@ -43,19 +43,19 @@ from course.program import export
 PyTree = Any
 
 # %% [markdown]
-# ## Who goes where: `route`
+# ## Which token goes where: `route`
 #
 # The router is one matrix: it gives each token a logit for every expert. Their softmax gives the *gates*. A token is
 # sent to the `k` experts with the largest **score**, its gate plus the expert's `bias`, and each expert's output is
-# later multiplied by its **gate**, without the bias. The bias is no parameter: it only steers the choice, and has no
+# later multiplied by its **gate**, without the bias. The bias is not a parameter: it only steers the choice, and has no
 # gradient.
 #
 # Shapes must be known before any token is, so each expert has `capacity` *places* for a device's tokens. Tokens take
-# places in their order: the first token that chooses an expert gets place 0, the next one place 1, until the expert
-# is full. A choice that finds it full is *dropped*: it contributes nothing to the token's result.
+# places in order: the first token that chooses an expert gets place 0, the next one place 1, until the expert is full.
+# A choice whose expert is full is *dropped*: it contributes nothing to the token's result.
 #
-# Four tokens, three experts, one choice each, two places. The second token's two largest gates are equal, and `top_k`
-# takes the lower index; the third token finds expert 0 full:
+# Here are four tokens, three experts, one choice each and two places. The second token's two largest gates are equal,
+# and `top_k` takes the lower index; the third token finds expert 0 full:
 
 # %%
 if __name__ == "__main__":
@@ -66,11 +66,11 @@ if __name__ == "__main__":
         taken[expert] = min(taken[expert] + 1, 2)
 
 # %% [markdown]
-# Write `route`. Everything is exact: which expert, which place, and what is dropped.
+# Write `route`. Everything is exact: the experts, the places, and which choices are dropped.
 #
 # - Of equal scores, the lower index counts as larger, as in `lax.top_k`. Choices are in order of their scores.
-# - The place of a choice is the number of earlier tokens that chose the same expert, or `capacity` if that is larger
-#   or equal: then the choice is dropped. A dropped choice keeps its gate.
+# - The place of a choice is the number of earlier tokens that chose the same expert; if that is `capacity` or more, the
+#   place is `capacity`, and the choice is dropped. A dropped choice keeps its gate.
 # - Gates are *not* divided by the sum of those chosen. With `k = 1` that quotient is the constant 1, and the router
 #   would never get a gradient.
 #
@@ -104,17 +104,18 @@ def route(logits: jax.Array, bias: jax.Array, k: int, capacity: int) -> tuple[ja
 # %% [markdown]
 # ## Equally busy: `balancing_loss`
 #
-# Left alone, a router sends most tokens to few experts: those that are trained more become better and are chosen
+# Left alone, a router sends most tokens to a few experts: those that are trained more become better and are chosen
 # more. The load-balancing loss counts how often each expert was chosen. With `load[e]` the share of all choices that
 # went to expert `e`, and `gate[e]` the mean of its gate, both over *all tokens*, it is
 #
 #     balance = experts * sum over e of load[e] * gate[e]
 #
-# which is 1 where all are equally busy, and more where they are not. `load` is counted, so only `gate` has a
-# gradient. The router's z-loss keeps logits small: the mean over all tokens of the square of `logsumexp(logits)`.
+# which is 1 if all are equally busy, and more if the experts that are chosen most also have the largest gates. `load`
+# is counted, so only `gate` has a gradient. The router's z-loss keeps logits small: the mean over all tokens of the
+# square of `logsumexp(logits)`.
 #
-# Each device has its own tokens, and this is a product of two means. Two devices, two experts, each device with a
-# favourite:
+# Each device has its own tokens, and this is a product of two means. Take two devices and two experts, where each
+# device has a favourite expert:
 
 # %%
 if __name__ == "__main__":
@@ -124,35 +125,34 @@ if __name__ == "__main__":
     print("all tokens together:                ", 2 * jnp.sum(load.mean(0) * gate.mean(0)))
 
 # %% [markdown]
-# The first number punishes the router though both experts are equally busy. In this course a device's loss is its own
-# contribution to a *mean over devices*, and the step averages gradients. So return losses of which that is true:
+# The first number penalises the router although both experts are equally busy. In this course, a device's loss is its
+# own contribution to a *mean over devices*, and the step averages gradients. So return losses for which that is true:
 # **the mean over devices of what you return is the loss over all tokens**, and the mean over devices of its gradients
 # is that loss's gradient. Of `load` and `gate`, which must be over all tokens, and for which is a device's own mean
 # enough?
 #
-# Balance without a loss is what the bias is for (Wang et al. 2024; DeepSeek-V3): after a step, the bias of every
-# expert that got less than `1/experts` of all choices grows by `rate`, and that of one that got more shrinks by
-# `rate`. One that got exactly its share keeps its bias. Return it too.
+# Balance without a loss is what the bias is for (Wang et al. 2024; DeepSeek-V3): after a step, the bias of every expert
+# that got less than `1/experts` of all choices grows by `rate`, and that of every expert that got more shrinks by
+# `rate`. One that got exactly its share keeps its bias. Return the new bias too.
 #
 # | budget | |
 # |---|---|
 # | all-reduce | arrays of at most `3 * experts + 4` numbers in all, over the axes |
 # | any other collective | none |
 #
-# All devices have equally many tokens. `axes` is a tuple of axis names. Choices that will be dropped count as well.
+# All devices have the same number of tokens. `axes` is a tuple of axis names. Choices that will be dropped count as
+# well.
 
 
 # %%
 def balancing_loss(
     logits: jax.Array, bias: jax.Array, k: int, rate: float, axes: tuple[str, ...]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The load-balancing and the z-loss of all devices' tokens, and the next bias. Runs inside ``shard_map``.
+    """Compute the router's two losses over all devices' tokens, and the next bias. Runs inside ``shard_map``.
 
     Args:
-        logits: ``[tokens/axes, experts]``, this device's.
-        bias: ``[experts]``, the same on every device, as for ``route``.
-        k: Number of experts that a token chooses.
-        rate: How much the bias changes.
+        logits: ``[tokens/axes, experts]``, those of this device. bias: ``[experts]``, the same on every device, as for
+        ``route``. k: Number of experts that a token chooses. rate: The amount by which a bias changes.
         axes: The mesh axes that tokens are split over.
 
     Returns:
@@ -173,8 +173,8 @@ def balancing_loss(
 # %% [markdown]
 # ## Into their places: `dispatch`
 #
-# The first implementations of this layer multiplied by a mask `[tokens, experts, capacity]` with a one wherever a
-# token has a place. That is a matrix product, and almost all of it multiplies by zero:
+# The first implementations of this layer multiplied by a mask `[tokens, experts, capacity]` with a one wherever a token
+# has a place. That is a matrix product, and nearly all of its factors are zeros:
 
 # %%
 if __name__ == "__main__":
@@ -184,15 +184,16 @@ if __name__ == "__main__":
     print(f"the mask itself:            {4 * tokens * num_experts * capacity / 1e6:.0f} MB")
 
 # %% [markdown]
-# Write it without. A token is copied to the place of each of its choices; places that no token has are zero; a choice
-# whose place is `capacity` goes nowhere. Backward, a token's gradient is the sum of those of its places.
+# Write it without a mask. A token is copied to the place of each of its choices; places that no token has are zero; a
+# choice whose place is `capacity` goes nowhere. In the backward pass, a token's gradient is the sum of those of its
+# places.
 #
 # | budget | |
 # |---|---|
 # | FLOPs of matrix products | at most 6 for each choice and feature, forward and backward |
 # | live temporaries | at most 4 times the reference's |
 #
-# Useful: `array.at[i, j].add(x, mode="drop")` leaves out indices beyond the array's end.
+# Useful: `array.at[i, j].add(x, mode="drop")` ignores indices beyond the array's end.
 
 
 # %%
@@ -218,8 +219,8 @@ def dispatch(x: jax.Array, experts: jax.Array, places: jax.Array, num_experts: i
 # %% [markdown]
 # ## And back: `combine`
 #
-# The reverse: each token gets the sum over its choices of gate times what its place holds. A dropped choice adds
-# nothing, and its gate gets no gradient; any other gate does, and this is the only way by which the language model's
+# The reverse: each token gets the sum, over its choices, of the gate times what is in the place. A dropped choice adds
+# nothing, and its gate gets no gradient; any other gate does, and that is the only way in which the language model's
 # loss reaches the router.
 
 # %%
@@ -242,7 +243,7 @@ def combine(y: jax.Array, gates: jax.Array, experts: jax.Array, places: jax.Arra
     """Add up the results of each token's choices, times their gates.
 
     Args:
-        y: ``[experts, capacity, width]``, what the experts computed.
+        y: ``[experts, capacity, width]``, the experts' results.
         gates: ``[tokens, k]``, as from ``route``.
         experts: ``[tokens, k]``, as from ``route``.
         places: ``[tokens, k]``, as from ``route``.
@@ -261,7 +262,7 @@ def combine(y: jax.Array, gates: jax.Array, experts: jax.Array, places: jax.Arra
 #
 # Experts are split over `axis_name`: with `n` devices, the first `experts/n` are on the first device. Each device has
 # its own tokens, and routes them to *all* experts. So it fills places `[experts, capacity, width]`, and the part for
-# each device's experts must go there. Every device gets from each of the `n` devices the places of its own experts:
+# each device's experts must go there. From each of the `n` devices, every device gets the places of its own experts:
 #
 # | | shape on each device |
 # |---|---|
@@ -269,14 +270,16 @@ def combine(y: jax.Array, gates: jax.Array, experts: jax.Array, places: jax.Arra
 # | after the first all-to-all | `[experts/n, n * capacity, width]` |
 # | after the experts and the second all-to-all | `[experts, capacity, width]` |
 #
-# Added to the result is a *shared expert*, which serves every token without a gate: `expert_mlp(params["shared"], x)`.
-# `expert_mlp(params["experts"], ...)` computes several experts at once. It gives zeros for places that are zero.
+# A *shared expert*, which processes every token without a gate, is added to the result:
+# `expert_mlp(params["shared"], x)`. `expert_mlp(params["experts"], ...)` computes several experts at once. Its result
+# is zero for places that are zero.
 #
-# Capacity is *per device and expert*: tokens compete for places with those of their own device alone, and an expert
-# has `n * capacity` places in all. A device needs to know nothing of others to route.
+# Capacity is *per device and expert*: tokens compete for places only with those of their own device, and an expert has
+# `n * capacity` places in all. So a device can route without knowing anything about the others.
 #
-# The gradient of an expert's weights is the sum over all tokens that it served, of whatever device. The transpose of
-# an all-to-all is the all-to-all back, so JAX gives exactly that. What it means for a mean comes up in `moe_step`.
+# The gradient of an expert's weights is the sum over all tokens that it processed, from every device. The transpose of
+# an all-to-all is the all-to-all back, so JAX computes exactly that. `moe_step` deals with what this means for a mean
+# over devices.
 #
 # | budget | |
 # |---|---|
@@ -318,9 +321,10 @@ def moe_layer(params: PyTree, x: jax.Array, k: int, capacity: int, axis_name: st
 # %% [markdown]
 # ## Tokens on their way: `overlapped_moe`
 #
-# Experts wait for the first all-to-all, and the result for the second. The shared expert needs neither: compiler and
-# timeline alike move it to where the device would wait. It is not enough to fill both waits. What else is there to
-# compute? Other places: cut them into chunks, and the experts compute one chunk while another travels.
+# Experts wait for the first all-to-all, and the result waits for the second. The shared expert needs neither, so both
+# the compiler and the timeline move it to where the device would wait, but it is not enough to fill both waits. What
+# else is there to compute? Other places: if they are cut into chunks, the experts compute one chunk while another
+# travels.
 
 # %%
 if __name__ == "__main__":
@@ -330,13 +334,13 @@ if __name__ == "__main__":
     print(f"in {chunks} chunks, each waiting only for its own:  {send / chunks + compute + send / chunks:.2f}")
 
 # %% [markdown]
-# Write it with `num_chunks` equal chunks of places: all experts' first `capacity / num_chunks`, then the next ones.
-# It divides `capacity`. Values and gradients are those of `moe_layer`, and so are the bytes.
+# Write it with `num_chunks` equal chunks of places: first the first `capacity / num_chunks` places of all experts, then
+# the next ones. `num_chunks` divides `capacity`. Values and gradients are those of `moe_layer`, and so are the bytes.
 #
 # | budget | |
 # |---|---|
 # | exposed communication on 8 H100, forward and backward | at most 0.5 times that of `moe_layer` |
-# | predicted time | less than `moe_layer`'s by 0.2 of what that exposes |
+# | predicted time | less than `moe_layer`'s by at least 0.2 times its exposed communication |
 # | all-to-all over `axis_name` | `4 (n-1)/n` of the places' bytes, forward and backward together |
 # | any other collective | none |
 #
@@ -347,15 +351,12 @@ if __name__ == "__main__":
 def overlapped_moe(
     params: PyTree, x: jax.Array, k: int, capacity: int, axis_name: str, num_chunks: int
 ) -> tuple[jax.Array, jax.Array]:
-    """``moe_layer``, where places travel in chunks while experts compute others. Runs inside ``shard_map``.
+    """Apply ``moe_layer`` with some places in transit while experts compute others. Runs inside ``shard_map``.
 
     Args:
-        params: As for ``moe_layer``.
-        x: ``[tokens, width]``, this device's.
-        k: Number of experts that a token chooses.
-        capacity: Number of places that each expert has for each device's tokens.
-        axis_name: The mesh axis that experts are split over.
-        num_chunks: Number of chunks that places are cut into.
+        params: As for ``moe_layer``. x: ``[tokens, width]``, this device's. k: Number of experts that a token chooses.
+        capacity: Number of places that each expert has for each device's tokens. axis_name: The mesh axis that experts
+        are split over. num_chunks: Number of chunks that places are split into.
 
     Returns:
         ``(y, logits)``: as ``moe_layer``.
@@ -375,11 +376,11 @@ def overlapped_moe(
 # %% [markdown]
 # ## The step: `moe_step`
 #
-# Rows are split over both axes, `data` and `expert`. Experts are split over `expert`, and each has a copy along
-# `data`. Everything else is the same on all devices. Every device computes the loss of its own rows, and the step
-# wants the gradient of the **mean over all devices**.
+# Rows are split over both axes, `data` and `expert`. Experts are split over `expert`, and each has a copy along `data`.
+# Everything else is the same on all devices. Every device computes the loss of its own rows, and the step needs the
+# gradient of the **mean over all devices**.
 #
-# Take 2 x 4 devices whose losses are all equal to one number times a weight, so that every device's gradient is 1:
+# Take 2 x 4 devices whose losses all equal the same weight, so that every device's gradient is 1:
 
 # %%
 if __name__ == "__main__":
@@ -396,7 +397,8 @@ if __name__ == "__main__":
 # 2. The loss is `model.loss(params["head"], x, targets)`, plus `model.balance` times the mean over layers of the
 #    load-balancing loss, plus `model.z` times the mean over layers of the z-loss; both over all tokens of all
 #    devices.
-# 3. Average each gradient over the devices that hold the leaf, and mind the scale. `bias` has no gradient, and stays.
+# 3. Average each gradient over the devices that hold the leaf, and mind the scale. `bias` has no gradient, and stays as
+#    it is.
 #
 # | budget | |
 # |---|---|
@@ -404,9 +406,9 @@ if __name__ == "__main__":
 # | all-to-all | that of `moe_layer`, in each layer |
 # | any other collective | none |
 #
-# Parameters after one step and after two must equal one device's, and `check` also compares what you subtracted,
-# divided by `learning_rate`: that is your gradient, leaf by leaf. On one device, tokens compete for places in the
-# same groups.
+# Parameters after one step and after two must equal one device's, and `check` also compares the update divided by
+# `learning_rate`, which is your gradient, leaf by leaf. On the single device, tokens compete for places in the same
+# groups.
 #
 # Useful: `lax.scan` over `params["layers"]`, `jax.tree.map_with_path`, whose paths have entries with a `key`.
 
@@ -421,7 +423,7 @@ def moe_step(
     expert_axis: str,
     learning_rate: jax.Array,
 ) -> tuple[PyTree, jax.Array]:
-    """One step of SGD of a mixture-of-experts decoder. Runs inside ``shard_map``.
+    """Take one step of SGD with a mixture-of-experts decoder. Runs inside ``shard_map``.
 
     Args:
         params: The model's parameters, all varying over both axes; leaves under ``layers`` are
@@ -467,25 +469,24 @@ def moe_step(
 # %% [markdown]
 # ## In your own words
 #
-# A colleague has 4 nodes of 8 devices and 64 experts, and splits experts over all 32 devices: "fewer experts for
-# each, and that is all that matters". Say what this changes in what is sent over which links, and what you would
-# propose instead.
+# A colleague has 4 nodes of 8 devices and 64 experts, and splits experts over all 32 devices: "fewer experts for each,
+# and that is all that matters". How does this change what is sent over which links, and what would you propose instead?
 
 # %% [markdown]
 # ### BEGIN SOLUTION
-# A device sends `(n-1)/n` of its places in each of four all-to-alls, whatever `n`: 7/8 of them over 8 devices and
-# 31/32 over 32. Within a node all of that takes fast links. Over 32 devices, 24/32 of the places cross between nodes,
-# over links that are several times slower, so an all-to-all takes several times as long. I would split experts over
-# the 8 devices of a node and copy them along `data` on every node: then only gradients cross, once a step, and can do
-# so in the background. The price is memory: 8 experts a device instead of 2. If that does not fit, limit how many
-# nodes a token may choose experts from, and send it once to each such node.
+# A device sends `(n-1)/n` of its places in each of four all-to-alls, whatever `n`: 7/8 of them over 8 devices and 31/32
+# over 32. Within a node, all of that goes over fast links. With 32 devices, 24/32 of the places cross between nodes,
+# over links that are several times slower, so an all-to-all takes several times as long. I would split experts over the
+# 8 devices of a node and copy them along `data` on every node: then only gradients cross, once per step, and they can
+# be sent in the background. The price is memory: 8 experts per device instead of 2. If that does not fit, limit how
+# many nodes a token may choose experts from, and send it once to each such node.
 # ### END SOLUTION
 
 # %% [markdown]
 # ## Lab: the same losses everywhere
 #
-# A decoder with 8 experts on four meshes, 20 steps each, with capacity for every token, so none is dropped and the
-# number of groups does not matter. Compiling takes about 20 seconds.
+# Here a decoder with 8 experts trains on four meshes, 20 steps on each, with capacity for every token, so that none is
+# dropped and the number of groups does not matter. Compiling takes about 20 seconds.
 
 # %%
 if __name__ == "__main__":
@@ -526,10 +527,10 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: dropless layers
 #
-# Capacity wastes places or drops tokens. *Dropless* layers sort tokens by expert and multiply groups of different
-# sizes: `lax.ragged_dot`, which runs on CPU, too. On several devices tokens must also travel in groups of
-# different sizes, by `lax.ragged_all_to_all`; XLA has no CPU version of it, so here it is one device. Try it: the
-# result equals that of a loop over experts, and nothing was dropped.
+# A fixed capacity wastes places or drops tokens. *Dropless* layers sort tokens by expert and multiply groups of
+# different sizes, with `lax.ragged_dot`, which also runs on CPUs. On several devices, tokens must also travel in groups
+# of different sizes, with `lax.ragged_all_to_all`; XLA has no CPU version of that, so this lab uses one device. Try it:
+# the result equals that of a loop over experts, and nothing is dropped.
 
 # %%
 if __name__ == "__main__":
@@ -549,7 +550,7 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: where the time goes
 #
-# Your two layers at the size that they are judged on, forward, on 8 H100.
+# Finally, the forward pass of your two layers on 8 H100s, at the size at which they are judged.
 
 # %%
 if __name__ == "__main__":

@@ -38,9 +38,9 @@ MOVING = {
 # Pieces of the notebook's text, and the facts that enforce them.
 PROMISES = {
     "route": {
-        "The bias is no parameter: it only steers the choice": BOTH,
+        "The bias is not a parameter: it only steers the choice": BOTH,
         "Shapes must be known before any token is": (),
-        "A choice that finds it full is *dropped*": ("values",),
+        "A choice whose expert is full is *dropped*": ("values",),
         "`top_k` takes the lower index": ("values",),
         "Write `route`": (),
         "Everything is exact": ("values",),
@@ -55,7 +55,8 @@ PROMISES = {
         "Of `load` and `gate`, which must be over all tokens": (),
         "Balance without a loss is what the bias is for": ("values",),
         "One that got exactly its share keeps its bias": ("values",),
-        "Return it too": ("values",),
+        "Return the new bias too": ("values",),
+        "Take two devices and two experts": (),
         "| all-reduce |": ("all-reduce bytes",),
         "| any other collective |": ("other collectives",),
         "Choices that will be dropped count as well": ("values",),
@@ -64,7 +65,7 @@ PROMISES = {
     "dispatch": {
         "Write it without": ("FLOPs",),
         "A token is copied to the place of each of its choices": ("values",),
-        "Backward, a token's gradient is the sum of those of its places": ("gradients",),
+        "In the backward pass, a token's gradient is the sum of those of its places": ("gradients",),
         **MOVING,
         "zeros in places that no token has": ("values",),
     },
@@ -75,11 +76,11 @@ PROMISES = {
     },
     "moe_layer": {
         "the part for each device's experts must go there": (),
-        "A device needs to know nothing of others to route": (),
+        "So a device can route without knowing anything about the others": (),
         "computes several experts at once": (),
         "The transpose of an all-to-all is the all-to-all back": (),
         "Capacity is *per device and expert*": ("values",),
-        "The gradient of an expert's weights is the sum over all tokens that it served": ("gradients",),
+        "The gradient of an expert's weights is the sum over all tokens that it processed": ("gradients",),
         "| all-to-all over `axis_name` |": ("all-to-all bytes",),
         "| any other collective |": ("other collectives",),
         **MOVING,
@@ -99,7 +100,7 @@ PROMISES = {
         "Take 2 x 4 devices": (),
         "Write the step of SGD": (),
         "`bias` has no gradient, and stays": BOTH,
-        "the step wants the gradient of the mean over all devices": ("gradients",),
+        "the step needs the gradient of the mean over all devices": ("gradients",),
         "plus `model.balance` times the mean over layers": VALUES,
         "Average each gradient over the devices that hold the leaf": VALUES,
         "| all-reduce |": ("all-reduce bytes",),
