@@ -184,6 +184,11 @@ def _built(name: str) -> Iterator[Problem]:
     except notebook.BuildError as error:
         yield str(error), "mend that"
     references.cache_clear()
-    if references(name) != reference_metrics.measure(name):
+    try:
+        measured = reference_metrics.measure(name)
+    except notebook.BuildError as error:
+        yield str(error), "mend that"
+        return
+    if references(name) != measured:
         folder = contract_folder(name).relative_to(home(name)).as_posix()
         yield f"{folder}/references.json is not what references and baselines measure", build

@@ -3,12 +3,15 @@
 import ast
 import json
 import shutil
+import sys
 from typing import Any
 
 import pytest
 
-from autograder.commands import chapters, new_chapter, sizes
+from autograder.commands import chapters, new_chapter, sizes, terminal
 from autograder.commands.chapters import problems
+from autograder.contract import task
+from autograder.contract.task import load
 from autograder.release import notebook, promises, reference_metrics
 from autograder.release.notebook import ROOT
 from course.curriculum import CHAPTERS, Chapter, chapter
@@ -60,6 +63,25 @@ def test_what_no_mutant_fails_too_many_alternatives_and_stale_files_are_named(qu
     assert "gone is no function of the contract" in found and f"no mutant fails {fact!r}" in found
     built = [what for what, do in found.items() if do == "meshcraft build collectives"]
     assert len(built) == 2 and "exercises/collectives/collectives.ipynb" in built[0] and "references.json" in built[1]
+
+
+def test_a_solution_that_cannot_be_measured_is_a_sentence(monkeypatch):
+    def fails(task, function):
+        raise ValueError("the shapes differ")
+
+    monkeypatch.setattr(reference_metrics, "look", fails)
+    found = [what for what, _ in problems(chapter("zero"), ROOT)]
+    assert any("zero: " in what and "ValueError: the shapes differ; wrapping.py and" in what for what in found), found
+    with pytest.raises(notebook.BuildError, match="there is no such function in"):
+        reference_metrics._look("zero", load("zero").tasks[0], None, "gathers")
+
+
+def test_an_own_chapter_that_cannot_be_imported_is_a_sentence(monkeypatch):
+    monkeypatch.setattr(task, "is_own", lambda name: True)
+    monkeypatch.setitem(sys.modules, "autograder.chapters.zero", None)
+    with pytest.raises(task.ChapterError, match="zero cannot be imported: ModuleNotFoundError: import of") as error:
+        load.__wrapped__("zero")
+    assert terminal._status(error.value) == terminal.USAGE
 
 
 def test_check_course_exits_1_with_a_problem_and_0_without(meshcraft, monkeypatch):

@@ -135,7 +135,7 @@ def init(
             out().print("nothing has changed")
         return
     out().print("\nnext", markup=False)
-    steps = _next(folder.resolve(), [name.split()[1] for name in made if name.startswith("chapter ")])
+    steps = _next(folder.resolve(), chapter or chapters)
     longest = max(len(command) for command, does in steps if does)
     for command, does in steps:
         out().print(f"  {command:<{longest}}  {does}".rstrip(), markup=False, soft_wrap=True)

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,7 +28,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from course.curriculum import PRIMER
+from course.curriculum import CHAPTERS, OWN, PRIMER
 from course.curriculum import chapter as find_chapter
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
@@ -180,8 +181,14 @@ def explained() -> Iterator[None]:
         if status is None or os.environ.get("MESHCRAFT_DEBUG"):
             raise
         full = isinstance(error, OSError)
-        complain(f"the disk is full ({error}); {AFTER_FULL}" if full else error)
+        if isinstance(error, SyntaxError):
+            complain(f"{error.filename}, line {error.lineno}: {error.msg}; correct it")
+        else:
+            complain(f"the disk is full ({error}); {AFTER_FULL}" if full else error)
         raise SystemExit(status) from None
+
+
+USED_WRONGLY = {*"UsageError IntakeError CourseError BuildError SandboxUnavailable ChoiceError ChapterError".split()}
 
 
 def _status(error: Exception) -> int | None:
@@ -191,7 +198,9 @@ def _status(error: Exception) -> int | None:
     """
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return FAULT
+    if isinstance(error, SyntaxError) and any(entry.own for entry in CHAPTERS):
+        return USAGE if Path(error.filename or "").is_relative_to(OWN) else None
     names = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("autograder.")}
-    if names & {"UsageError", "IntakeError", "CourseError", "BuildError", "SandboxUnavailable", "ChoiceError"}:
+    if names & USED_WRONGLY:
         return USAGE
     return FAULT if names & {"LedgerError", "NbgraderError", "BridgeError"} else None

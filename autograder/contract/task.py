@@ -66,6 +66,10 @@ class Evidence:
     drawn: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
+class ChapterError(Exception):
+    """A course's own chapter cannot be used; the message gives the folder and the cause."""
+
+
 class ChoiceError(LookupError):
     """A notebook or a course asks for a variant or a limit that the function does not have."""
 
@@ -280,9 +284,16 @@ def load(chapter: str) -> Contract:
 
     Raises:
         LookupError: No chapter has that name.
+        ChapterError: The files of a course's own chapter cannot be used.
     """
     find_chapter(chapter)
-    return importlib.import_module(f"autograder.chapters.{chapter}").CONTRACT
+    try:
+        return importlib.import_module(f"autograder.chapters.{chapter}").CONTRACT
+    except Exception as error:
+        if not is_own(chapter):
+            raise
+        why = f"{type(error).__name__}: {error}"
+        raise ChapterError(f"{contract_folder(chapter)} cannot be imported: {why}; correct it there") from error
 
 
 def site_command(page: str, heading: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from autograder.contract.task import Task, load, references, trace
+from autograder.release.notebook import BuildError
 from course.curriculum import contract_folder
 from course.machines import machine
 from course.program import costs, memory, parse, timeline
@@ -17,18 +18,23 @@ from course.program import costs, memory, parse, timeline
 def measure(chapter: str) -> dict[str, Any]:
     """Figures of every task that is analysed at a realistic size, for the installed jax.
 
+    Raises:
+        BuildError: A function cannot be measured.
+
     Returns:
         ``{task: {"temporaries": {"reference": bytes, "naive": bytes}, "flops": {...}, "seconds": {...}}}``; a
         task's naive baseline may differ between time and memory.
     """
     solution = importlib.import_module(f"solutions.{chapter}")
-    mutants = {(m.task, m.name): m for m in importlib.import_module(f"autograder.chapters.{chapter}.mutants").MUTANTS}
+    mutants = {
+        (m.task, m.name): m.function for m in importlib.import_module(f"autograder.chapters.{chapter}.mutants").MUTANTS
+    }
     result = {}
     for task in load(chapter).tasks:
         if task.at_scale:
-            reference = look(task, getattr(solution, task.name))
+            reference = _look(chapter, task, getattr(solution, task.name, None), "solution")
             naive = {
-                name: look(task, mutants[task.name, name].function)
+                name: _look(chapter, task, mutants.get((task.name, name)), name)
                 for name in {task.naive_memory, task.naive_time}
                 if name
             }
@@ -44,6 +50,24 @@ def measure(chapter: str) -> dict[str, Any]:
                 if figure in reference
             }
     return result
+
+
+def _look(chapter: str, task: Task, function: Callable[..., Any] | None, what: str) -> dict[str, float]:
+    """`look`, with a sentence for the author of a chapter.
+
+    Raises:
+        BuildError: There is no such function, or it does not run at the realistic size.
+    """
+    where = f"{chapter}: {task.name}, {what}"
+    if function is None:
+        raise BuildError(f"{where}: there is no such function in solutions/{chapter}.py or mutants.py; write it there")
+    try:
+        return look(task, function)
+    except Exception as error:
+        raise BuildError(
+            f"{where}, cannot be measured in the case {task.at_scale and task.at_scale[0].name!r}: "
+            f"{type(error).__name__}: {error}; wrapping.py and the function must agree"
+        ) from error
 
 
 def look(task: Task, function: Callable[..., Any]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from importlib import metadata
 from modulefinder import AddPackagePath, ModuleFinder
 from pathlib import Path
 
-from autograder.contract.task import contract_files
+from autograder.contract.task import contract_files, load
 from autograder.grading.outside.released import lab_code
 from autograder.grading.outside.workers import ROOT, mounted, own_mounted
 from course.curriculum import contract_folder, home
@@ -70,6 +70,7 @@ def contract_hash(chapter: str) -> str:
 
 def sources(chapter: str) -> list[Path]:
     """The files that can change a chapter's verdicts: what the sandbox shows, its contract, what judging imports."""
+    load(chapter)  # an own chapter that cannot be imported is named
     AddPackagePath("autograder.chapters", str(contract_folder(chapter).parent))
     finder = ModuleFinder([str(ROOT)])  # of this repository: packages count by their versions
     for name in (JUDGING, f"autograder.chapters.{chapter}"):
