@@ -2,19 +2,24 @@
 
 Verdicts are given, not judged: each notebook says what share of the points it earns. What is tried is everything around
 the judging: roster, late work, extensions, resubmissions, wrong names, damaged files, points and chapters that change,
-people's grades in formgrader, interruptions, and the exports. ``make term`` runs it for 120 students.
+people's grades in formgrader, ``kill -9`` in every phase, and the exports. ``make term`` runs it for 120 students.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import itertools
+import multiprocessing
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
+import warnings
+import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -24,12 +29,11 @@ from typing import Any
 
 from autograder.contract.task import load
 from autograder.contract.verdict import FAIL, PARTIAL, PASS, Report, Result
-from autograder.grading.nbgrader import people
+from autograder.grading.nbgrader import late, people, uploads
 from autograder.grading.nbgrader.batch import grade_course
 from autograder.grading.nbgrader.course import open_gradebook
 from autograder.grading.nbgrader.export import canvas_csv
 from autograder.grading.nbgrader.feedback import write_feedback
-from autograder.grading.nbgrader.late import renew_penalties
 from autograder.grading.nbgrader.new_course import init_course
 from autograder.grading.nbgrader.rosters import read_students
 from autograder.grading.outside import pipeline
@@ -88,7 +92,7 @@ def run(
     students: int,
     chapters: int,
     *,
-    feedback: bool = False,
+    feedback: bool = True,
     enter: Callable[[Path, Given], None] | None = None,
 ) -> dict[str, Any]:
     """Play the term.
@@ -97,12 +101,14 @@ def run(
         folder: An empty folder.
         students: The number of students.
         chapters: The number of chapters; the last of several is dropped during the term.
-        feedback: Whether to write a page for each student of one chapter, too.
+        feedback: Whether to write a page for each student of one chapter, and to be killed at it.
         enter: Enters the points that people give; into the gradebook, if None.
 
     Returns:
-        The differences between the exported table and ``expected``, with timings.
+        The differences between the exported table and ``expected``, the phases in which a process was killed, and
+        timings.
     """
+    killed: list[str] = []
     course, names = folder / "course", CHAPTERS[:chapters]
     ids = [f"s{number:03}" for number in range(students)]
     due = {name: DUE + timedelta(weeks=week) for week, name in enumerate(names)}
@@ -110,13 +116,20 @@ def run(
     init_course(course, chapters=[*names], due=due, settings=rules, students=read_students(_roster(folder, ids)))
     extended = [each for number, each in enumerate(ids) if KINDS[number % len(KINDS)] == "extended"]
     people.extend(course, names[0], extended, 48) if extended else None
+    half, first = students // 2, names[0]
+    packed = _gradescope(folder, course, ids, due[first])
+    _kill(killed, "collect", lambda: _collect_until(half, course, first, packed))
+    collected = uploads.collect(course, first, packed)
     for number, student in enumerate(ids):
         for chapter, name in enumerate(names):
             _hand_in(course, student, number, chapter, due[name])
-    timings = {"grading and booking": _timed(lambda: [_grade(course, name, interrupt=True) for name in names])}
+    for stage in ("grading", "gradebook"):
+        _kill(killed, stage, lambda stage=stage: _grade(course, first, on_progress=_at_half(stage, _die)))
+    timings = {"grading and booking": _timed(lambda: [_grade(course, name, interrupt=name != first) for name in names])}
     for number, student in enumerate(ids):
         if KINDS[number % len(KINDS)] == "again":
-            _write(course, student, names[0], 1.0, due[names[0]])
+            path = course / "submitted" / student / first / f"{first}.ipynb"
+            _write(path, _text(course, student, first, 1.0), due[first])
     _grade(course, names[0])
     dropped = names[-1] if chapters > 1 else ""
     left = [each for number, each in enumerate(ids) if KINDS[number % len(KINDS)] == "leaves"]
@@ -127,18 +140,75 @@ def run(
     timings["booking changed points"] = _timed(lambda: _grade(course, names[0]))
     given = _by_hand(ids, names)
     timings["points by hand, each"] = _timed(lambda: (enter or _enter)(course, given)) / max(1, len(given))
+    _kill(killed, "regrade", lambda: _grade(course, first, again=True, on_progress=_at_half("grading", _die)))
+    _grade(course, first, again=True)
     people.ask_regrade(course, names[0], ids[0], "Why so few?")
     people.answer_regrade(course, names[0], ids[0], "Read the first fact.")
     kept = [name for name in names if name != dropped]
-    for name in kept:
-        renew_penalties(course, name)
-    found = _exported(course, kept)
     if feedback:
-        timings["a page of feedback"] = _timed(lambda: write_feedback(course, names[0])) / students
+        _kill(killed, "feedback", lambda: write_feedback(course, first, _dies_after(half)))
+        timings["a page of feedback"] = _timed(lambda: write_feedback(course, first)) / students
+    _kill(killed, "export", lambda: _renew_until(half, course, first))
+    for name in kept:
+        late.renew_penalties(course, name)
+    found = _exported(course, kept)
     wrong = _differences(found, ids, kept, dropped)
     size = sum(path.stat().st_size for path in course.rglob("*") if path.is_file())
     final = sum(len(row) for row in found.values())
-    return {"wrong": wrong, "compared": students * len(kept), "final": final, "seconds": timings, "bytes": size}
+    counts = {"collected": len(collected.new) + len(collected.same), "killed": killed}
+    return counts | {
+        "wrong": wrong,
+        "compared": students * len(kept),
+        "final": final,
+        "seconds": timings,
+        "bytes": size,
+    }
+
+
+def _die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _kill(killed: list[str], phase: str, action: Callable[[], object]) -> None:
+    """Run a phase in a process that is killed in the middle of it, as the action arranges.
+
+    Raises:
+        RuntimeError: The process was not killed.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads: the child uses none of its parent's
+        process = multiprocessing.get_context("fork").Process(target=action)
+        process.start()
+    process.join()
+    if process.exitcode != -signal.SIGKILL:
+        raise RuntimeError(f"nothing was killed in {phase}: the process ended with {process.exitcode}")
+    killed.append(phase)
+
+
+def _dies_after(calls: int, function: Callable[..., Any] = lambda *_: None) -> Callable[..., Any]:
+    """The function, which kills its process at the end of so many calls."""
+    number = itertools.count(1)
+
+    def called(*given: Any) -> Any:
+        result = function(*given)
+        return _die() if next(number) == calls else result
+
+    return called
+
+
+def _at_half(stage: str, action: Callable[[], None]) -> Callable[[str, int, int], None]:
+    """A progress callback that acts when half of a stage is done."""
+    return lambda at, done, total: action() if at == stage and done == max(1, total // 2) else None
+
+
+def _collect_until(calls: int, course: Path, name: str, packed: Path) -> None:
+    uploads.put = _dies_after(calls, uploads.put)
+    uploads.collect(course, name, packed)
+
+
+def _renew_until(calls: int, course: Path, name: str) -> None:
+    late.set_penalties = _dies_after(calls, late.set_penalties)
+    late.renew_penalties(course, name)
 
 
 def _differences(found: dict[str, dict[str, float]], ids: list[str], kept: list[str], dropped: str) -> dict[str, Any]:
@@ -162,41 +232,67 @@ def _roster(folder: Path, ids: list[str]) -> Path:
     return path
 
 
+def _gradescope(folder: Path, course: Path, ids: list[str], due: datetime) -> Path:
+    """The first chapter's submissions as Gradescope exports them, with their times."""
+    name, path, about = CHAPTERS[0], folder / "submissions.zip", ""
+    with zipfile.ZipFile(path, "w") as made:
+        for number, student in enumerate(ids):
+            text = _text(course, student, name, share_of(number, 0), _kind(number) == "answers")
+            about += f":submission_{number}:\n  :submitters:\n  - :name: {student}\n    :sid: {student}\n"
+            about += f"  :created_at: {_time(number, 0, due):%Y-%m-%d %H:%M:%S}.000000000 Z\n"
+            cut = text[:500] if _kind(number) == "damaged" else text
+            made.writestr(f"assignment_1_export/submission_{number}/work.ipynb", cut)
+        made.writestr(f"assignment_1_export/{uploads.METADATA}", about)
+    return path
+
+
+def _kind(number: int) -> str:
+    return KINDS[number % len(KINDS)]
+
+
+def _time(number: int, chapter: int, due: datetime) -> datetime:
+    minutes = {"late": 30 * 60, "minutes": 10, "extended": 30 * 60 if chapter == 0 else -60}.get(_kind(number), -60)
+    return due + timedelta(minutes=minutes)
+
+
 def _hand_in(course: Path, student: str, number: int, chapter: int, due: datetime) -> None:
-    kind, name = KINDS[number % len(KINDS)], CHAPTERS[chapter]
+    """Put a submission in place, unless it was collected; some have another name."""
+    kind, name = _kind(number), CHAPTERS[chapter]
+    path = course / "submitted" / student / name / f"{name}.ipynb"
     if kind == "absent" and chapter == 1:
         return
-    late = {"late": 30 * 60, "minutes": 10, "extended": 30 * 60 if chapter == 0 else -60}.get(kind, -60)
-    path = _write(course, student, name, share_of(number, chapter), due + timedelta(minutes=late), kind == "answers")
+    if chapter > 0:
+        text = _text(course, student, name, share_of(number, chapter), kind == "answers")
+        _write(path, text, _time(number, chapter, due))
     if kind == "renamed":
         path.rename(path.with_name("homework.ipynb"))
-    if kind == "damaged" and chapter == 0:
-        path.write_bytes(path.read_bytes()[:500])
 
 
-def _write(course: Path, student: str, name: str, share: float, when: datetime, answers: bool = False) -> Path:
-    path = course / "submitted" / student / name / f"{name}.ipynb"
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _text(course: Path, student: str, name: str, share: float, answers: bool = False) -> str:
+    """A notebook that says what share of the points it earns."""
     text = (course / "release" / name / f"{name}.ipynb").read_text()
     text = text.replace('"source": "', f'"source": "share={share} {student} ', 1)
     if text.count(f"share={share}") == 0:
         text = re.sub(r'("source": \[\s*")', rf"\g<1>share={share} {student} ", text, count=1)
-    path.write_text(text.replace("YOUR ANSWER HERE", "Because.") if answers else text)
+    return text.replace("YOUR ANSWER HERE", "Because.") if answers else text
+
+
+def _write(path: Path, text: str, when: datetime) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
     (path.parent / "timestamp.txt").write_text(f"{when:%Y-%m-%d %H:%M:%S} UTC")
-    return path
 
 
-def _grade(course: Path, name: str, *, interrupt: bool = False) -> None:
-    """Grade a chapter; if asked to, it is interrupted once while grading and once while booking."""
+def _grade(course: Path, name: str, *, interrupt: bool = False, **options: Any) -> None:
+    """Grade a chapter; if asked to, Ctrl-C is pressed once while grading and once while booking."""
     for stage in ("grading", "gradebook") if interrupt else ():
-
-        def stop(at: str, done: int, total: int, stage: str = stage) -> None:
-            if at == stage and done == total // 2:
-                raise KeyboardInterrupt
-
         with suppress(KeyboardInterrupt):
-            grade_course(course, name, level="given", new_pool=_threads, on_progress=stop)
-    grade_course(course, name, level="given", new_pool=_threads)
+            _grade(course, name, on_progress=_at_half(stage, _interrupt))
+    grade_course(course, name, level="given", new_pool=_threads, **options)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def _threads(alone: bool) -> tuple[ThreadPoolExecutor, int]:
@@ -253,7 +349,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m autograder.proof.term", description=__doc__)
     parser.add_argument("--students", type=int, default=120)
     parser.add_argument("--chapters", type=int, default=len(CHAPTERS))
-    parser.add_argument("--feedback", action="store_true", help="write a page for each student of one chapter, too")
+    parser.add_argument("--no-feedback", dest="feedback", action="store_false", help="write no pages of feedback")
     parser.add_argument(
         "--no-browser", dest="browser", action="store_false", help="give points by hand without Chromium"
     )
@@ -273,6 +369,7 @@ def main() -> None:
     for name, (got, wanted) in found["wrong"].items():
         print(f"{name}: exported {got}, should be {wanted}")
     print(f"{found['compared'] - len(found['wrong'])} of {found['compared']} grades are as the table says")
+    print(f"killed, and run again, in: {', '.join(found['killed'])}")
     gradings = options.students * options.chapters
     print(f"{gradings} submissions on {os.cpu_count()} cores, {found['bytes'] >> 20} MiB on disk")
     for what, seconds in found["seconds"].items():

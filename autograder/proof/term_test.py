@@ -1,4 +1,4 @@
-"""The short form of the scripted term: one student of each kind, two chapters, points by hand in a real browser."""
+"""The short form of the scripted term: one student of each kind, two chapters, kills, points in a real browser."""
 
 from autograder.grading.outside import pipeline
 from autograder.proof.browser import CHROMIUM, give_points
@@ -7,5 +7,7 @@ from autograder.proof.term import KINDS, GivenGrader, run
 
 def test_every_student_of_a_term_gets_what_the_rules_give(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "Grader", GivenGrader)
-    found = run(tmp_path, len(KINDS), 2, enter=give_points if CHROMIUM else None)
+    found = run(tmp_path, len(KINDS), 2, feedback=False, enter=give_points if CHROMIUM else None)
     assert found["wrong"] == {} and (found["compared"], found["final"]) == (len(KINDS), len(KINDS) - 1)
+    assert found["killed"] == ["collect", "grading", "gradebook", "regrade", "export"]
+    assert found["collected"] == len(KINDS)

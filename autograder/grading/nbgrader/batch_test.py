@@ -90,7 +90,7 @@ def test_every_submission_gets_a_verdict_and_the_batch_goes_on(course):
     assert rows["idle"] == "nothing submitted" and rows["ada"] == "graded" and rows["broken"] == "needs a person"
     lines = {line.split(",")[1]: line for line in grades_csv(course, ["fsdp"]).splitlines()}
     assert lines["ada"].startswith("fsdp,ada,graded,18.0,20.0")
-    assert lines["idle"] == "fsdp,idle,nothing submitted,,,,,,,,,"
+    assert lines["idle"] == "fsdp,idle,nothing submitted,,,,,,,,,,"
 
 
 def test_what_has_a_verdict_is_not_graded_again_but_what_needs_a_person_is_tried(course):
