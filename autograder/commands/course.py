@@ -188,6 +188,7 @@ def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_j
         print_json({"submissions": rows, "counts": counts(rows), "misplaced": misplaced(course)})
         return
     shown = table("chapter", "student", "state", "points", "late", "", gap=3)
+    shown.columns[0].no_wrap = True
     for row in rows:
         points = "" if row["points"] is None else f"{number(row['points'])} of {number(row['max_points'])}"
         late = counted(row["days_late"], "day") if row["days_late"] else ""

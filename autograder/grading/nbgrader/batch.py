@@ -11,6 +11,7 @@ from typing import Any
 
 from autograder.contract.task import load
 from autograder.contract.verdict import NEEDS_HUMAN, Report
+from autograder.grading.inside.intake import IntakeError, parse_notebook
 from autograder.grading.inside.launch import Limits
 from autograder.grading.nbgrader.course import (
     CourseError,
@@ -120,15 +121,25 @@ def grade_course(
 
 
 def count_waiting(course: Path, assignment: str, only: Collection[str] = (), again: bool = False) -> int:
-    """The number of notebooks that ``grade_course`` would judge."""
+    """The number of notebooks that ``grade_course`` would judge; one that cannot be read takes no time."""
     course = course.resolve()
     try:
-        found = [each for each in _chosen(find_submissions(course, assignment), only) if each.notebook]
+        found = _chosen(find_submissions(course, assignment), only)
     except CourseError:  # grading says who has not submitted
         return 0
     with open_ledger(course) as ledger:
-        known = [ledger.get(each.key) for each in found]
-    return sum(again or report is None or needs_human(report) for report in known)
+        reports = {each.key: ledger.get(each.key) for each in found}
+    due = [each for each in found if again or (known := reports[each.key]) is None or needs_human(known)]
+    return sum(map(_readable, due))
+
+
+def _readable(submission: Submission) -> bool:
+    """Whether there is a notebook that a grader starts on."""
+    problem, data = read_submitted(submission.notebook) if submission.notebook else ("none", b"")
+    try:
+        return not problem and bool(parse_notebook(submission.student, data))
+    except IntakeError:
+        return False
 
 
 def estimate(

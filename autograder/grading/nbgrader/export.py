@@ -12,7 +12,7 @@ from typing import Any
 from autograder.contract.verdict import NEEDS_HUMAN
 from autograder.grading.nbgrader import register
 from autograder.grading.nbgrader.course import CourseError, open_gradebook, open_ledger, students
-from autograder.grading.nbgrader.late import days_begun
+from autograder.grading.nbgrader.late import MINUTE, days_begun
 from autograder.grading.nbgrader.ledger import Entry, needs_human
 from autograder.grading.nbgrader.names import same_name
 from autograder.grading.nbgrader.points import scaled, worth
@@ -282,14 +282,16 @@ def _booked(course: Path, assignment: str) -> dict[str, dict[str, Any]]:
             submissions = gradebook.assignment_submissions(assignment)
         except MissingEntry:
             return {}
-        return {str(each.student.id): _submission_scores(each) for each in submissions}
+        grace = read_settings(course).late_grace * MINUTE
+        return {str(each.student.id): _submission_scores(each, grace) for each in submissions}
 
 
-def _submission_scores(submission: Any) -> dict[str, Any]:
+def _submission_scores(submission: Any, grace: float) -> dict[str, Any]:
     grades = [grade for notebook in submission.notebooks for grade in notebook.grades]
     penalty = round(submission.late_submission_penalty or 0.0, 4)
     scores = {"score": round(submission.score - penalty, 4), "max_score": submission.max_score, "late_penalty": penalty}
-    scores["days_late"] = days_begun(submission.total_seconds_late)
+    late = submission.total_seconds_late
+    scores["days_late"] = days_begun(late) if late > grace else 0
     for grade in grades:
         waits = grade.needs_manual_grade and grade.manual_score is None
         scores[f"points {grade.name.removeprefix(CHECK)}"] = "" if waits else grade.score

@@ -27,6 +27,9 @@ def test_all_chapters_are_graded_in_one_run_and_one_that_cannot_be_stops_no_othe
     assert "2 gradings of 2 chapters, about 1 min with" in guess.err and "a rough guess" in guess.err
     assert estimate(term, ["fsdp", "collectives"], 1, only=["ada"])[0] == 2
     assert estimate(term, ["fsdp"], 1, only=["bob"])[0] == 0  # who has not submitted
+    hand_in(term, "cleo").write_text("{cut off")
+    assert estimate(term, ["fsdp"], 1)[0] == 1  # a damaged upload takes no time
+    shutil.rmtree(term / "submitted" / "cleo")
     every = estimate(term, ["fsdp"], 1)[1]
     change(term, points={"fsdp.fsdp_loss": 0.0})
     assert estimate(term, ["fsdp"], 1)[1] == every - FUNCTION_SECONDS
