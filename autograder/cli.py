@@ -11,6 +11,7 @@ from autograder.commands import (
     chapters,
     course,
     grade,
+    init,
     instructor,
     learner,
     lenses,
@@ -38,7 +39,7 @@ app.command("list", rich_help_panel=LEARN)(learner.chapters)
 for command in (learner.start, learner.check, watching.watch, learner.hint, learner.reset, predict.profile, site.site):
     app.command(rich_help_panel=LEARN)(command)
 for command in (
-    course.init,
+    init.init,
     instructor.build,
     grade.grade,
     course.status,

@@ -68,13 +68,8 @@ def predict(
         program, gpu_program = programs["cpu"], programs.get("cuda")
     elif args is not None or kwargs is not None:
         raise TypeError("args and kwargs are a function's; a Program has its inputs' shapes already")
-    for what, given in (("program", program), ("gpu_program", gpu_program)):
-        if not isinstance(given, Program) and not (what == "gpu_program" and given is None):
-            raise TypeError(
-                f"predict takes a Program as its {what}, not {described(given)}: course.program.export gives one, "
-                "Program.load(bytes) reads one that was saved, and a function is predicted with args=(...)"
-            )
-    assert isinstance(program, Program)
+    program = _required("program", program)
+    gpu_program = None if gpu_program is None else _required("gpu_program", gpu_program)
     _check_flops(model_flops)
     where = resolved(machine)
     where.require_fits(program.mesh)
@@ -133,6 +128,15 @@ def resolved(machine: str | Machine) -> Machine:
     if not isinstance(machine, str):
         raise TypeError(f"machine is a name such as '8xH100' or a course.machine.Machine, not {described(machine)}")
     return chosen(machine)
+
+
+def _required(what: str, given: object) -> Program:
+    if isinstance(given, Program):
+        return given
+    raise TypeError(
+        f"predict takes a Program as its {what}, not {described(given)}: course.program.export gives one, "
+        "Program.load(bytes) reads one that was saved, and a function is predicted with args=(...)"
+    )
 
 
 def _check_flops(model_flops: float | None) -> None:

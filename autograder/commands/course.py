@@ -1,20 +1,18 @@
-"""Commands for running your own course: init, status, feedback, export."""
+"""Commands for running your own course: status, feedback, export."""
 
 from __future__ import annotations
 
 import os
-import re
-import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
 from autograder.commands.instructor import Assignment, CourseFolder, assignments
-from autograder.commands.people import tell
 from autograder.commands.terminal import (
+    NAMED,
     SHORT,
     AsJson,
     UsageError,
@@ -29,149 +27,6 @@ from autograder.commands.terminal import (
 )
 from autograder.contract.verdict import counted
 from autograder.render import number, one_line, plain
-from course.curriculum import CHAPTERS
-
-NAMED = re.compile(r"([A-Za-z_][\w]*)=(.*)", re.DOTALL)
-
-
-def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The course folder: a new one, or one to change.")],
-    chapter: Annotated[
-        list[str] | None, typer.Option(metavar="CHAPTER", help="Repeat it for more; all, if left out.")
-    ] = None,
-    due: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[CHAPTER=]TIME", help="2026-12-01T18:00, here or with +01:00; none takes it away."),
-    ] = None,
-    late_per_day: Annotated[
-        str | None, typer.Option(metavar="PERCENT", help="What each day begun takes off the points earned.")
-    ] = None,
-    late_at_most: Annotated[
-        str | None, typer.Option(metavar="PERCENT", help="What lateness takes off at most.")
-    ] = None,
-    late_grace: Annotated[
-        float | None, typer.Option(metavar="MINUTES", help="How late counts as on time; 15, for example.")
-    ] = None,
-    points: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FUNCTION=POINTS", help="What a function is worth: fsdp_loss=10; 0 for not graded."),
-    ] = None,
-    limit: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FUNCTION.FACT=FACTOR", help="Times a limit: 'fsdp_loss.live temporaries=1.5'; 1: ours."),
-    ] = None,
-    drop_chapter: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CHAPTER", help="A chapter that no longer counts; --chapter takes it back."),
-    ] = None,
-    students: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="CSV with the column id, or an export of Canvas, Moodle or Gradescope."),
-    ] = None,
-    withdraw: Annotated[
-        list[str] | None, typer.Option(metavar="STUDENT", help="A student who has left; work and grades are kept.")
-    ] = None,
-    group: Annotated[
-        str | None, typer.Option(metavar="GROUP", help="The Unix group of the assistants, who review and export.")
-    ] = None,
-    site: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Where the course's pages are, for links in feedback.")
-    ] = None,
-    exchange: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="nbgrader's exchange, which students can reach.")
-    ] = None,
-    budget: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="Processor time of a submission before a person looks; 0: the usual."),
-    ] = None,
-    variants: Annotated[
-        bool | None,
-        typer.Option("--variants/--no-variants", help="Ask for variants of some functions, drawn from the secret."),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(metavar="COURSE_ID", help="The course's name in the exchange; the folder's, if none.")
-    ] = None,
-) -> None:
-    """Make your own course folder. Run it again to add chapters or students, or to change dates."""
-    known = [entry.name for entry in CHAPTERS]
-    new = not (folder / "source").is_dir()
-    chapters = [require_chapter(each) for each in chapter or (known if new else [])]
-    settings = {"name": name, "late_per_day": _percent(late_per_day), "late_at_most": _percent(late_at_most)}
-    settings |= {"vary": variants, "late_grace": late_grace, "group": group, "site": site and site.rstrip("/")}
-    settings["budget"] = budget
-    settings["exchange"] = str(exchange.resolve()) if exchange else None
-    with spinner("making the course"):
-        from autograder.grading.nbgrader.group import require_group
-        from autograder.grading.nbgrader.limited import parse_limits
-        from autograder.grading.nbgrader.new_course import init_course
-        from autograder.grading.nbgrader.points import parse_points
-        from autograder.grading.nbgrader.register import log
-        from autograder.grading.nbgrader.rosters import read_students
-
-        if group:
-            require_group(group)
-        there = [path.name for path in (folder / "source").glob("*") if path.is_dir()]
-        before = 0 if new else len(log(folder.resolve()))
-        made = init_course(
-            folder,
-            chapters=chapters,
-            due=_dates(due or [], folder, chapter or []),
-            settings={field: value for field, value in settings.items() if value is not None},
-            students=read_students(students) if students else [],
-            points=parse_points(points or [], [*there, *chapters]),
-            limits=parse_limits(limit or [], [*there, *chapters]),
-            drop=[require_chapter(each) for each in drop_chapter or []],
-            withdraw=withdraw or [],
-        )
-        changes = log(folder.resolve())
-    widest = max(14, *map(len, made))
-    for subject, message in made.items():
-        out().print(f"{subject:<{widest}}  {message}", markup=False, soft_wrap=True)
-    if not new and not chapter:
-        out().print("")
-        if len(changes) > before:
-            tell(changes[-1].sentence, changes[-1].number)
-        else:
-            out().print("nothing has changed")
-        return
-    out().print("\nnext", markup=False)
-    steps = _next(folder.resolve(), chapter or chapters)
-    longest = max(len(command) for command, does in steps if does)
-    for command, does in steps:
-        out().print(f"  {command:<{longest}}  {does}".rstrip(), markup=False, soft_wrap=True)
-
-
-def _percent(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        return float(text.strip().removesuffix("%"))
-    except ValueError:
-        raise UsageError(f"{text!r} is not a percentage; write 10 or 10%") from None
-
-
-def _dates(given: list[str], folder: Path, chosen: list[str]) -> dict[str, Any]:
-    """The due dates by chapter: one without a name applies to every chapter chosen, or to the whole course."""
-    from autograder.grading.nbgrader.new_course import parse_due
-
-    there = sorted(path.name for path in (folder / "source").glob("*") if path.is_dir())
-    dates: dict[str, Any] = {}
-    for text in given:
-        named = NAMED.fullmatch(text)
-        names = [require_chapter(named[1])] if named else chosen or there or [entry.name for entry in CHAPTERS]
-        dates |= dict.fromkeys(names, parse_due(named[2] if named else text))
-    return dates
-
-
-def _next(folder: Path, chapters: list[str]) -> list[tuple[str, str]]:
-    first = chapters[0] if chapters else "CHAPTER"
-    return [
-        (f"cd {shlex.quote(str(folder))}", ""),
-        (f"nbgrader release_assignment {first}", f"to the exchange; or hand out release/{first}/{first}.ipynb"),
-        (f"nbgrader collect {first}", f"from the exchange; or put notebooks in submitted/STUDENT/{first}/"),
-        (f"meshcraft grade {first}", "official grading"),
-        ("meshcraft status", "what is done, and what needs a person"),
-    ]
 
 
 def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_json: AsJson = False) -> None:

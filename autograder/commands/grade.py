@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group
@@ -29,6 +29,9 @@ from autograder.commands.terminal import (
 )
 from autograder.contract.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN, Report, counted
 from autograder.render import RICH, WORDS, number, one_line, plain
+
+if TYPE_CHECKING:
+    from autograder.grading.nbgrader.batch import Regrade
 
 BRIEF = {**WORDS, LIMIT_EXCEEDED: "limit", NEEDS_HUMAN: "person"}
 
@@ -57,10 +60,8 @@ def grade(
 
     Exit status 0: every submission has a verdict; 3: some need manual attention, or --again gave a different verdict.
     """
-    from autograder.grading.nbgrader.batch import Regrade, grade_course
     from autograder.grading.nbgrader.batch import estimate as expected
-    from autograder.grading.nbgrader.course import CourseError
-    from autograder.grading.nbgrader.pools import cluster_gradings, shared_pool
+    from autograder.grading.nbgrader.pools import cluster_gradings
     from autograder.grading.nbgrader.submissions import misplaced
 
     if every and assignment:
@@ -76,51 +77,75 @@ def grade(
             complain("nothing to grade: every submission has a verdict")
         return
     level = _level(scheduler, unsafe_local)
-    reports: list[Report] = []
-    regrades: list[Regrade] = []
-    failed: dict[str, Exception] = {}
-    moved: list[tuple[str, str, float, float]] = []
     options = {"workers": workers, "level": level, "scheduler": scheduler, "only": only or (), "again": again}
-    with bar() as update, nullcontext() if scheduler else shared_pool(workers) as pool:
+    done = _grade_each(course, names, options, gradings)
+    if as_json:
+        print_json(_as_json(done))
+    else:
+        for name in names:
+            out().print(grade_table([report for report in done.reports if report.chapter == name]))
+        for chapter, who, old, new in done.moved:
+            out().print(f"{one_line(who)}: {chapter} {number(old)} before, {number(new)} now", markup=False)
+    for name, error in done.failed.items():
+        complain(f"{name} was not graded: {error}")
+    for path, why in misplaced(course).items():
+        complain(f"{path}: {why}")
+    waiting = [report for report in done.reports if unfinished(report)]
+    for report in waiting:
+        complain(f"{one_line(report.student)} needs a person: {one_line(reason(report))}")
+    differ = _compare(done.regrades, quiet=as_json)
+    raise typer.Exit(USAGE if done.failed else FAULT if waiting or differ else 0)
+
+
+@dataclass
+class _Graded:
+    """What a run over several chapters gave; ``moved`` has chapter, student, and the score before and now."""
+
+    reports: list[Report] = field(default_factory=list)
+    regrades: list[Regrade] = field(default_factory=list)
+    failed: dict[str, Exception] = field(default_factory=dict)
+    moved: list[tuple[str, str, float, float]] = field(default_factory=list)
+
+
+def _grade_each(course: Path, names: list[str], options: dict[str, Any], gradings: int) -> _Graded:
+    """Grade one chapter after the other; one that cannot be graded does not keep the others from it."""
+    from autograder.grading.nbgrader.batch import grade_course
+    from autograder.grading.nbgrader.course import CourseError
+    from autograder.grading.nbgrader.pools import shared_pool
+
+    done = _Graded()
+    with bar() as update, nullcontext() if options["scheduler"] else shared_pool(options["workers"]) as pool:
         together = _Together(update, gradings)
+        options = {**options, "new_pool": pool, "on_progress": together.update, "on_again": done.regrades.append}
         for name in names:
             before = _scores(course, name, renew=False)
             try:
-                reports += grade_course(
-                    course, name, **options, new_pool=pool, on_progress=together.update, on_again=regrades.append
-                )
+                done.reports += grade_course(course, name, **options)
             except CourseError as error:
                 if len(names) == 1:
                     raise
-                failed[name] = error
+                done.failed[name] = error
                 continue
             finally:
                 together.next()
             after = _scores(course, name, renew=True)
-            moved += [(name, who, old, after[who]) for who, old in before.items() if after.get(who, old) != old]
-    if as_json:
-        changes = [dict(zip(("chapter", "student", "before", "now"), each, strict=True)) for each in moved]
-        print_json(
-            {
-                "submissions": [report.to_json() for report in reports],
-                "again": [*map(_again, regrades)],
-                "changed": changes,
-            }
-        )
-    else:
-        for name in names:
-            out().print(grade_table([report for report in reports if report.chapter == name]))
-        for chapter, who, old, new in moved:
-            out().print(f"{one_line(who)}: {chapter} {number(old)} before, {number(new)} now", markup=False)
-    for name, error in failed.items():
-        complain(f"{name} was not graded: {error}")
-    for path, why in misplaced(course).items():
-        complain(f"{path}: {why}")
-    waiting = [report for report in reports if unfinished(report)]
-    for report in waiting:
-        complain(f"{one_line(report.student)} needs a person: {one_line(reason(report))}")
+            done.moved += [(name, who, old, after[who]) for who, old in before.items() if after.get(who, old) != old]
+    return done
+
+
+def _as_json(done: _Graded) -> dict[str, Any]:
+    changes = [dict(zip(("chapter", "student", "before", "now"), each, strict=True)) for each in done.moved]
+    return {
+        "submissions": [report.to_json() for report in done.reports],
+        "again": [*map(_again, done.regrades)],
+        "changed": changes,
+    }
+
+
+def _compare(regrades: list[Regrade], *, quiet: bool) -> bool:
+    """Say what came out differently when graded again; return True if anything did."""
     changed = [regrade for regrade in regrades if not _again(regrade)["same"]]
-    if regrades and not as_json:
+    if regrades and not quiet:
         out().print(f"{len(regrades) - len(changed)} of {len(regrades)} graded again are the same, to the last bit")
         for pair in sorted({(r.before.isolation, r.after.isolation) for r in regrades if r not in changed}):
             if pair[0] != pair[1]:
@@ -129,7 +154,7 @@ def grade(
         before, after = regrade.before.points, regrade.after.points
         what = _difference(regrade) if before == after else f"{number(before)} points before, now {number(after)}"
         complain(f"{regrade.student} came out differently: {what}")
-    raise typer.Exit(USAGE if failed else FAULT if waiting or changed else 0)
+    return bool(changed)
 
 
 def _scores(course: Path, name: str, *, renew: bool) -> dict[str, float]:
@@ -193,7 +218,7 @@ def _level(scheduler: str, unsafe_local: bool) -> str:
     return level
 
 
-def _difference(regrade: Any) -> str:
+def _difference(regrade: Regrade) -> str:
     """What differs between two verdicts with the same points: the functions, or the notes."""
     pairs = zip(regrade.before.functions, regrade.after.functions, strict=False)
     names = [before.name for before, after in pairs if before.to_json() != after.to_json()]
@@ -202,7 +227,7 @@ def _difference(regrade: Any) -> str:
     )
 
 
-def _again(regrade: Any) -> dict[str, Any]:
+def _again(regrade: Regrade) -> dict[str, Any]:
     before, after = regrade.before, regrade.after
     return {
         "student": regrade.student,

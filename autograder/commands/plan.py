@@ -4,103 +4,70 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from autograder.commands import plan_options as option
 from autograder.commands.lenses import AsJson, Devices, Nodes, find_machine
 from autograder.commands.plan_tables import print_plans
 from autograder.commands.terminal import SHORT, UsageError, card_table, print_json, show
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from course.machine import Machine
     from course.planning.efficiency import Fitted
+    from course.planning.estimate import Estimate
+    from course.planning.search import Plans
+    from course.planning.training import Training
     from course.sizes import Sizes
 
 
 def plan(
-    model: Annotated[
-        str | None, typer.Option(help="A published model, as mixtral-8x7b; sizes that are given replace its own.")
-    ] = None,
-    layers: Annotated[
-        int | None,
-        typer.Option(help="Layers; 16 if left out, as the other sizes are those of a model of 1.1 billion parameters."),
-    ] = None,
-    width: Annotated[int | None, typer.Option(help="Width of the residual stream; 2048.")] = None,
-    heads: Annotated[int | None, typer.Option(help="Attention heads; 16.")] = None,
-    vocab: Annotated[int | None, typer.Option(help="Size of the vocabulary; 32,000.")] = None,
-    seq: Annotated[int | None, typer.Option(help="Tokens in a sequence; 1024.")] = None,
-    hidden: Annotated[int | None, typer.Option(help="Width inside the MLP; 0: four times the width.")] = None,
-    kv_heads: Annotated[int | None, typer.Option(help="Heads of keys and values; 0: as many as heads.")] = None,
-    head_width: Annotated[int | None, typer.Option(help="Of one head; 0: the width over the heads.")] = None,
-    gated: Annotated[bool | None, typer.Option("--gated/--no-gated", help="A gated MLP, as SwiGLU.")] = None,
-    parallel: Annotated[
-        bool | None, typer.Option("--parallel-block/--no-parallel-block", help="Attention and MLP with one input.")
-    ] = None,
-    experts: Annotated[
-        int | None, typer.Option(help="Routed experts in a layer, in place of one MLP; 0: none.")
-    ] = None,
-    experts_per_token: Annotated[
-        int | None, typer.Option(help="Of the routed ones, those that a token is sent to.")
-    ] = None,
-    shared_experts: Annotated[int | None, typer.Option(help="Experts that compute every token, in addition.")] = None,
-    expert_hidden: Annotated[int | None, typer.Option(help="Width inside one expert; 0: that of the MLP.")] = None,
-    dense_layers: Annotated[int | None, typer.Option(help="First layers with an MLP in place of experts.")] = None,
-    batch: Annotated[int, typer.Option(help="Sequences in a step, over all devices.")] = 64,
-    machine: Annotated[
-        str, typer.Option(help="A machine, as `meshcraft machines` names it, or a file (.toml).")
-    ] = "8xH100",
+    model: option.Model = None,
+    layers: option.Layers = None,
+    width: option.Width = None,
+    heads: option.Heads = None,
+    vocab: option.Vocab = None,
+    seq: option.Seq = None,
+    hidden: option.Hidden = None,
+    kv_heads: option.KvHeads = None,
+    head_width: option.HeadWidth = None,
+    gated: option.Gated = None,
+    parallel: option.ParallelBlock = None,
+    experts: option.Experts = None,
+    experts_per_token: option.ExpertsPerToken = None,
+    shared_experts: option.SharedExperts = None,
+    expert_hidden: option.ExpertHidden = None,
+    dense_layers: option.DenseLayers = None,
+    batch: option.Batch = 64,
+    machine: option.MachineName = "8xH100",
     devices: Devices = None,
     nodes: Nodes = None,
-    efficiency: Annotated[
-        float | None,
-        typer.Option(help="Share of all peaks, 1: idealised; if left out, what published runs reach on the chip."),
-    ] = None,
-    course: Annotated[
-        bool, typer.Option("--course", help="The course's own step: breadth-first, plain kernels, rings, pairs.")
-    ] = False,
-    dtypes: Annotated[
-        str, typer.Option(help="float32, cast, mixed, mixed32 or bfloat16, as for `memory --plan`.")
-    ] = "cast",
-    optimizer: Annotated[str, typer.Option(help="adam, adam16, momentum or sgd.")] = "adam",
-    remat: Annotated[str, typer.Option(help="What may be tried of none, attention, half, block.")] = "none,block",
-    zero: Annotated[str | None, typer.Option(help="Stages of ZeRO that may be tried: 0,1,2,3; 3 is FSDP.")] = None,
-    schedule: Annotated[
-        str | None,
-        typer.Option(help="Those that may be tried: 1f1b,interleaved,zero_bubble,breadth_first; there is also gpipe."),
-    ] = None,
-    context: Annotated[
-        str | None, typer.Option(help="Sizes of the axis `context` that may be tried; by the sequence's length.")
-    ] = None,
-    expert: Annotated[
-        str | None, typer.Option(help="Sizes of the axis `expert` that may be tried; by the experts.")
-    ] = None,
-    context_attention: Annotated[
-        str, typer.Option(help="ring: keys and values travel while attention computes; gathered: before.")
-    ] = "ring",
-    kernels: Annotated[
-        str | None, typer.Option(help="fused (if left out: attention keeps no scores), materialised or plain.")
-    ] = None,
-    rings: Annotated[
-        bool | None, typer.Option("--rings/--no-rings", help="Overlap communication with matmuls over `tensor`.")
-    ] = None,
-    pairs: Annotated[
-        bool | None, typer.Option("--pairs/--no-pairs", help="Weights of two repeats side by side.")
-    ] = None,
-    sequence_parallel: Annotated[bool, typer.Option(help="`tensor` splits the sequence between products.")] = True,
-    margin: Annotated[float, typer.Option(help="Of memory, for what is not counted, as a share of it.")] = 0.2,
-    every: Annotated[bool, typer.Option("--all", help="Every configuration considered, each with its reason.")] = False,
-    card: Annotated[
-        Path | None,
-        typer.Option("--card", metavar="FILE", help="Print the best configuration's run card, and keep it."),
-    ] = None,
+    efficiency: option.Efficiency = None,
+    course: option.CourseStep = False,
+    dtypes: option.Dtypes = "cast",
+    optimizer: option.Optimizer = "adam",
+    remat: option.Remats = "none,block",
+    zero: option.Zeros = None,
+    schedule: option.Schedules = None,
+    context: option.Contexts = None,
+    expert: option.ExpertAxes = None,
+    context_attention: option.ContextAttention = "ring",
+    kernels: option.Kernels = None,
+    rings: option.Rings = None,
+    pairs: option.Pairs = None,
+    sequence_parallel: option.SequenceParallel = True,
+    margin: option.Margin = 0.2,
+    every: option.All = False,
+    card: option.Card = None,
     as_json: AsJson = False,
 ) -> None:
     """Choose a mesh: compare all placements of a Transformer's step on a machine by predicted time and memory.
 
     Exit status 0 if one fits, 1 if none does.
     """
-    from course.planning import COURSE, DEFAULT
     from course.planning.search import search
 
     where, known = _where(machine, devices, nodes, efficiency)
@@ -110,41 +77,61 @@ def plan(
     given |= {"kv_heads": kv_heads, "head_width": head_width, "gated": gated, "parallel": parallel}
     given |= {"experts": experts, "experts_per_token": experts_per_token, "shared_experts": shared_experts}
     given |= {"expert_hidden": expert_hidden, "dense_layers": dense_layers}
-    sizes = _sizes(model, batch, {name: value for name, value in given.items() if value is not None})
-    given = {"schedules": schedule, "zeros": zero, "contexts": context, "experts": expert, "remats": remat}
-    step = {name: _parts(name, text) for name, text in given.items() if text is not None}
-    step |= {"plan": dtypes, "optimizer": optimizer, "context_attention": context_attention}
-    step |= {"sequence_parallel": sequence_parallel, "margin": margin}
-    given = {"kernels": kernels, "rings": rings, "pairs": pairs}
-    try:
-        training = replace(COURSE if course else DEFAULT, **step, **{k: v for k, v in given.items() if v is not None})
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    sizes = _sizes(model, batch, _stated(given))
+    tried = {"schedules": schedule, "zeros": zero, "contexts": context, "experts": expert, "remats": remat}
+    step = {"plan": dtypes, "optimizer": optimizer, "context_attention": context_attention, "margin": margin}
+    step |= {"sequence_parallel": sequence_parallel, "kernels": kernels, "rings": rings, "pairs": pairs}
+    training = _training(course, tried, step)
     found = search(sizes, where, batch, training)
     if as_json:
-        best = found.best and found.best.to_json()
-        rejected = [one.to_json() for one in found.rejected]
-        about = {
-            "machine": where.name,
-            "batch": batch,
-            "efficiency": where.efficiency.matmul,
-            "training": vars(training),
-        }
-        print_json({**about, "considered": found.count, "best": best, "rejected": rejected})
+        print_json(_as_json(found, where, batch, training))
     else:
         print_plans(found, where, sizes, batch, every, _reached(where, known))
     if card is not None and found.best is not None:
-        from course.measured.card import write
-        from course.measured.planned import lines, plan_card
-
-        kept = plan_card(found.best, sizes, where, batch, training)
-        try:
-            write(card, kept)
-        except OSError as error:
-            raise UsageError(f"--card {card} cannot be written: {error.strerror}") from None
+        kept = _keep_card(card, found.best, sizes, where, batch, training)
         if not as_json:
-            show("", card_table(lines(kept)))
+            show("", kept)
     raise typer.Exit(0 if found.best else SHORT)
+
+
+def _stated(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _training(course: bool, tried: dict[str, str | None], step: dict[str, Any]) -> Training:
+    """What may be tried: the course's own step or the usual one, with what is given."""
+    from course.planning import COURSE, DEFAULT
+
+    parts = {name: _parts(name, text) for name, text in _stated(tried).items()}
+    try:
+        return replace(COURSE if course else DEFAULT, **parts, **_stated(step))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _as_json(found: Plans, where: Machine, batch: int, training: Training) -> dict[str, Any]:
+    return {
+        "machine": where.name,
+        "batch": batch,
+        "efficiency": where.efficiency.matmul,
+        "training": vars(training),
+        "considered": found.count,
+        "best": found.best and found.best.to_json(),
+        "rejected": [one.to_json() for one in found.rejected],
+    }
+
+
+def _keep_card(path: Path, best: Estimate, sizes: Sizes, where: Machine, batch: int, training: Training) -> Table:
+    """Write the best configuration's run card, and return it as a table."""
+    from course.measured.card import write
+    from course.measured.planned import lines, plan_card
+
+    card = plan_card(best, sizes, where, batch, training)
+    try:
+        write(path, card)
+    except OSError as error:
+        raise UsageError(f"--card {path} cannot be written: {error.strerror}") from None
+    return card_table(lines(card))
 
 
 def _where(

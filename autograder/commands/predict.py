@@ -83,11 +83,7 @@ def predict(
     """
     script = _is_script(what, function)
     if not script:
-        _check_what(what, function)
-        if arguments is not None or mesh:
-            raise UsageError(
-                "--args and --mesh are of a script's function: meshcraft predict script.py:step --args ..."
-            )
+        _check_what(what, function, of_script=arguments is not None or bool(mesh))
     file = [] if function else [Path(what), Path(what + GPU_SUFFIX)]
     targets = {"--trace": trace, "--picture": picture, "--save": save}
     _check(machine, model_flops, targets, aot=aot, inputs=file)
@@ -239,8 +235,8 @@ def _read(path: Path) -> Program:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _check_what(what: str, function: str | None) -> None:
-    """Require a function with a chapter, and none with a file."""
+def _check_what(what: str, function: str | None, *, of_script: bool) -> None:
+    """Require a function with a chapter, none with a file, and no options of a script."""
     path = Path(what)
     if not what:
         raise UsageError("the name is empty; name a Program file or a chapter")
@@ -250,6 +246,8 @@ def _check_what(what: str, function: str | None) -> None:
         raise UsageError(
             f"{what} is a file, and a file takes no FUNCTION: leave {function!r} out, or name a chapter in its place"
         )
+    if of_script:
+        raise UsageError("--args and --mesh are of a script's function: meshcraft predict script.py:step --args ...")
 
 
 def _check(

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -33,6 +34,8 @@ from course.curriculum import chapter as find_chapter
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
 SHORT, USAGE, FAULT, INTERRUPTED = 1, 2, 3, 130
+# What an option takes that is written NAME=VALUE.
+NAMED = re.compile(r"([A-Za-z_][\w]*)=(.*)", re.DOTALL)
 AFTER_FULL = "free some space and run the same command again, nothing recorded so far is lost"
 
 

@@ -8,11 +8,10 @@ from typing import Any
 
 from jax.sharding import PartitionSpec as P
 
-from autograder.contract import causes
-from autograder.contract.causes import plain
+from autograder.contract.byte_causes import NEVER_SENT, described, inserted, of_few_bytes, of_many_bytes, plain
 from autograder.contract.facts import at, worst
 from autograder.contract.task import Case, Evidence
-from autograder.contract.verdict import FEW_BYTES, Fact, Kind, Limit, Unit, counted, in_bytes
+from autograder.contract.verdict import FEW_BYTES, Fact, Kind, Limit, Unit, counted, in_bytes, listed
 from course.program import Collective
 from course.program.program import spec_of
 
@@ -65,7 +64,7 @@ def bytes_sent(
             by += f" over {over(e.case)!r}" if over else ""
             more = hint if total > high else ""
             message = f"{_bytes_message(e, by, sent, total, low, high)} {more}".strip()
-            message = message.replace(causes.NEVER_SENT, few(e, total) or causes.NEVER_SENT)
+            message = message.replace(NEVER_SENT, few(e, total) or NEVER_SENT)
         line = _many(e, sent, total, high)[0].line if sent and total > high else ""
         figures = {"direction": Limit.BETWEEN, "unit": Unit.BYTES, "line": line, "weight": weight}
         return at(e, name, Kind.COMMUNICATION, message, total, (low, high), **figures)
@@ -117,8 +116,8 @@ def times_sent(
         if not (count <= wanted if fewer else count == wanted):
             should = f"may run {wanted} at most" if fewer else f"should run {wanted}"
             message = f"{e.case.place} a device runs {counted(count, plain(kind))} and {should}"
-            asked = f"{causes.inserted(most).strip()}." if most and causes.inserted(most) else hint
-            message += f"; most often {causes.described(most)}. {asked}" if most else f". {hint}"
+            asked = f"{inserted(most).strip()}." if most and inserted(most) else hint
+            message += f"; most often {described(most)}. {asked}" if most else f". {hint}"
         direction = Limit.AT_MOST if fewer else Limit.EXACTLY
         how = {"direction": direction, "line": most.line if most else ""}
         return at(e, name, Kind.COMMUNICATION, message, count, wanted, **how)
@@ -146,9 +145,9 @@ def only_collectives(
         if others:
             first = max(others, key=lambda c: c.total_bytes)
             line = first.line
-            names = causes.listed(map(plain, sorted(allowed))) if allowed else "none at all"
+            names = listed(map(plain, sorted(allowed))) if allowed else "none at all"
             message = (
-                f"{e.case.place} there is {causes.described(first, article=True)}; allowed here: {names}. "
+                f"{e.case.place} there is {described(first, article=True)}; allowed here: {names}. "
                 "What does each device need that it does not have?"
             )
         return at(e, name, kind, message, sum(c.count for c in others), 0, line=line)
@@ -192,10 +191,10 @@ def _bytes_message(e: Evidence, by: str, sent: list[Collective], total: float, l
         if total >= low * (1 - FEW_BYTES):
             few = f"only {in_bytes(low - total)} are missing, as of a loss, a count or a small leaf"
             return f"{where} and should send at least {in_bytes(low)}: {few}. Which is never sent?"
-        return f"{where} and should send at least {in_bytes(low)}: {causes.of_few_bytes(sent, low, e.inputs, e.case)}"
+        return f"{where} and should send at least {in_bytes(low)}: {of_few_bytes(sent, low, e.inputs, e.case)}"
     many = _many(e, sent, total, high, low)[1]
     return f"{where} and should send at most {in_bytes(high)}; {many}{'' if many.endswith('?') else '.'}"
 
 
 def _many(e: Evidence, sent: list[Collective], total: float, high: float, low: float = 0) -> tuple[Collective, str]:
-    return causes.of_many_bytes(sent, total, high, low, getattr(e.case.sizes, "bfloat16", False))
+    return of_many_bytes(sent, total, high, low, getattr(e.case.sizes, "bfloat16", False))

@@ -1,38 +1,28 @@
-"""Sentences on why a result is wrong, if its numbers or bytes reveal the cause; none contains a value of an array."""
+"""Sentences on why a result is wrong, if its numbers reveal the cause; none contains a value of an array."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import combinations
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from autograder.contract.case import Case
+from autograder.contract.factors import FACTORS, FEW, ROUNDED, distinct, factor, ratios
 from autograder.contract.task import Evidence
-from autograder.contract.verdict import LATER_LOSSES, WHICH_DTYPE, in_bytes, listed
+from autograder.contract.verdict import LATER_LOSSES, listed
 from autograder.contract.whereabouts import layout, where
-from course.program import Collective, Leaf
 
-# If nearly all elements are off by less than this fraction of the largest, the formula is right and rounding differs.
-ROUNDED = 1e-2
-# With at least this many distinct numbers, a leaf is an array rather than a loss on each device.
-FEW = 4
 # Elements of dropout masks agree by chance: two masks of rate r agree on r² + (1 - r)² of their elements.
 _BY_CHANCE = (0.1, 0.95)
 ROUNDING = "All of it is off by a little"
 MASKS_RIGHT = "What is dropped is right, so the masks are right, too; what is not dropped is wrong."
 KEYS = "is each mask drawn in the specified shape, and from the specified key: of which device, microbatch and layer?"
 ALWAYS_DROPS = f"There is dropout in every case here: {KEYS}"
-NEVER_SENT = "is something never sent, or by another collective?"
-_FACTORS = ("sum or mean?", "mean or sum?")
 # Dropped elements from which a statement about masks is more than chance.
 _ENOUGH = 8
-_NARROW = {"bf16": 2, "f16": 2}
-# Axes of the same role in different cases.
-_ROLES = {"replica": "data", "stage": "pipe", "model": "tensor"}
 
 
 def of_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evidence] = ()) -> str:
@@ -51,8 +41,8 @@ def of_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evidence
     if not np.any(measured):
         return "All of it is zero." if measured.size > 1 else "It is zero."
     right = errors <= tolerance * scale
-    if factor := _factor(measured, expected, e.case, _ratios(e, leaf, every), [x.case for x in every]):
-        return factor
+    if by_factor := factor(measured, expected, e.case, ratios(e, leaf, every), [x.case for x in every]):
+        return by_factor
     if not np.issubdtype(e.expected[leaf].dtype, np.floating):
         # Small integers agree by chance, so that moved parts would be found where nothing has moved.
         return _unwritten(measured, right) or _offset(measured - expected, right) or _at_one_place(e, leaf, right)
@@ -93,7 +83,7 @@ def question(cause: str, hint: str, wrong: Iterable[Evidence], right: Iterable[E
         return f"It is right in every case without dropout and wrong with it: {KEYS}"
     if only:
         return f"It is right in every case without dropout: {KEYS} {hint}".strip()
-    if cause.startswith(ROUNDING) or cause.endswith(_FACTORS):
+    if cause.startswith(ROUNDING) or cause.endswith(FACTORS):
         return ""
     unsure = all(dropped) and not kept and not cause and nothing_right
     more = ALWAYS_DROPS if unsure else ""
@@ -127,105 +117,6 @@ def of_leaves(wrong: Sequence[str], every: Sequence[str]) -> str:
     names = [leaf.partition("/")[2] for leaf in wrong]
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return f"Wrong here are {len(names)} of {len(every)} leaves: {', '.join(names[:4])}{more}."
-
-
-def times(ratio: float) -> str:
-    """A ratio in words; one near 1 is expressed as a difference."""
-    if abs(ratio - 1) < ROUNDED:
-        return f"off by {abs(ratio - 1):.2g} of what it should be"
-    return f"{ratio:.4g} times what it should be"
-
-
-def having(
-    size: float, case: Case[Any], others: Iterable[tuple[Case[Any], float]] = (), every: Iterable[Case[Any]] = ()
-) -> str:
-    """The quantities of a case with that size: axes, alone or combined, or the number of microbatches; may be empty.
-
-    ``others`` are cases with the size that the same quantity must have there; a quantity that differs in any of them is
-    left out, unless that leaves nothing. Axes that most cases of ``every`` have come first: the function is about them.
-    """
-    mesh, others, every = case.mesh, list(others), list(every)
-    axes = [axis for axis in mesh if mesh[axis] > 1]
-    known = [
-        some
-        for count in range(1, len(axes) + 1)
-        for some in combinations(axes, count)
-        if abs(math.prod(mesh[axis] for axis in some) / size - 1) < 1e-3
-    ]
-    found = [some for some in known if all(abs(_together(some, x) / there - 1) < 1e-3 for x, there in others)]
-    microbatches = abs(getattr(case.sizes, "num_microbatches", 0) / size - 1) < 1e-3
-    as_many = microbatches and all(abs(x.sizes.num_microbatches / there - 1) < 1e-3 for x, there in others)
-    if not found and not as_many:
-        found, as_many = known, microbatches
-    alone = sorted(
-        (some[0] for some in found if len(some) == 1),
-        key=lambda axis: sum(_together([axis], other) == 1 for other in every),
-    )
-    together = [listed(map(repr, some)) for some in found if len(some) > 1]
-    matches = [f"axis {' or '.join(map(repr, alone))} has that size"] if alone else []
-    matches += [f"axes {', or '.join(together)} together have that size"] if together else []
-    if as_many:
-        matches.append("there are as many microbatches")
-    return ", or ".join(matches)
-
-
-def _together(axes: Iterable[str], case: Case[Any]) -> int:
-    """The number of places on axes with the same roles in another case, whose mesh may name them differently."""
-    sizes = {_ROLES.get(axis, axis): size for axis, size in case.mesh.items()}
-    return math.prod(sizes.get(_ROLES.get(axis, axis), 1) for axis in axes)
-
-
-def _ratio(measured: np.ndarray, expected: np.ndarray) -> float:
-    """The common factor that a whole leaf is off by; 0 if there is none."""
-    scale = float(np.max(np.abs(expected), initial=0))
-    if not scale:
-        return 0
-    ratio = float(np.sum(measured * expected) / np.sum(np.square(expected)))
-    off = np.max(np.abs(measured - ratio * expected))
-    return 0 if abs(ratio) < 1e-6 or not off <= min(1e-3, max(abs(ratio - 1) / 10, 2e-5)) * scale else ratio
-
-
-def _ratios(e: Evidence, leaf: str, every: Iterable[Evidence]) -> list[tuple[Case[Any], float]]:
-    """The common factor of a leaf in each case that has one, 1 where it is right with the same choices."""
-    both = [e for e in every if leaf in e.measured and leaf in e.expected]
-    sides = [(e.case, *(side[leaf].astype(np.float64) for side in (e.measured, e.expected))) for e in both]
-    found = [(case, _ratio(a, b)) for case, a, b in sides if a.shape == b.shape]
-    return [(x, r) for x, r in found if r and (abs(r - 1) > 1e-3 or _choices(x) == _choices(e.case))]
-
-
-def _choices(case: Case[Any]) -> dict[str, Any]:
-    """The sizes of a case that are no sizes: whether something is split, or in which order."""
-    return {name: value for name, value in vars(case.sizes).items() if isinstance(value, bool | str)}
-
-
-def _factor(
-    measured: np.ndarray,
-    expected: np.ndarray,
-    case: Case[Any],
-    others: Sequence[tuple[Case[Any], float]],
-    every: Sequence[Case[Any]],
-) -> str:
-    """The one factor that the whole leaf is off by, since that says most about the cause.
-
-    Any two numbers differ by some factor, so for losses, on any number of devices, it must equal a size of the case.
-    """
-    ratio = _ratio(measured, expected)
-    if not ratio or np.max(np.abs(measured - ratio * expected)) > abs(ratio - 1) / 10 * np.max(np.abs(expected)):
-        return ""
-    single = _distinct(expected) < FEW
-    whole = "It" if single else "All of it"
-    if larger := having(ratio, case, others, every) if ratio > 1 else "":
-        return f"{whole} is {ratio:.4g} times too large, and {larger}: {_FACTORS[0]}"
-    if smaller := having(1 / ratio, case, [(x, 1 / r) for x, r in others], every) if 0 < ratio < 1 else "":
-        return f"{whole} is {1 / ratio:.4g} times too small, and {smaller}: {_FACTORS[1]}"
-    if abs(ratio + 1) < 1e-3:
-        return f"{whole} has the opposite sign."
-    return "" if single else f"All of it is {ratio:.4g} times what it should be."
-
-
-def _distinct(expected: np.ndarray) -> int:
-    """The approximate number of distinct values."""
-    return len(np.unique(np.round(expected / np.max(np.abs(expected)), 4)))
 
 
 def _unwritten(measured: np.ndarray, right: np.ndarray) -> str:
@@ -331,7 +222,7 @@ def _rounded(errors: np.ndarray, expected: np.ndarray) -> str:
     """Report small errors of both signs nearly everywhere."""
     sizes, up = np.abs(errors), float(np.mean(errors > 0))
     worst = float(np.max(sizes))
-    if worst > ROUNDED or np.mean(sizes > worst / 100) < 0.5 or not 0.1 < up < 0.9 or _distinct(expected) < FEW:
+    if worst > ROUNDED or np.mean(sizes > worst / 100) < 0.5 or not 0.1 < up < 0.9 or distinct(expected) < FEW:
         return ""
     return (
         f"{ROUNDING}, at most {worst:.1g} of the largest element: is something of lower precision, "
@@ -370,84 +261,3 @@ def _along(right: np.ndarray, first: int, names: Sequence[int]) -> str:
     which = f"{wrong[0]} to {wrong[-1]}" if len(wrong) > 4 else listed(map(str, wrong))
     places = f"index {which} is" if len(wrong) == 1 else f"indices {which} are"
     return f"Along dim {names[dim - first]}, of {right.shape[dim]}, only {places} wrong."
-
-
-def of_few_bytes(sent: Sequence[Collective], low: float, inputs: Iterable[Leaf], case: Case[Any]) -> str:
-    """Suggest why too few bytes are sent: a narrower dtype than any input's, or once for all microbatches."""
-    given = {leaf.dtype for leaf in inputs}
-    narrow = [c for c in sent if c.dtype in _NARROW and not given & {"float16", "bfloat16"}]
-    wide = sum(c.total_bytes * (4 / _NARROW[c.dtype] if c.dtype in _NARROW else 1) for c in sent)
-    if narrow and wide >= low * (1 - 1e-4):
-        most = max(narrow, key=lambda c: c.total_bytes)
-        return (
-            f"{array(most)} has numbers of {_NARROW[most.dtype]} bytes, and in float32 it would be "
-            f"{in_bytes(wide)}: {WHICH_DTYPE}"
-        )
-    total, microbatches = sum(c.total_bytes for c in sent), getattr(case.sizes, "num_microbatches", 1)
-    if microbatches > 1 and abs(total * microbatches / low - 1) < 1e-4:
-        return f"that is {microbatches} times as much, and there are as many microbatches. In which of them is it sent?"
-    return NEVER_SENT
-
-
-def of_many_bytes(
-    sent: Sequence[Collective], total: float, high: float, least: float = 0, low: bool = False
-) -> tuple[Collective, str]:
-    """Name the collective that may be redundant, as a sentence: one that sends exactly the excess, else the largest.
-
-    Args:
-        sent: The collectives that count.
-        total: Their total bytes.
-        high: Upper limit in bytes.
-        least: The bytes that are enough; 0 if not known.
-        low: Whether bfloat16 is required.
-    """
-    excess, largest = total - high, max(sent, key=lambda c: c.total_bytes)
-    wide = [c for c in sent if c.dtype == "f32"]
-    if low and wide and (half := total - sum(c.total_bytes for c in wide) / 2) <= high * (1 + 1e-4):
-        most = max(wide, key=lambda c: c.total_bytes)
-        enough = f"in bfloat16 all would be {in_bytes(half)}"
-        return most, f"{array(most)} has numbers of 4 bytes, and {enough}: {WHICH_DTYPE}"
-    for c in sorted(sent, key=lambda c: -c.wire_bytes):
-        runs = round(excess / c.wire_bytes) if c.wire_bytes else 0
-        twin = [other for other in sent if other is not c and (other.line, array(other)) == (c.line, array(c))]
-        both = 2 * c.wire_bytes
-        if len(twin) == 1 and twin[0].count == c.count > 1 and abs(excess - both) <= 1e-3 * excess:
-            sends = f"the {array(c)} over {' and '.join(c.axes)} sends in 1 of its {c.count} runs forward"
-            return c, (
-                f"the {in_bytes(excess)} too many are just what {sends} and 1 of {c.count} backward: does the loop "
-                "make one step too many?"
-            )
-        if 1 <= runs <= c.count and abs(excess - runs * c.wire_bytes) <= 1e-3 * excess:
-            over = " and ".join(c.axes)
-            if 0 < least < high and c.count > 1:
-                each = f"the {array(c)} over {over} sends {in_bytes(c.wire_bytes)} in each of its {c.count} runs"
-                return c, f"{each}, and {in_bytes(least)} in all are enough"
-            how = f" in {runs} of its {c.count} runs" if c.count > 1 else ""
-            return c, f"the {in_bytes(excess)} too many are just what the {array(c)} over {over} sends{how}"
-    return largest, f"most of it is {described(largest)}{'.' if inserted(largest) else ''}{inserted(largest)}"
-
-
-def inserted(c: Collective) -> str:
-    """Why JAX has put a reduction into the backward pass of the course's model, which has none itself."""
-    if c.kind != "all_reduce" or not c.line.startswith("course/"):
-        return ""
-    return (
-        " JAX put these all-reduces into the backward pass, because the parameters are the same on all devices where "
-        "they meet the data: see “Sums, means and what varies” of data_parallel"
-    )
-
-
-def array(c: Collective) -> str:
-    """``all-gather of f32[8x4]``."""
-    return f"{plain(c.kind)} of {c.dtype}[{'x'.join(map(str, c.shape))}]"
-
-
-def described(c: Collective, *, article: bool = False) -> str:
-    """The same with its axes and how often it runs."""
-    before = "" if not article else "an " if c.kind.startswith("a") else "a "
-    return f"{before}{array(c)} over {' and '.join(c.axes)}{f', {c.count} times' if c.count > 1 else ''}"
-
-
-def plain(kind: str) -> str:
-    """The name of a collective, or of a matrix product, in prose."""
-    return "matmul" if kind == "dot_general" else kind.replace("_", "-").replace("collective-", "")

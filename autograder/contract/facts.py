@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.contract import causes
-from autograder.contract.causes import plain
+from autograder.contract import causes, factors
+from autograder.contract.byte_causes import plain
 from autograder.contract.output_checks import broadcast
 from autograder.contract.task import Case, Evidence
 from autograder.contract.verdict import FIRST_LOSS, FOLLOW, NOT_MEASURED, Fact, Kind, Limit, Unit, counted, with_more
@@ -166,7 +166,7 @@ def _norm_matches(name: str, e: Evidence, prefix: str) -> Fact:
     comparison = "{} and should be {}".format(*_distinguishable(measured, expected))
     if e.secret:
         figures = {"measured": abs(measured - expected) / scale, "limit": TOLERANCE, "unit": Unit.RELATIVE}
-        comparison = causes.times(measured / scale)
+        comparison = factors.times(measured / scale)
     wrong = not abs(measured - expected) <= TOLERANCE * scale
     where = f"{e.case.place} the norm over all leaves on all devices together"
     message = f"{where} is {comparison}" if wrong else ""

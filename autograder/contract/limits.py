@@ -193,25 +193,26 @@ def bubble_is(
     message, least_ticks = "", busy(e.case) if shorter else ticks(e.case)
     off = found - form if shorter and lasts >= (1 - within) * least_ticks else abs(found - form)
     if off > within * max(form, within):
-        idle, least = lasts - busy(e.case), ticks(e.case) - busy(e.case)
-        message = (
-            f"on a free network the {what} takes as long as {lasts:.4g} ticks of one stage, which has work in "
-            f"{busy(e.case)} of them and is idle for {idle:.3g}; {counted(least, 'idle tick')} "
-            f"{'is' if least == 1 else 'are'} enough. "
-        )
-        if drained and abs(lasts / drained[0](e.case) - 1) < within:
-            message += (
-                f"It is as long as if each {drained[1]} ended on the last stage before the next began on the first. "
-            )
-        message += hint
+        message = f"on a free network the {what} takes as long as {lasts:.4g} ticks of one stage, "
         if lasts < least_ticks:
-            message = (
-                f"on a free network the {what} takes as long as {lasts:.4g} ticks of one stage, and "
-                f"{'all of the work takes' if shorter else 'the schedule has'} {least_ticks}: {early}"
-            )
+            message += f"and {'all of the work takes' if shorter else 'the schedule has'} {least_ticks}: {early}"
+        else:
+            part = drained[1] if drained and abs(lasts / drained[0](e.case) - 1) < within else ""
+            message += f"{_idle_ticks(lasts, busy(e.case), ticks(e.case), part)}{hint}"
     direction, limit = (Limit.AT_MOST, (1 + within) * form) if shorter else (Limit.EXACTLY, form)
     how = {"direction": direction, "unit": Unit.DEVICE_TIME, "weight": weight}
     return facts.at(e, name, Kind.TIME, message, found, limit, **how)
+
+
+def _idle_ticks(lasts: float, busy: int, ticks: int, drained: str) -> str:
+    least = ticks - busy
+    message = (
+        f"which has work in {busy} of them and is idle for {lasts - busy:.3g}; {counted(least, 'idle tick')} "
+        f"{'is' if least == 1 else 'are'} enough. "
+    )
+    if drained:
+        message += f"It is as long as if each {drained} ended on the last stage before the next began on the first. "
+    return message
 
 
 def time_gained(judged: Judged, share: float, hint: str, *, weight: float = 1) -> Fact:

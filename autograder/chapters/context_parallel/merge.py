@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from autograder.chapters.context_parallel.wrapping import Partials
-from autograder.contract import causes, facts
+from autograder.contract import factors, facts
 from autograder.contract.case import UNSEEN
 from autograder.contract.draws import draw_leaves
 from autograder.contract.task import Case, Evidence, Judged, Task
@@ -75,7 +75,7 @@ def _loses_digits(cases: list[Evidence]) -> bool:
         for leaf, expected in e.expected.items():
             error = np.abs(e.measured[leaf] - expected).max() / max(np.abs(expected).max(), 1e-30)
             off[e.case.sizes.reach >= 1000].append(float(error))
-    return bool(np.max(off[False]) <= facts.TOLERANCE < np.max(off[True]) < causes.ROUNDED)
+    return bool(np.max(off[False]) <= facts.TOLERANCE < np.max(off[True]) < factors.ROUNDED)
 
 
 def _unseen_partials(rng: np.random.Generator) -> Case[Partials]:

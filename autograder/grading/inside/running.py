@@ -150,9 +150,7 @@ def run_cells(
         module: The module in which the notebook's names are bound; a new one by default.
     """
     cells = list(cells)
-    for number, cell in enumerate(cells, 1):  # for inspect.getsource, and for tracebacks
-        file = file_of(number, cell)
-        linecache.cache[file] = (len(cell.source), None, cell.source.splitlines(True), file)
+    _show_sources(cells)
     statements = read_statements(cells)
     own = lab_statements(lab)
     labs = frozenset(n for n, one in enumerate(statements) if one.node and ast.dump(one.node) in own)
@@ -161,8 +159,7 @@ def run_cells(
     idle = frozenset(n for n in labs if not isinstance(statements[n].node, _CHEAP))
     skipped = (frozenset(range(len(statements))) if only_needed else idle) - needs
     module = module or types.ModuleType("__main__")
-    shell: Any = Silent()
-    module.__dict__.update(get_ipython=shell, display=shell, In=[""], Out={}, _="", __="", ___="")
+    module.__dict__.update(get_ipython=(shell := Silent()), display=shell, In=[""], Out={}, _="", __="", ___="")
     theirs = bound_outside(statements, labs)
     of_lab = frozenset().union(*(names_of(statements[number]).binds for number in labs)) - theirs
     failures, spent = [], 0.0
@@ -192,6 +189,13 @@ def run_cells(
                 needed_by = frozenset(name for name in wanted if number in needs_of[name] and not labs_own)
                 failures.append(Failure(names_of(statement).binds, statement.text, problem, needed_by, late))
     return Ran(module.__dict__, tuple(failures))
+
+
+def _show_sources(cells: Iterable[Cell]) -> None:
+    """Make sources known to ``inspect.getsource`` and to tracebacks."""
+    for number, cell in enumerate(cells, 1):
+        file = file_of(number, cell)
+        linecache.cache[file] = (len(cell.source), None, cell.source.splitlines(True), file)
 
 
 @lru_cache(maxsize=8)

@@ -98,15 +98,7 @@ def grade_course(
                 ledger.submit(assignment, submission.student, submission.key, submission.digest)
             ledger.forget(assignment, _renamed(everyone, ledger.status(assignment)))
             clean_half_made(course, ledger.status(assignment))
-            requested = tuple(sorted(requested_by(course, assignment).items()))
-            settings = read_settings(course)
-            factors = require_stated(course, assignment)
-            require_possible(assignment, factors)
-            own_limits = tuple((name, tuple(each.items())) for name, each in factors.items())
-            chosen_here = ungraded(settings, assignment), settings.budget, own_limits
-            model = Job(
-                assignment, "", b"", "", secret(course), level, fingerprint(assignment), limits, requested, *chosen_here
-            )
+            model = _model(course, assignment, level, limits)
             _Batch(ledger, model, again, on_progress, on_again).judge(chosen, pool)
             paths = {submission.student: submission.notebook for submission in chosen}
             entries = [entry for entry in ledger.status(assignment) if entry.student in paths]
@@ -165,6 +157,17 @@ def estimate(
         gradings += count
         total += count * each / workers + count * BOOKING_SECONDS
     return gradings, total, len(every)
+
+
+def _model(course: Path, assignment: str, level: str, limits: Limits | None) -> Job:
+    """What all jobs of this run have in common."""
+    requested = tuple(sorted(requested_by(course, assignment).items()))
+    settings = read_settings(course)
+    factors = require_stated(course, assignment)
+    require_possible(assignment, factors)
+    own_limits = tuple((name, tuple(each.items())) for name, each in factors.items())
+    chosen_here = ungraded(settings, assignment), settings.budget, own_limits
+    return Job(assignment, "", b"", "", secret(course), level, fingerprint(assignment), limits, requested, *chosen_here)
 
 
 def _pool(workers: int, scheduler: str, new_pool: NewPool | None) -> AbstractContextManager[NewPool]:

@@ -105,6 +105,11 @@ def init_course(
             share(folder)
     except OSError as error:
         raise CourseError(f"the course folder {folder} cannot be written: {error}; choose another folder") from error
+    return _outcome(folder, settled, dates, count)
+
+
+def _outcome(folder: Path, settled: Settings, dates: Mapping[str, datetime | None], students: int) -> dict[str, str]:
+    """The state of a course, by subject."""
     return {
         "course": f"{settled.name}, in {folder}",
         **{f"chapter {name}": f"due {shown(date)}" if date else "no due date" for name, date in dates.items()},
@@ -116,7 +121,7 @@ def init_course(
         "variants": ", ".join(f"{name}: {which}" for name, which in settled.variants.items())
         or ("these chapters have none" if settled.vary else "none are asked for"),
         "exchange": settled.exchange or "nbgrader's own, as its configuration on this machine says",
-        "students": f"{count} in the gradebook",
+        "students": f"{students} in the gradebook",
         "secret": f"{folder / course.HIDDEN / 'secret'}, only for you; keep a copy of it: grades are repeated with it",
     }
 

@@ -1,0 +1,168 @@
+"""The command that makes your own course folder, and changes it: init."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from autograder.commands.people import tell
+from autograder.commands.terminal import NAMED, UsageError, out, require_chapter, spinner
+from course.curriculum import CHAPTERS
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The course folder: a new one, or one to change.")]
+Chapters = Annotated[list[str] | None, typer.Option(metavar="CHAPTER", help="Repeat it for more; all, if left out.")]
+DueDates = Annotated[
+    list[str] | None,
+    typer.Option(metavar="[CHAPTER=]TIME", help="2026-12-01T18:00, here or with +01:00; none takes it away."),
+]
+LatePerDay = Annotated[
+    str | None, typer.Option(metavar="PERCENT", help="What each day begun takes off the points earned.")
+]
+LateAtMost = Annotated[str | None, typer.Option(metavar="PERCENT", help="What lateness takes off at most.")]
+LateGrace = Annotated[
+    float | None, typer.Option(metavar="MINUTES", help="How late counts as on time; 15, for example.")
+]
+Points = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FUNCTION=POINTS", help="What a function is worth: fsdp_loss=10; 0 for not graded."),
+]
+LimitFactors = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FUNCTION.FACT=FACTOR", help="Times a limit: 'fsdp_loss.live temporaries=1.5'; 1: ours."),
+]
+Dropped = Annotated[
+    list[str] | None,
+    typer.Option(metavar="CHAPTER", help="A chapter that no longer counts; --chapter takes it back."),
+]
+Students = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="CSV with the column id, or an export of Canvas, Moodle or Gradescope."),
+]
+Withdrawn = Annotated[
+    list[str] | None, typer.Option(metavar="STUDENT", help="A student who has left; work and grades are kept.")
+]
+UnixGroup = Annotated[
+    str | None, typer.Option(metavar="GROUP", help="The Unix group of the assistants, who review and export.")
+]
+SiteAddress = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="Where the course's pages are, for links in feedback.")
+]
+Exchange = Annotated[Path | None, typer.Option(metavar="FOLDER", help="nbgrader's exchange, which students can reach.")]
+Budget = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Processor time of a submission before a person looks; 0: the usual."),
+]
+Variants = Annotated[
+    bool | None,
+    typer.Option("--variants/--no-variants", help="Ask for variants of some functions, drawn from the secret."),
+]
+CourseName = Annotated[
+    str | None, typer.Option(metavar="COURSE_ID", help="The course's name in the exchange; the folder's, if none.")
+]
+
+
+def init(
+    folder: Folder,
+    chapter: Chapters = None,
+    due: DueDates = None,
+    late_per_day: LatePerDay = None,
+    late_at_most: LateAtMost = None,
+    late_grace: LateGrace = None,
+    points: Points = None,
+    limit: LimitFactors = None,
+    drop_chapter: Dropped = None,
+    students: Students = None,
+    withdraw: Withdrawn = None,
+    group: UnixGroup = None,
+    site: SiteAddress = None,
+    exchange: Exchange = None,
+    budget: Budget = None,
+    variants: Variants = None,
+    name: CourseName = None,
+) -> None:
+    """Make your own course folder. Run it again to add chapters or students, or to change dates."""
+    new = not (folder / "source").is_dir()
+    chapters = [require_chapter(each) for each in chapter or ([entry.name for entry in CHAPTERS] if new else [])]
+    settings = {"name": name, "late_per_day": _percent(late_per_day), "late_at_most": _percent(late_at_most)}
+    settings |= {"vary": variants, "late_grace": late_grace, "group": group, "site": site and site.rstrip("/")}
+    settings |= {"budget": budget, "exchange": str(exchange.resolve()) if exchange else None}
+    with spinner("making the course"):
+        from autograder.grading.nbgrader.group import require_group
+        from autograder.grading.nbgrader.limited import parse_limits
+        from autograder.grading.nbgrader.new_course import init_course
+        from autograder.grading.nbgrader.points import parse_points
+        from autograder.grading.nbgrader.register import log
+        from autograder.grading.nbgrader.rosters import read_students
+
+        if group:
+            require_group(group)
+        every = [*_there(folder), *chapters]
+        before = 0 if new else len(log(folder.resolve()))
+        made = init_course(
+            folder,
+            chapters=chapters,
+            due=_dates(due or [], folder, chapter or []),
+            settings={field: value for field, value in settings.items() if value is not None},
+            students=read_students(students) if students else [],
+            points=parse_points(points or [], every),
+            limits=parse_limits(limit or [], every),
+            drop=[require_chapter(each) for each in drop_chapter or []],
+            withdraw=withdraw or [],
+        )
+        changes = log(folder.resolve())[before:]
+    widest = max(14, *map(len, made))
+    for subject, message in made.items():
+        out().print(f"{subject:<{widest}}  {message}", markup=False, soft_wrap=True)
+    if new or chapter:
+        _print_next(folder.resolve(), chapter or chapters)
+        return
+    out().print("")
+    if changes:
+        tell(changes[-1].sentence, changes[-1].number)
+    else:
+        out().print("nothing has changed")
+
+
+def _percent(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return float(text.strip().removesuffix("%"))
+    except ValueError:
+        raise UsageError(f"{text!r} is not a percentage; write 10 or 10%") from None
+
+
+def _there(folder: Path) -> list[str]:
+    """The chapters that the course has."""
+    return sorted(path.name for path in (folder / "source").glob("*") if path.is_dir())
+
+
+def _dates(given: list[str], folder: Path, chosen: list[str]) -> dict[str, Any]:
+    """The due dates by chapter: one without a name applies to every chapter chosen, or to the whole course."""
+    from autograder.grading.nbgrader.new_course import parse_due
+
+    dates: dict[str, Any] = {}
+    for text in given:
+        named = NAMED.fullmatch(text)
+        names = [require_chapter(named[1])] if named else chosen or _there(folder) or [entry.name for entry in CHAPTERS]
+        dates |= dict.fromkeys(names, parse_due(named[2] if named else text))
+    return dates
+
+
+def _print_next(folder: Path, chapters: list[str]) -> None:
+    """Say which commands come next."""
+    first = chapters[0] if chapters else "CHAPTER"
+    steps = [
+        (f"cd {shlex.quote(str(folder))}", ""),
+        (f"nbgrader release_assignment {first}", f"to the exchange; or hand out release/{first}/{first}.ipynb"),
+        (f"nbgrader collect {first}", f"from the exchange; or put notebooks in submitted/STUDENT/{first}/"),
+        (f"meshcraft grade {first}", "official grading"),
+        ("meshcraft status", "what is done, and what needs a person"),
+    ]
+    out().print("\nnext", markup=False)
+    longest = max(len(command) for command, does in steps if does)
+    for command, does in steps:
+        out().print(f"  {command:<{longest}}  {does}".rstrip(), markup=False, soft_wrap=True)

@@ -1,0 +1,94 @@
+"""Sentences on why too few or too many bytes are sent, and the names of collectives in prose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from autograder.contract.case import Case
+from autograder.contract.verdict import WHICH_DTYPE, in_bytes
+from course.program import Collective, Leaf
+
+NEVER_SENT = "is something never sent, or by another collective?"
+_NARROW = {"bf16": 2, "f16": 2}
+
+
+def of_few_bytes(sent: Sequence[Collective], low: float, inputs: Iterable[Leaf], case: Case[Any]) -> str:
+    """Suggest why too few bytes are sent: a narrower dtype than any input's, or once for all microbatches."""
+    given = {leaf.dtype for leaf in inputs}
+    narrow = [c for c in sent if c.dtype in _NARROW and not given & {"float16", "bfloat16"}]
+    wide = sum(c.total_bytes * (4 / _NARROW[c.dtype] if c.dtype in _NARROW else 1) for c in sent)
+    if narrow and wide >= low * (1 - 1e-4):
+        most = max(narrow, key=lambda c: c.total_bytes)
+        return (
+            f"{array(most)} has numbers of {_NARROW[most.dtype]} bytes, and in float32 it would be "
+            f"{in_bytes(wide)}: {WHICH_DTYPE}"
+        )
+    total, microbatches = sum(c.total_bytes for c in sent), getattr(case.sizes, "num_microbatches", 1)
+    if microbatches > 1 and abs(total * microbatches / low - 1) < 1e-4:
+        return f"that is {microbatches} times as much, and there are as many microbatches. In which of them is it sent?"
+    return NEVER_SENT
+
+
+def of_many_bytes(
+    sent: Sequence[Collective], total: float, high: float, least: float = 0, low: bool = False
+) -> tuple[Collective, str]:
+    """Name the collective that may be redundant, as a sentence: one that sends exactly the excess, else the largest.
+
+    Args:
+        sent: The collectives that count.
+        total: Their total bytes.
+        high: Upper limit in bytes.
+        least: The bytes that are enough; 0 if not known.
+        low: Whether bfloat16 is required.
+    """
+    excess, largest = total - high, max(sent, key=lambda c: c.total_bytes)
+    wide = [c for c in sent if c.dtype == "f32"]
+    if low and wide and (half := total - sum(c.total_bytes for c in wide) / 2) <= high * (1 + 1e-4):
+        most = max(wide, key=lambda c: c.total_bytes)
+        enough = f"in bfloat16 all would be {in_bytes(half)}"
+        return most, f"{array(most)} has numbers of 4 bytes, and {enough}: {WHICH_DTYPE}"
+    for c in sorted(sent, key=lambda c: -c.wire_bytes):
+        runs = round(excess / c.wire_bytes) if c.wire_bytes else 0
+        twin = [other for other in sent if other is not c and (other.line, array(other)) == (c.line, array(c))]
+        both = 2 * c.wire_bytes
+        if len(twin) == 1 and twin[0].count == c.count > 1 and abs(excess - both) <= 1e-3 * excess:
+            sends = f"the {array(c)} over {' and '.join(c.axes)} sends in 1 of its {c.count} runs forward"
+            return c, (
+                f"the {in_bytes(excess)} too many are just what {sends} and 1 of {c.count} backward: does the loop "
+                "make one step too many?"
+            )
+        if 1 <= runs <= c.count and abs(excess - runs * c.wire_bytes) <= 1e-3 * excess:
+            over = " and ".join(c.axes)
+            if 0 < least < high and c.count > 1:
+                each = f"the {array(c)} over {over} sends {in_bytes(c.wire_bytes)} in each of its {c.count} runs"
+                return c, f"{each}, and {in_bytes(least)} in all are enough"
+            how = f" in {runs} of its {c.count} runs" if c.count > 1 else ""
+            return c, f"the {in_bytes(excess)} too many are just what the {array(c)} over {over} sends{how}"
+    return largest, f"most of it is {described(largest)}{'.' if inserted(largest) else ''}{inserted(largest)}"
+
+
+def inserted(c: Collective) -> str:
+    """Why JAX has put a reduction into the backward pass of the course's model, which has none itself."""
+    if c.kind != "all_reduce" or not c.line.startswith("course/"):
+        return ""
+    return (
+        " JAX put these all-reduces into the backward pass, because the parameters are the same on all devices where "
+        "they meet the data: see “Sums, means and what varies” of data_parallel"
+    )
+
+
+def array(c: Collective) -> str:
+    """``all-gather of f32[8x4]``."""
+    return f"{plain(c.kind)} of {c.dtype}[{'x'.join(map(str, c.shape))}]"
+
+
+def described(c: Collective, *, article: bool = False) -> str:
+    """The same with its axes and how often it runs."""
+    before = "" if not article else "an " if c.kind.startswith("a") else "a "
+    return f"{before}{array(c)} over {' and '.join(c.axes)}{f', {c.count} times' if c.count > 1 else ''}"
+
+
+def plain(kind: str) -> str:
+    """The name of a collective, or of a matrix product, in prose."""
+    return "matmul" if kind == "dot_general" else kind.replace("_", "-").replace("collective-", "")

@@ -1,0 +1,121 @@
+"""Wrong results that are all off by one factor: which it is, and which sizes of the case are equal to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from autograder.contract.case import Case
+from autograder.contract.task import Evidence
+from autograder.contract.verdict import listed
+
+# If nearly all elements are off by less than this fraction of the largest, the formula is right and rounding differs.
+ROUNDED = 1e-2
+# With at least this many distinct numbers, a leaf is an array rather than a loss on each device.
+FEW = 4
+FACTORS = ("sum or mean?", "mean or sum?")
+# Axes of the same role in different cases.
+_ROLES = {"replica": "data", "stage": "pipe", "model": "tensor"}
+
+
+def times(ratio: float) -> str:
+    """A ratio in words; one near 1 is expressed as a difference."""
+    if abs(ratio - 1) < ROUNDED:
+        return f"off by {abs(ratio - 1):.2g} of what it should be"
+    return f"{ratio:.4g} times what it should be"
+
+
+def having(
+    size: float, case: Case[Any], others: Iterable[tuple[Case[Any], float]] = (), every: Iterable[Case[Any]] = ()
+) -> str:
+    """The quantities of a case with that size: axes, alone or combined, or the number of microbatches; may be empty.
+
+    ``others`` are cases with the size that the same quantity must have there; a quantity that differs in any of them is
+    left out, unless that leaves nothing. Axes that most cases of ``every`` have come first: the function is about them.
+    """
+    mesh, others, every = case.mesh, list(others), list(every)
+    axes = [axis for axis in mesh if mesh[axis] > 1]
+    known = [
+        some
+        for count in range(1, len(axes) + 1)
+        for some in combinations(axes, count)
+        if abs(math.prod(mesh[axis] for axis in some) / size - 1) < 1e-3
+    ]
+    found = [some for some in known if all(abs(_together(some, x) / there - 1) < 1e-3 for x, there in others)]
+    microbatches = abs(getattr(case.sizes, "num_microbatches", 0) / size - 1) < 1e-3
+    as_many = microbatches and all(abs(x.sizes.num_microbatches / there - 1) < 1e-3 for x, there in others)
+    if not found and not as_many:
+        found, as_many = known, microbatches
+    alone = sorted(
+        (some[0] for some in found if len(some) == 1),
+        key=lambda axis: sum(_together([axis], other) == 1 for other in every),
+    )
+    together = [listed(map(repr, some)) for some in found if len(some) > 1]
+    matches = [f"axis {' or '.join(map(repr, alone))} has that size"] if alone else []
+    matches += [f"axes {', or '.join(together)} together have that size"] if together else []
+    if as_many:
+        matches.append("there are as many microbatches")
+    return ", or ".join(matches)
+
+
+def factor(
+    measured: np.ndarray,
+    expected: np.ndarray,
+    case: Case[Any],
+    others: Sequence[tuple[Case[Any], float]],
+    every: Sequence[Case[Any]],
+) -> str:
+    """The one factor that the whole leaf is off by, since that says most about the cause.
+
+    Any two numbers differ by some factor, so for losses, on any number of devices, it must equal a size of the case.
+    """
+    ratio = _ratio(measured, expected)
+    if not ratio or np.max(np.abs(measured - ratio * expected)) > abs(ratio - 1) / 10 * np.max(np.abs(expected)):
+        return ""
+    single = distinct(expected) < FEW
+    whole = "It" if single else "All of it"
+    if larger := having(ratio, case, others, every) if ratio > 1 else "":
+        return f"{whole} is {ratio:.4g} times too large, and {larger}: {FACTORS[0]}"
+    if smaller := having(1 / ratio, case, [(x, 1 / r) for x, r in others], every) if 0 < ratio < 1 else "":
+        return f"{whole} is {1 / ratio:.4g} times too small, and {smaller}: {FACTORS[1]}"
+    if abs(ratio + 1) < 1e-3:
+        return f"{whole} has the opposite sign."
+    return "" if single else f"All of it is {ratio:.4g} times what it should be."
+
+
+def ratios(e: Evidence, leaf: str, every: Iterable[Evidence]) -> list[tuple[Case[Any], float]]:
+    """The common factor of a leaf in each case that has one, 1 where it is right with the same choices."""
+    both = [e for e in every if leaf in e.measured and leaf in e.expected]
+    sides = [(e.case, *(side[leaf].astype(np.float64) for side in (e.measured, e.expected))) for e in both]
+    found = [(case, _ratio(a, b)) for case, a, b in sides if a.shape == b.shape]
+    return [(x, r) for x, r in found if r and (abs(r - 1) > 1e-3 or _choices(x) == _choices(e.case))]
+
+
+def distinct(expected: np.ndarray) -> int:
+    """The approximate number of distinct values."""
+    return len(np.unique(np.round(expected / np.max(np.abs(expected)), 4)))
+
+
+def _together(axes: Iterable[str], case: Case[Any]) -> int:
+    """The number of places on axes with the same roles in another case, whose mesh may name them differently."""
+    sizes = {_ROLES.get(axis, axis): size for axis, size in case.mesh.items()}
+    return math.prod(sizes.get(_ROLES.get(axis, axis), 1) for axis in axes)
+
+
+def _ratio(measured: np.ndarray, expected: np.ndarray) -> float:
+    """The common factor that a whole leaf is off by; 0 if there is none."""
+    scale = float(np.max(np.abs(expected), initial=0))
+    if not scale:
+        return 0
+    ratio = float(np.sum(measured * expected) / np.sum(np.square(expected)))
+    off = np.max(np.abs(measured - ratio * expected))
+    return 0 if abs(ratio) < 1e-6 or not off <= min(1e-3, max(abs(ratio - 1) / 10, 2e-5)) * scale else ratio
+
+
+def _choices(case: Case[Any]) -> dict[str, Any]:
+    """The sizes of a case that are no sizes: whether something is split, or in which order."""
+    return {name: value for name, value in vars(case.sizes).items() if isinstance(value, bool | str)}
