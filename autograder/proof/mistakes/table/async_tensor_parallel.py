@@ -46,4 +46,16 @@ MISTAKES = [
         },
         never="limit 0",
     ),
+    Mistake(
+        "matmul_ring_scatter",
+        "sum begun with the own rows",
+        r"Which rows has a partial sum been made of when it arrives, and where does it end\?",
+        {"own(index - 1), jnp.arange": "own(index), jnp.arange"},
+    ),
+    Mistake(
+        "bidirectional_matmul_scatter",
+        "both halves sent the same way",
+        r"336 bytes towards higher places on the axis and 0 towards lower ones\. Which way does each half go\?",
+        {"lax.ppermute(sums[1], axis_name, to_previous)": "lax.ppermute(sums[1], axis_name, to_next)"},
+    ),
 ]

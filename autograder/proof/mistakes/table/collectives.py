@@ -429,4 +429,22 @@ MISTAKES = [
     Mistake("puzzle_crossed", "axes swapped", r"holds a block", {"P(second, first)": "P(first, second)"}),
     Mistake("puzzle_block", "shape of floats", r"float|whole|//|12\.0|\.0", {"dim // math": "dim / math"}),
     Mistake("puzzle_add", "sum that is not scattered", r"psum", {'"psum_scatter", second': '"psum", second'}),
+    Mistake(
+        "puzzle_slices",
+        "axes in the wrong order",
+        r"your answer is P\(None, \('data', 'tensor'\)\)\. The blocks have the right shape\. With this spec device 2 holds",
+        {"P(None, (second, first))": "P(None, (first, second))"},
+    ),
+    Mistake(
+        "puzzle_copies",
+        "counts the axes that split",
+        r"you say that a block is held by 4 of 8 devices\. There would be 2 different blocks then",
+        {"not in split": "in split"},
+    ),
+    Mistake(
+        "puzzle_join",
+        "joins over the other axis",
+        r"After all_gather over 'data' each device would hold the 4 blocks of those devices, joined",
+        {'"all_gather", second': '"all_gather", first'},
+    ),
 ]

@@ -100,4 +100,10 @@ MISTAKES = [
         {"rows.reshape(num_microbatches, -1, *rows.shape[1:])": "rows.reshape(num_microbatches, 5, *rows.shape[1:])"},
         line="microbatches = jax.tree.map(lambda rows: rows.reshape(num_microbatches, 5, *rows.shape[1:]), batch)",
     ),
+    Mistake(
+        "overlapped_gradients",
+        "means of devices added up",
+        r"8 elements\. The mask may be 0 everywhere on a device: what is divided by what counts there\?",
+        {'count = lax.psum(jnp.sum(batch["mask"]), axis_name)': 'count = jnp.sum(batch["mask"])'},
+    ),
 ]

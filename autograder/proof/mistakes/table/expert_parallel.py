@@ -71,4 +71,10 @@ MISTAKES = [
         r"4 times too large, and axis 'expert' has that size: sum or mean",
         {"return lax.pmean(gradient, data_axis) / lax.axis_size(expert_axis)": "return lax.pmean(gradient, data_axis)"},
     ),
+    Mistake(
+        "overlapped_moe",
+        "shared expert left out",
+        r"leaf params/shared/down on mesh expert=8: .* All of it is zero",
+        {"return shared + combine": "return combine"},
+    ),
 ]

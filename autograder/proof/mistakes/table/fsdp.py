@@ -42,4 +42,17 @@ MISTAKES = [
         line='x = layers(shards["layers"], x)',
         never="dot-general|advice",
     ),
+    Mistake(
+        "fsdp_loss",
+        "layers not recomputed",
+        r"4\.24 times the reference's.*Whose weights are whole at that moment\?",
+        {"    @jax.checkpoint\n    def layer(x": "    def layer(x"},
+        line='x, _ = lax.scan(layer, x, shards["layers"])',
+    ),
+    Mistake(
+        "hybrid_shard_step",
+        "gradients averaged within a node alone",
+        r"a device sends 7 bytes over 'replica' and should send at least 3,968 bytes: is something never sent",
+        {"replica_axis if axis_name in spec else (axis_name, replica_axis)": "() if axis_name in spec else axis_name"},
+    ),
 ]

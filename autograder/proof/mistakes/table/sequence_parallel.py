@@ -48,4 +48,17 @@ MISTAKES = [
         r"which key head do they use\?",
         {"jnp.repeat(x, copies, axis=2)": "jnp.tile(x, (1, 1, copies, 1))"},
     ),
+    Mistake(
+        "enter_tensor_region",
+        "joined along the batch",
+        r"gives float32\[8, 6, 5\], expected float32\[2, 24, 5\]",
+        {"axis=1, tiled=True) if split": "axis=0, tiled=True) if split"},
+        line="return lax.all_gather(x, axis_name, axis=0, tiled=True) if split else as_varying(x, axis_name)",
+    ),
+    Mistake(
+        "selective_recompute",
+        "scores kept",
+        r"2\.312 GiB of temporaries live at once.*what is cheap to compute again\?",
+        {"jax.checkpoint(attend, static_argnums=1)": "attend"},
+    ),
 ]

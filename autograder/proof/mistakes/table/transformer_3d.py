@@ -55,4 +55,10 @@ MISTAKES = [
             )
         },
     ),
+    Mistake(
+        "init_3d",
+        "split over data alone",
+        r"the part differs from device to device over tensor, and its spec P\('data'\) says that it is whole there",
+        {"(tensor_axis, data_axis) if dims[dim] else data_axis": "data_axis"},
+    ),
 ]
