@@ -4,7 +4,7 @@
 (function () {
   const NAMES = [
     [".scroll", "Picture"], [".md-typeset__scrollwrap", "Table"], ['math[display="block"]', "Formula"],
-    [".md-typeset pre > code", "Code"], [".checked div", "Table"],
+    [".md-typeset pre > code", "Code"], [".checked div", "Table"], [".checked pre", "Code"],
   ];
 
   function mark(element, name) {
