@@ -11,7 +11,7 @@ READ = {
     "state bytes per device": ("fsdp", "Which leaves, and along which dim"),
     "communication": ("fsdp", "Which leaves, and along which dim"),
     "live temporaries": ("fsdp", "Why the backward pass gathers again"),
-    "predicted time": ("fsdp", "The next layer on its way"),
+    "predicted time": ("fsdp", "Gathering the next layer ahead"),
     "exposed communication": ("lenses", "How to read a timeline"),
     "all-gather bytes": ("fsdp", "Where the 1.5 comes from"),
     "reduce-scatter bytes": ("fsdp", "Where the 1.5 comes from"),
