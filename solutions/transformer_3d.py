@@ -270,7 +270,7 @@ def stage_3d(
     Args:
         weights: Layers, leaves ``[layers, ...]``, split over ``tensor_axis`` alone.
         x: This device's part of each sequence, ``[microbatch_size, seq/tensor, width]``, ``float32``.
-                key: The key for the rows at this index along ``data``.
+        key: The key for the rows at this index along ``data``.
         microbatch: The microbatch's number.
         first: The number in the model of the first of these layers.
         options: How to compute the layers.
@@ -452,7 +452,7 @@ def layers_3d(
         parts: This device's parts of the layers, ``[num_repeats, 1, layers_per_stage, ...]``.
         specs: The ``PartitionSpec`` of each leaf.
         x: ``[num_microbatches, microbatch_size, seq/tensor, width]``, the same on every stage; stage 0 uses it.
-                key: The key for the rows at this index along ``data_axis``.
+        key: The key for the rows at this index along ``data_axis``.
         options: How to compute the layers.
         data_axis: The mesh axis of the pipelines.
         pipe_axis: The mesh axis of the stages.

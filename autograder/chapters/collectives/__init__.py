@@ -11,7 +11,7 @@ READ = {
     "gradients": ("collectives", "Transposes: what the backward pass sends"),
     "permute bytes": ("collectives", "What it costs"),
     "other collectives": ("collectives", "Built from permutes"),
-    "live temporaries": ("collectives", "Holding no more than it must"),
+    "live temporaries": ("collectives", "The memory that a ring needs"),
     "ring_all_gather.values": ("collectives", "Built from permutes"),
     "ring_reduce_scatter.values": ("collectives", "Built from permutes"),
     "ring_all_reduce.values": ("collectives", "Built from permutes"),
