@@ -87,6 +87,7 @@ STATED = {
     "context_parallel": {"0.001"},
     "data_parallel": {"2.5", "7.875"},
     "fsdp": {"1.5", "1.75", "2.625", "3.5", "989.4"},
+    "hardware": {"6.25"},
     "memory": {"0.12"},
     "networks": {"2.4"},
     "pipeline": {"0.1", "0.2", "1.6"},

@@ -6,7 +6,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from showing import Table, by_compiler, compare, compiled, draw_steps, example, kept, over, same_order, say, seen, wrong
+from showing import (
+    Table,
+    block,
+    by_compiler,
+    compare,
+    compiled,
+    diagram,
+    draw_steps,
+    example,
+    kept,
+    line,
+    over,
+    same_order,
+    say,
+    seen,
+    wrong,
+)
 
 from autograder.contract.task import load
 from course.attention import KEYS_AT_ONCE
@@ -15,6 +31,7 @@ from course.model import split_heads, transformer
 from course.predict import predict
 from course.program import costs, parse
 from course.program.compiled import DEFAULT_FLAGS, compile_all
+from course.render.svg import AXES, MATMUL, text
 from solutions.context_parallel import cp_transformer_step, ring_attention, zigzag_order
 
 TASK = load("context_parallel").task("ring_attention")
@@ -82,6 +99,54 @@ def memory() -> Table:
     small, middle, large = table.rows.values()
     assert large.ring < 2.1 * middle.ring and middle.ring < 3 * small.ring
     return table
+
+
+@example()
+def ring() -> None:
+    """Whose keys and values each of four devices has, step by step."""
+    hues, left, wide, tall = (MATMUL, AXES[0], AXES[2], AXES[1]), 52, 84, 46
+    parts = [text(f"device {d}", left + wide * d + 35, 14, "middle", weight="600") for d in range(4)]
+    for step in range(4):
+        y = 24 + tall * step
+        parts.append(text(f"step {step}", 0, y + 17))
+        for d in range(4):
+            x, owner = left + wide * d, (d - step) % 4
+            parts.append(block(f"K, V of {owner}", x, y, 70, 26, hues[owner]))
+            if step < 3:
+                ends = [(x + 35, y + 26, x + wide + 35, y + tall - 3)]
+                if d == 3:  # around: out on the right, in on the left
+                    ends = [(x + 35, y + 26, x + 70, y + 35), (left - 7, y + 34, left + 35, y + tall - 3)]
+                parts += [line(*one, hues[owner]) for one in ends]
+    told = (
+        "In each step, every device has one block of keys and values, and sends it to the device with the next number."
+    )
+    diagram("ring", (388, 24 + 4 * tall), "A ring of keys and values on four devices", told, parts)
+
+
+@example()
+def shares() -> None:
+    """Pairs of chunks that the first and the last of four devices compute, in contiguous and zigzag order."""
+    parts, said = [], []
+    for at, (name, order) in enumerate({"contiguous": WRONG["contiguous_order"](4), "zigzag": zigzag_order(4)}.items()):
+        left, top, cell = 22 + 196 * at, 42, 20
+        work = {device: sum(chunk + 0.5 for chunk in order[device]) for device in (0, 3)}
+        owner = {chunk: device for device, chunks in enumerate(order) for chunk in chunks}
+        parts.append(text(f"{name} order", left, 14, size=13, weight="600"))
+        parts.append(text("queries' chunk ↓, keys' chunk →", left - 14, 32, faint=True))
+        for query in range(8):
+            fill = {0: MATMUL, 3: AXES[0]}.get(owner[query], "#8a94a0")
+            y = top + cell * query
+            parts.append(text(str(query), left - 8, y + 14, "end", faint=True))
+            parts += [block("", left + cell * key, y, cell - 1, cell - 1, fill) for key in range(query)]
+            corner = f"M{left + cell * query},{y}v{cell - 1}h{cell - 1.5}z"  # with its own keys, half is masked
+            parts.append(f'<path d="{corner}" fill="{fill}"/>')
+        for row, device in enumerate((0, 3)):
+            y = top + 8 * cell + 10 + 20 * row
+            parts.append(block("", left, y, 12, 12, (MATMUL, AXES[0])[row]))
+            parts.append(text(f"device {device}: {work[device]:g} of 32", left + 18, y + 10))
+        said.append(f"In {name} order device 0 computes {work[0]:g} of 32 pairs of chunks and device 3 {work[3]:g}.")
+        assert sum(chunk + 0.5 for chunk in range(8)) == 32 and (work[0] == work[3]) == (name == "zigzag")
+    diagram("shares", (384, 250), "Causal attention of eight chunks on four devices", " ".join(said), parts)
 
 
 @example("counted in the program")

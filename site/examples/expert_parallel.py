@@ -10,7 +10,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from showing import Table, compiled, draw, draw_steps, example, kept, look, over, realistic, say, sent, wrong
+from showing import (
+    Table,
+    block,
+    compiled,
+    diagram,
+    draw,
+    draw_steps,
+    example,
+    kept,
+    line,
+    look,
+    over,
+    realistic,
+    say,
+    sent,
+    wrong,
+)
 
 from autograder.chapters.expert_parallel.wrapping import expert_specs, layer_params
 from autograder.contract.task import load
@@ -20,6 +36,8 @@ from course.mesh import as_varying, make_mesh
 from course.moe import balance_and_z, expert_mlp, moe_loss, moe_transformer
 from course.program.compiled import DEFAULT_FLAGS, compile_all
 from course.render import schedule_svg
+from course.render.svg import AXES as HUES
+from course.render.svg import MATMUL, text
 from course.schedules import dualpipe
 from solutions.expert_parallel import combine, dispatch, moe_layer, moe_step, overlapped_moe, route
 
@@ -28,6 +46,43 @@ LAYER, CHUNKED, MOVED = (CHAPTER.task(name) for name in ("moe_layer", "overlappe
 WRONG = wrong("expert_parallel")
 ALL, TWO, FOUR = "all places at once", "2 chunks", "4 chunks"
 AXES = ("data", "expert")
+
+
+@example()
+def there_and_back() -> None:
+    """Two devices with four tokens and one expert each, one choice a token: the places as ``route`` gives them."""
+    wanted, hues, rows = ((0, 1, 0, 0), (1, 0, 1, 0)), (MATMUL, HUES[0]), 28
+    parts = [text(head, x, 14, weight="600") for head, x in (("tokens", 0), ("places", 172), ("results", 324))]
+    empty = {(expert, device, place) for expert in range(2) for device in range(2) for place in range(2)}
+
+    def top(device, row):
+        return 44 + device * (4 * rows + 30) + row * rows
+
+    for device, choices in enumerate(wanted):
+        parts += [
+            text(f"{what} {device}", x, top(device, 0) - 7, faint=True) for what, x in (("device", 0), ("expert", 172))
+        ]
+        _, experts, places = route(5 * jax.nn.one_hot(jnp.array(choices), 2), jnp.zeros(2), 1, 2)
+        for row, (expert, place) in enumerate(zip(experts[:, 0].tolist(), places[:, 0].tolist(), strict=True)):
+            name, y, fill = "abcdefgh"[4 * device + row], top(device, row), hues[device]
+            chosen, result = (
+                (f"{name} → {expert}", name) if place < 2 else (f"{name} → {expert} dropped", f"{name}: zero")
+            )
+            parts += [block(chosen, 0, y, 90, 22, fill), block(result, 324, y, 64, 22, fill)]
+            if place < 2:
+                to = top(expert, 2 * device + place)
+                empty.remove((expert, device, place))
+                parts += [line(90, y + 11, 172, to + 11, fill), block(name, 172, to, 64, 22, fill)]
+                parts.append(line(236, to + 11, 324, y + 11, fill))
+    ((expert, device, place),) = empty
+    y = top(expert, 2 * device + place)
+    frame = f'<rect x="172.5" y="{y}" width="63" height="22" fill="none" stroke="{hues[device]}" stroke-dasharray="3"/>'
+    parts += [frame, text("empty", 204, y + 15, "middle")]
+    told = (
+        "Tokens a, c and d of device 0 choose expert 0, which has two places for that device, so d is dropped and its "
+        "result is zero. Token b chooses expert 1 and leaves a place empty. The tokens of device 1 all get places."
+    )
+    diagram("there_and_back", (388, top(1, 4)), "Dispatch and combine on two devices", told, parts)
 
 
 @example("counted in the program", "predicted")

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
-from showing import Table, example, say
+from showing import Table, block, diagram, example, say
 
-from course.budget import PLANS, REMAT, Sizes, activation_bytes, budget
+from course.budget import PLANS, REMAT, Budget, Sizes, activation_bytes, budget
 from course.machines import machine
 from course.planning import Choice, estimate
 from course.planning.training import Training
+from course.render.svg import AXES, KERNEL, MATMUL, text
 
 GPT = Sizes(layers=12, width=768, heads=12, vocab=40_512, seq=512, parameters=147_000_000)
 LARGE = Sizes(layers=32, width=4096, heads=32, vocab=32_768, seq=2048)
@@ -62,7 +63,7 @@ def recomputed() -> Table:
 def meshes() -> Table:
     """A larger model on eight devices."""
     columns = "state and gradients, GB ,.1f", "a layer gathered ,.1f", "activations ,.1f", "together ,.1f"
-    table = Table("mesh", *columns)
+    table, every = Table("mesh", *columns), {}
     for label, options in {
         "data=8": {"mesh": {"data": 8}},
         "data=8 --fsdp": {"mesh": {"data": 8}, "fsdp": True},
@@ -72,6 +73,7 @@ def meshes() -> Table:
         "pipe=8 --microbatches 8": {"mesh": {"pipe": 8}, "microbatches": 8},
     }.items():
         found = budget(LARGE, batch=8, plan="float32", remat="block", **options)
+        every[label] = found
         gathered = sum(row.bytes for row in found.rows if row.name == "one layer gathered")
         state = sum(found.row(name).bytes for name in ("parameters", "gradients", "optimizer"))
         sizes = state, gathered, found.total - state - gathered, found.total
@@ -84,4 +86,31 @@ def meshes() -> Table:
                 choice = Choice(1, 1, 8, 1, LARGE.layers, "block", False)
                 held = estimate(LARGE, machine("8xA100"), 8, choice, Training(plan="float32")).resident
                 assert held["activations"] == inputs, "the planner and the calculator agree"
+    draw_parts(every)
     return table
+
+
+def draw_parts(every: dict[str, Budget]) -> None:
+    """A stacked bar for each budget, against the 80 GB of an A100."""
+    colours = {"parameters": MATMUL, "gradients": AXES[2], "optimizer": AXES[1], "activations": AXES[0]}
+    layer = "the layer at work"
+    colours[layer] = KERNEL
+    scale, capacity, parts, said = 2.9e-9, machine("8xA100").memory_bytes, [], []
+    for row, (label, found) in enumerate(every.items()):
+        y, x, sizes = 18 + 40 * row, 0.0, dict.fromkeys(colours, 0)
+        for one in found.rows:
+            sizes[one.name if one.name in colours else layer] += one.bytes
+        parts.append(text(label, 0, y + 10))
+        for name, size in sizes.items():
+            parts.append(block("", x, y + 15, scale * size, 16, colours[name], f"{name}: {size / 1e9:.1f} GB"))
+            x += scale * size
+        parts.append(text(f"{found.total / 1e9:.1f} GB", x + 6, y + 27))
+        each = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in sizes.items())
+        said.append(f"{label}: {each}; together {found.total / 1e9:.1f} GB.")
+    end, limit = 18 + 40 * len(every), scale * capacity
+    parts.append(f'<path d="M{limit:.1f},14V{end}" stroke="currentColor" stroke-dasharray="4 3"/>')
+    parts.append(text(f"an A100's {capacity / 1e9:.0f} GB", limit, 10, "middle"))
+    for at, (name, colour) in enumerate(colours.items()):
+        x, y = (at % 3) * 125, end + 10 + 20 * (at // 3)
+        parts += [block("", x, y, 12, 12, colour, name), text(name, x + 17, y + 10)]
+    diagram("parts", (390, end + 46), "Memory of one device by part", " ".join(said), parts, "counted by closed form")

@@ -7,7 +7,7 @@ cells of a ``Table``, and arguments of ``say``, can be quoted in sentences. An `
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,8 @@ from course.program.compiled import DEFAULT_FLAGS, GpuReport, compile_all
 from course.program.simulator import Timeline
 from course.program.simulator.trace import to_trace
 from course.render import holdings_svg, side_by_side
+from course.render import svg as shapes
+from course.render.pictures import unique
 
 PICTURES: dict[str, str] = {}
 DRAWN: dict[str, tuple[Origin, ...]] = {}
@@ -40,6 +42,30 @@ def draw(name: str, svg: str, *origins: Origin) -> None:
     PICTURES[name] = svg
     if origins:
         DRAWN[name] = origins
+
+
+def block(label: str, x: float, y: float, width: float, height: float, fill: str, title: str = "") -> str:
+    """A filled rectangle of a diagram, with its label if that fits."""
+    mark = shapes.Mark(0, 0, fill, (label,), title or label, label)
+    return shapes.draw(mark, x, y, width, height, fill)
+
+
+def line(x: float, y: float, to_x: float, to_y: float, colour: str) -> str:
+    """A line of a diagram that ends in a dot."""
+    path = f'<path d="M{x:g},{y:g}L{to_x:g},{to_y:g}" stroke="{colour}" stroke-width="1.4"/>'
+    return path + f'<circle cx="{to_x:g}" cy="{to_y:g}" r="2.4" fill="{colour}"/>'
+
+
+def diagram(
+    name: str,
+    size: tuple[float, float],
+    title: str,
+    description: str,
+    parts: Iterable[str],
+    origin: Origin = "diagram",
+) -> None:
+    """Save a drawing that a phone can show without scrolling, up to 400 px wide; see ``course.render.svg.svg``."""
+    draw(name, shapes.svg(*size, title, description, "".join(parts), unique(title), least=0.85), origin)
 
 
 def draw_steps(name: str, steps: Mapping[str, Timeline], until: float = 0.0) -> None:
