@@ -44,13 +44,17 @@ def numbers() -> str:
         title="A stack of 8 layers",
     )
     draw("numbers_layers", picture)
+    sent = (2 * microbatches * block + 2 * share * 4 * rest) / GB
+    fsdp = 3 * share * 4 * whole / GB
+    assert 0.45 < 2 * share * 4 * rest / GB / sent < 0.5, "nearly half of it for embedding and head"
+    say(sent=f"{sent:.1f}", fsdp_sent=f"{fsdp:.1f}")
     return "\n".join(
         [
             f"parameters: {whole:,}, a stage {layers // stages + rest:,} (embedding and head: {rest:,})",
             f"a block of 1 x {seq:,} tokens between two stages: {block / MIB:.0f} MiB",
             f"a stage sends, {microbatches} microbatches forward and backward: {2 * microbatches * block / GB:.2f} GB",
             f"all-reduce of embedding and head over the stages: {2 * share * 4 * rest / GB:.2f} GB",
-            f"FSDP over 8 devices, two gathers and a reduce-scatter: {3 * share * 4 * whole / GB:.2f} GB",
+            f"FSDP over 8 devices, two gathers and a reduce-scatter: {fsdp:.2f} GB",
             f"bubble: {(stages - 1) / ticks:.4f}; blocks kept for the backward pass: {ticks * block / GB:.2f} GB",
         ]
     )
@@ -199,6 +203,9 @@ def losses() -> Table:
             found.memory.temporaries / MIB,
         )
     every, branch, parts = table.rows.values()
+    longer = [row.calibrated - row.step for row in table.rows.values()]
+    assert max(longer) - min(longer) < 0.2
+    say(permutes=f"{longer[0]:.1f}")
     longer = [row.calibrated - row.step for row in table.rows.values()]
     assert max(longer) < 1.05 * min(longer), "by about the same time"
     assert branch.step >= every.step > 1.15 * parts.step, "a branch saves no time, parts do"
