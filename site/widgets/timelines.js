@@ -12,7 +12,7 @@
     const tools = document.createElement("div");
     tools.className = "timeline-tools";
     tools.setAttribute("role", "group");
-    tools.setAttribute("aria-label", "Bars of this timeline");
+    tools.setAttribute("aria-label", "Bars of this picture");
     tools.innerHTML = BUTTONS.map(([name, sign, label]) => `<button type="button" data-does="${name}" aria-label="${label}" title="${label}">${sign}</button>`).join("") +
       '<span aria-live="polite"></span>';
     scroll.after(tools);
