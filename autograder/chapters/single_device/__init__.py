@@ -73,14 +73,14 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "no more for 48 layers than for 24": ("program size",),
         "| matrix products in the program's text, 48 layers |": ("program size",),
         "must equal those of a Python loop": ("gradient norm", *NUMBERS),
-        "What the last layer gives": ("values",),
+        "The output of the last layer, in the shape of ``x``": ("values",),
     },
     "remat_layers": {
         "Keep little enough to meet the memory limit": ("live temporaries", "FLOPs"),
         "at most 0.35 times those without `jax.checkpoint`": ("live temporaries",),
         "at most 4/3 of those without": ("FLOPs",),
         "must equal those of a Python loop": ("gradient norm", *NUMBERS),
-        "What the last layer gives": ("values",),
+        "The output of the last layer, in the shape of ``x``": ("values",),
     },
     "scaled_step": {
         "multiply the loss by a large `scale` before the backward pass, and divide the gradients by it": ("values",),

@@ -110,7 +110,7 @@ def test_wrong_hint_right_next_validated_handed_in_and_full_points(home, meshcra
         assert points == (1.5, 3.0)
         expect(shown).to_contain_text(f"partial {FUNCTION} 1.5 of 3 points")
         expect(shown.locator("td", has_text="✗").first).to_have_css("color", "rgb(229, 83, 75)")
-        expect(shown).to_contain_text(re.compile(rf"your line {FUNCTION}:\d+ return whole\(shard\)"))
+        expect(shown).to_contain_text(re.compile(rf"your line {FUNCTION}:\d+ total = lax\."))
         expect(shown).to_contain_text("there is an all-reduce")
         assert "hint 1 of 4" in meshcraft("hint", "fsdp", FUNCTION).out
 
