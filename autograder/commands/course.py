@@ -35,13 +35,13 @@ def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_j
     from autograder.grading.nbgrader.late import renew_penalties
     from autograder.grading.nbgrader.submissions import misplaced
 
-    names = assignments(course, assignment)
+    names, exit_status = assignments(course, assignment)
     for name in names:
         renew_penalties(course.resolve(), name)
     rows = [row for name in names for row in overview(course.resolve(), name)]
     if as_json:
         print_json({"submissions": rows, "counts": counts(rows), "misplaced": misplaced(course)})
-        return
+        raise typer.Exit(exit_status)
     shown = table("chapter", "student", "state", "points", "late", "", gap=3)
     shown.columns[0].no_wrap = True
     for row in rows:
@@ -54,6 +54,7 @@ def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_j
     show(shown, Text(f"\n{len(rows)} in all; {message}" if rows else "this course has no students yet", style="dim"))
     for path, why in misplaced(course).items():
         complain(f"{path}: {why}")
+    raise typer.Exit(exit_status)
 
 
 def feedback(
@@ -65,7 +66,7 @@ def feedback(
     as_json: AsJson = False,
 ) -> None:
     """Write a feedback page for every graded student. Exit status 1: a student got none."""
-    names = assignments(course, assignment)
+    names, exit_status = assignments(course, assignment)
     if to_zip and (len(names) > 1 or not to_zip.parent.is_dir()):
         raise UsageError(
             f"--zip packs one chapter; name one of {', '.join(names)}"
@@ -95,7 +96,7 @@ def feedback(
             out().print(f"wrote {to_zip}", markup=False, soft_wrap=True)
     for student, why in problems.items():
         complain(f"no page for {one_line(student)}: {one_line(why)}")
-    raise typer.Exit(SHORT if problems else 0)
+    raise typer.Exit(exit_status or (SHORT if problems else 0))
 
 
 def export(
@@ -123,7 +124,7 @@ def export(
     if canvas + moodle + gradescope > 1:
         raise UsageError("--canvas, --moodle and --gradescope are three files; write one at a time")
     columns = _columns(column or [], canvas)
-    names = assignments(course, assignment)
+    names, exit_status = assignments(course, assignment)
     if leaderboard is not None:
         _export_leaderboard(course.resolve(), names, leaderboard, to, canvas or moodle or gradescope)
         return
@@ -143,6 +144,7 @@ def export(
         write(to, text)
     if canvas or moodle or gradescope:
         _tell_penalties(penalties(folder, names))
+    raise typer.Exit(exit_status)
 
 
 def _tell_penalties(taken_off: dict[str, float]) -> None:

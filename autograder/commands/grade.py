@@ -68,14 +68,14 @@ def grade(
         raise UsageError(f"--all grades every chapter; leave out {assignment}, or leave out --all")
     if scheduler and unsafe_local:
         raise UsageError("--unsafe-local is only for this machine; a cluster's workers grade in their sandbox")
-    names = assignments(course, assignment)
+    names, exit_status = assignments(course, assignment)
     there = cluster_gradings(scheduler) if scheduler else workers
     gradings, seconds, measured = expected(course, names, max(1, there), only=only or (), again=again)
     _announce(gradings, seconds, measured, names, there, scheduler)
     if only_estimate:
         if not gradings:
             complain("nothing to grade: every submission has a verdict")
-        return
+        raise typer.Exit(exit_status)
     level = _level(scheduler, unsafe_local)
     options = {"workers": workers, "level": level, "scheduler": scheduler, "only": only or (), "again": again}
     done = _grade_each(course, names, options, gradings)
@@ -94,7 +94,7 @@ def grade(
     for report in waiting:
         complain(f"{one_line(report.student)} needs a person: {one_line(reason(report))}")
     differ = _compare(done.regrades, quiet=as_json)
-    raise typer.Exit(USAGE if done.failed else FAULT if waiting or differ else 0)
+    raise typer.Exit(USAGE if done.failed else exit_status or (FAULT if waiting or differ else 0))
 
 
 @dataclass

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from autograder.commands.terminal import (
     SHORT,
+    USAGE,
     AsJson,
     UsageError,
     complain,
@@ -109,14 +110,18 @@ def _gpu_compiler() -> dict[str, str]:
         return {"version": "", "reason": str(error)}
 
 
-def assignments(course: Path, given: str | None) -> list[str]:
+def assignments(course: Path, given: str | None) -> tuple[list[str], int]:
     """The assignment named, or all chapters that are in the course or have submissions.
 
+    Returns:
+        The chapters, and the least exit status: of several, one that cannot be used is named and left out.
+
     Raises:
-        UsageError: No such chapter, no such folder, or no chapter in it.
+        UsageError: No such chapter, no such folder, or no chapter in it that can be used.
     """
     if given is not None:
-        return [require_chapter(given)]
+        return [require_chapter(given)], 0
+    from autograder.contract.task import ChapterError, load
     from autograder.grading.nbgrader.settings import read_settings
 
     dropped = read_settings(course).dropped
@@ -128,9 +133,20 @@ def assignments(course: Path, given: str | None) -> list[str]:
         if entry.name not in dropped
         and ((course / "source" / entry.name).is_dir() or any((course / "submitted").glob(f"*/{entry.name}")))
     ]
+    handed_out = (path.parent.name for path in (course / "source").glob("*/chapters"))  # with a chapter of its own
+    found += sorted({*handed_out} - {*found, *dropped})
     if not found:
         raise UsageError(f"nothing has been submitted: {course.resolve()}/submitted/STUDENT/CHAPTER/ holds no chapter")
-    return found
+    usable = []
+    for name in found:
+        try:
+            load(name)
+            usable.append(name)
+        except (LookupError, ChapterError) as error:
+            if len(found) == 1:
+                raise UsageError(f"{name} cannot be used: {error}") from error
+            complain(f"{name} is left out: {error}")
+    return usable, USAGE if len(usable) < len(found) else 0
 
 
 def _version(metadata: Any, name: str) -> str | None:

@@ -49,16 +49,16 @@ def temporaries_at_most(judged: Judged, most: Callable[[Case[Any]], int], hint: 
     if barred := _barred(name, Kind.MEMORY, judged, figure, weight=weight):
         return barred
     assert e
-    resident, limit = e.memory.temporaries, factor * most(e.case)
-    message, line = _at_the_peak(e, f"{in_bytes(limit)} are allowed", hint) if resident > limit else ("", "")
+    at_peak, limit = e.memory.temporaries, factor * most(e.case)
+    message, line = _at_the_peak(e, f"{in_bytes(limit)} are allowed", hint) if at_peak > limit else ("", "")
     known = {key: judged.references[figure].get(key) for key in (REFERENCE, NAIVE)}
-    return facts.at(e, name, Kind.MEMORY, message, resident, limit, unit=Unit.BYTES, line=line, weight=weight, **known)
+    return facts.at(e, name, Kind.MEMORY, message, at_peak, limit, unit=Unit.BYTES, line=line, weight=weight, **known)
 
 
 def _at_the_peak(e: Evidence, allowed: str, hint: str) -> tuple[str, str]:
     """The message, which ends with a table of what is alive, and the line of the largest array."""
-    resident, alive = e.memory.temporaries, e.memory.alive
-    message = f"at the peak {in_bytes(resident)} of temporaries live at once, {allowed}"
+    at_peak, alive = e.memory.temporaries, e.memory.alive
+    message = f"at the peak {in_bytes(at_peak)} of temporaries live at once, {allowed}"
     if not alive:
         return f"{message}. {hint}", ""
     message += f"; the largest, {_array(alive[0])}, has {in_bytes(alive[0].bytes)}"
@@ -67,7 +67,7 @@ def _at_the_peak(e: Evidence, allowed: str, hint: str) -> tuple[str, str]:
         (in_bytes(one.bytes * count), f"{count} x {_array(one)}", _made_by(one.kind), one.line)
         for one, count in ranked[:MOST_ARRAYS]
     ]
-    if rest := resident - sum(one.bytes * count for one, count in ranked[:MOST_ARRAYS]):
+    if rest := at_peak - sum(one.bytes * count for one, count in ranked[:MOST_ARRAYS]):
         rows.append((in_bytes(rest), "smaller ones", "", ""))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (

@@ -4,12 +4,12 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autograder.contract.task import load
+from autograder.contract.task import ChapterError, load
 from autograder.contract.verdict import NEEDS_HUMAN, Report
 from autograder.grading.inside.intake import IntakeError, parse_notebook
 from autograder.grading.inside.launch import Limits
@@ -146,17 +146,25 @@ def estimate(
         return 0, 0.0, 0
     with open_ledger(course.resolve()) as ledger:
         spent = ledger.seconds()
-    settings = read_settings(course)
-    sizes = {name: len(load(name).tasks) - len(ungraded(settings, name)) for name in {*assignments, *spent}}
-    every = [seconds / sizes[name] for name, found in spent.items() for seconds in found]
+    sizes = _graded_functions(course, {*assignments, *spent})
+    every = [seconds / sizes[name] for name, found in spent.items() if sizes.get(name) for seconds in found]
     one = statistics.median(every) if every else FUNCTION_SECONDS
     total, gradings = 0.0, 0
     for name in assignments:
         count = count_waiting(course, name, only, again)
-        each = statistics.mean(spent[name]) if spent.get(name) else one * sizes[name]
+        each = statistics.mean(spent[name]) if spent.get(name) else one * sizes.get(name, 0)
         gradings += count
         total += count * each / workers + count * BOOKING_SECONDS
     return gradings, total, len(every)
+
+
+def _graded_functions(course: Path, chapters: Collection[str]) -> dict[str, int]:
+    """How many functions of each chapter the course grades; chapters that are gone, or cannot be used, are left out."""
+    settings, found = read_settings(course), {}
+    for name in chapters:
+        with suppress(LookupError, ChapterError):
+            found[name] = len(load(name).tasks) - len(ungraded(settings, name))
+    return found
 
 
 def _model(course: Path, assignment: str, level: str, limits: Limits | None) -> Job:

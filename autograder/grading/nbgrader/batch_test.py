@@ -239,7 +239,7 @@ DRIVER = """
 
     tasks = [SimpleNamespace(name=n, points=p) for n, p in POINTS.items()]
     contract = SimpleNamespace(load=lambda chapter: SimpleNamespace(tasks=tasks, question_points=2.0))
-    contract.contract_files = lambda chapter: []
+    contract.contract_files, contract.ChapterError = lambda chapter: [], LookupError
     root, none = Path.cwd(), lambda chapter: []
     sys.modules["autograder.grading.outside.workers"] = SimpleNamespace(ROOT=root, mounted=none, own_mounted=none)
     sys.modules["autograder.grading.outside.pipeline"] = SimpleNamespace(Grader=Grader, LIMITS=None)

@@ -4,7 +4,9 @@ import shutil
 from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
+from autograder.contract import task
 from autograder.grading.nbgrader import pools
 from autograder.grading.nbgrader.batch import FUNCTION_SECONDS, estimate
 from autograder.grading.nbgrader.batch_test import FakeGrader, fake
@@ -40,11 +42,28 @@ def test_all_chapters_are_graded_in_one_run_and_one_that_cannot_be_stops_no_othe
     done = meshcraft("grade", "--all", "--course", str(term), status=2)
     assert "collectives was not graded" in done.err and "18 of 18" in done.out
     path.write_text(text)
+    with monkeypatch.context() as broken:
+        broken.setattr(task, "load", partial(_unless, "collectives", task.load))
+        for command in ("grade --again", "status", "export", "feedback"):
+            done = meshcraft(*command.split(), "--course", str(term), status=2)
+            assert "collectives is left out: chapters/collectives cannot be imported" in done.err, command
+            assert "fsdp" in done.out, command
+        assert estimate(term, ["fsdp"], 1, again=True)[0] == 1
+    (term / "source" / "gone" / "chapters").mkdir(parents=True)  # handed out with a chapter of its own
+    done = meshcraft("status", "--course", str(term), status=2)
+    assert "gone is left out: there is no chapter called 'gone'" in done.err and "fsdp" in done.out
+    shutil.rmtree(term / "source" / "gone")
     change(term, points={"fsdp.fsdp_loss": 10.0})
     done = meshcraft("grade", "fsdp", "--course", str(term))
     assert "ada: fsdp 18 before, 23 now" in done.out
     assert [estimate(term, ["fsdp"], 1, again=again)[0] for again in (False, True)] == [0, 1]
     assert "leave out fsdp, or leave out --all" in meshcraft("grade", "fsdp", "--all", status=2).err
+
+
+def _unless(name, loaded, chapter):
+    if chapter == name:
+        raise task.ChapterError(f"chapters/{name} cannot be imported: SyntaxError")
+    return loaded(chapter)
 
 
 def test_a_regrade_under_another_sandbox_is_the_same(term, meshcraft, monkeypatch):

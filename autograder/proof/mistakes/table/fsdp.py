@@ -39,7 +39,7 @@ MISTAKES = [
             "psum_scatter(gradient,": "psum_scatter(gradient / lax.axis_size(axis_name),",
             "return total / lax.axis_size(axis_name)": "return total",
         },
-        line='x = layers(shards["layers"], x)',
+        line="total = lax.psum_scatter(gradient / lax.axis_size(axis_name)",
         never="dot-general|advice",
     ),
     Mistake(
