@@ -83,10 +83,7 @@ def ring_facts(judged: Judged) -> list[Fact]:
         "After how many steps has a device seen which keys, and which of them are in the result twice, or not at all?"
     )
     back = "Whose keys has a device when it adds to a sum, and on which device does that sum end?"
-    late = (
-        "Which transfer, forward or backward, waits for what is computed in the same step, or is waited for? For a "
-        "transfer in a backward pass of your own, JAX knows only the line that calls the whole function."
-    )
+    late = "Which transfer, forward or backward, waits for what is computed in the same step, or is waited for?"
     kept = (
         "How many devices' keys and values are on one device at the same time, and what would JAX's own derivative of "
         "your loop save in every step?"

@@ -21,7 +21,7 @@ from autograder.grading.inside.tracing import Traced, trace_cases
 from autograder.grading.nbgrader import feedback
 from autograder.grading.nbgrader.conftest import WHERE, booked, cell, file_and_book, hand_in, report
 from autograder.grading.nbgrader.course import open_gradebook
-from autograder.grading.nbgrader.page import MEANING, function_html, reference_step, tidy
+from autograder.grading.nbgrader.page import MEANING, function_html, next_step, reference_step, tidy
 from autograder.grading.outside.judge import _picture, expected, judge, plan
 from autograder.release.notebook import ROOT
 from course.curriculum import CHAPTERS
@@ -263,6 +263,15 @@ def test_an_error_is_told_by_its_type_its_words_and_the_students_own_line():
     assert "TypeError: add got (8,) and (4,) at core.py:12 and fsdp_loss:9" in page.text
     assert "return a + b < c" in page.text and "/srv" not in page.text and MEANING[STUDENT_ERROR] in page.text
     assert tidy("no layers/up/kernel and 1/2") == "no layers/up/kernel and 1/2"
+
+
+def test_a_function_that_was_not_begun_is_no_error():
+    message = "fsdp_loss is not written yet: it raises NotImplementedError"
+    stub = Result("fsdp_loss", 0.0, 5.0, STUDENT_ERROR, (), "fsdp_loss:9", message)
+    text = Page(function_html("fsdp", stub, {})).text
+    assert "not started It is not written yet." in text and "error" not in text and "meshcraft hint fsdp" in text
+    right = Result("shard_params", 2.0, 2.0, PASS)
+    assert next_step("fsdp", [right, stub])["more"] == "It is not written yet."
 
 
 def test_a_fault_of_the_grader_waits_for_a_person_and_its_words_are_not_the_students(course):

@@ -23,7 +23,7 @@ from autograder.contract.verdict import (
     Result,
     counted,
 )
-from autograder.render import COLOURS, RED, WORDS, plain, table_html, whose
+from autograder.render import COLOURS, GREY, NOT_STARTED, RED, WORDS, plain, table_html, whose
 from course.curriculum import is_own
 from course.program import ProgramError, Timeline
 from course.render import side_by_side
@@ -61,16 +61,17 @@ def function_html(chapter: str, result: Result, sources: Mapping[str, str], *, f
         first: An earlier function that this one uses, and that is not right yet.
         site: The address of the course's pages, if the instructor has given one.
     """
-    colour = COLOURS.get(result.verdict, RED)
-    word = WORDS.get(result.verdict, result.verdict)
+    colour = GREY if result.not_started else COLOURS.get(result.verdict, RED)
+    word = NOT_STARTED if result.not_started else WORDS.get(result.verdict, result.verdict)
     parts = [
         f'<p><span class="badge" style="background:{colour}">{_safe(word)}</span> '
-        f"{_safe(MEANING.get(result.verdict, ''))} {_safe(result.reason)}</p>"
+        f"{_safe(_meaning(result))} {_safe(result.reason)}</p>"
     ]
     if first and result.verdict not in (PASS, NEEDS_HUMAN):
         parts.append(f"<p>{EARLIER.format(_code(result.name), _code(first))}</p>")
     failed = [fact for fact in result.facts if fact.passed is False]
-    if result.verdict != NEEDS_HUMAN and (result.message or result.line) and not _message_in_facts(failed, result):
+    told = result.not_started or result.verdict == NEEDS_HUMAN or _message_in_facts(failed, result)
+    if not told and (result.message or result.line):
         parts.append(_finding("", result.message, result.line, sources))
     parts += [_finding(_title(fact), fact.message, fact.line, sources) for fact in failed]
     parts.append(_next(chapter, result, failed, site))
@@ -83,6 +84,10 @@ def function_html(chapter: str, result: Result, sources: Mapping[str, str], *, f
     parts.append(_step(chapter, result))
     parts.append(_denied(result.denied))
     return "".join(parts)
+
+
+def _meaning(result: Result) -> str:
+    return "It is not written yet." if result.not_started else MEANING.get(result.verdict, "")
 
 
 def anchor(line: str) -> str:
@@ -182,7 +187,7 @@ def next_step(chapter: str, results: list[Result]) -> dict[str, str]:
             "more": "",
             "command": f"meshcraft start {chapter}",
         }
-    cause = f"“{first.missed[0].name}” is not met yet." if first.missed else MEANING.get(first.verdict, "")
+    cause = f"“{first.missed[0].name}” is not met yet." if first.missed else _meaning(first)
     rest = sum(result.verdict != PASS for result in judged) - 1
     return {
         "function": first.name,
