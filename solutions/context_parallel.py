@@ -173,9 +173,10 @@ def ring_attention(q: jax.Array, k: jax.Array, v: jax.Array, order: Order, axis_
     """Apply causal attention to a sequence whose chunks are on several devices. Runs inside ``shard_map``.
 
     Args:
-        q: Queries of this device's chunks, ``[batch, seq/axis, num_heads, head_dim]``. k: Keys of the same tokens,
-        ``[batch, seq/axis, num_kv_heads, head_dim]``. v: Values, like ``k``. order: The chunk numbers of each device,
-        the same number for all.
+        q: Queries of this device's chunks, ``[batch, seq/axis, num_heads, head_dim]``.
+        k: Keys of the same tokens, ``[batch, seq/axis, num_kv_heads, head_dim]``.
+        v: Values, like ``k``.
+        order: The chunk numbers of each device, the same number for all.
         axis_name: The mesh axis that sequences are split over, of any size.
 
     Returns:

@@ -151,8 +151,10 @@ def balancing_loss(
     """Compute the router's two losses over all devices' tokens, and the next bias. Runs inside ``shard_map``.
 
     Args:
-        logits: ``[tokens/axes, experts]``, those of this device. bias: ``[experts]``, the same on every device, as for
-        ``route``. k: Number of experts that a token chooses. rate: The amount by which a bias changes.
+        logits: ``[tokens/axes, experts]``, those of this device.
+        bias: ``[experts]``, the same on every device, as for ``route``.
+        k: Number of experts that a token chooses.
+        rate: The amount by which a bias changes.
         axes: The mesh axes that tokens are split over.
 
     Returns:
@@ -354,9 +356,12 @@ def overlapped_moe(
     """Apply ``moe_layer`` with some places in transit while experts compute others. Runs inside ``shard_map``.
 
     Args:
-        params: As for ``moe_layer``. x: ``[tokens, width]``, this device's. k: Number of experts that a token chooses.
-        capacity: Number of places that each expert has for each device's tokens. axis_name: The mesh axis that experts
-        are split over. num_chunks: Number of chunks that places are split into.
+        params: As for ``moe_layer``.
+        x: ``[tokens, width]``, this device's.
+        k: Number of experts that a token chooses.
+        capacity: Number of places that each expert has for each device's tokens.
+        axis_name: The mesh axis that experts are split over.
+        num_chunks: Number of chunks that places are split into.
 
     Returns:
         ``(y, logits)``: as ``moe_layer``.

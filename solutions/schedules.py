@@ -390,9 +390,10 @@ def execute_schedule(
 
     Args:
         stage: ``(forward, backward_input, backward_weights)`` of one part of the model, as ``split_backward`` returns
-        them. loss: ``(y, i) -> scalar``, the mean over the rows of microbatch number ``i``, whose output is ``y``.
-        table: What each stage does in each tick. weights: Those of this stage's parts, leaves ``[num_repeats, ...]``;
-        varying over ``axis_name``.
+            them.
+        loss: ``(y, i) -> scalar``, the mean over the rows of microbatch number ``i``, whose output is ``y``.
+        table: What each stage does in each tick.
+        weights: Those of this stage's parts, leaves ``[num_repeats, ...]``; varying over ``axis_name``.
         microbatches: What enters the first part, ``[num_microbatches, microbatch_size, ...]``; varies over
             ``axis_name``.
         axis_name: The mesh axis of the stages.
@@ -508,9 +509,12 @@ def two_weight_versions_step(
     """Take one step of SGD with the gradient at the older weights. Runs inside ``shard_map``.
 
     Args:
-        stage: As for ``execute_schedule``. loss: As for ``execute_schedule``. table: As for ``execute_schedule``.
-        versions: ``newest`` and ``older`` weights of this stage's parts; varying over both axes. microbatches: Those of
-        this device's pipeline, ``[num_microbatches, microbatch_size, ...]``; varying over both axes.
+        stage: As for ``execute_schedule``.
+        loss: As for ``execute_schedule``.
+        table: As for ``execute_schedule``.
+        versions: ``newest`` and ``older`` weights of this stage's parts; varying over both axes.
+        microbatches: Those of this device's pipeline, ``[num_microbatches, microbatch_size, ...]``; varying over both
+            axes.
         learning_rate: A scalar.
         pipe_axis: The mesh axis of the stages.
         data_axis: The mesh axis of the pipelines.

@@ -240,8 +240,9 @@ def sp_block(params: PyTree, x: jax.Array, key: jax.Array, rate: float, attend: 
     Args:
         params: ``{"attention_norm": ..., "attention": {"qkv": ..., "out": ...}, "mlp": {"norm": ..., "up": ...,
             "down": ...}}``: this device's part of split leaves; whole leaves, typed as the same on every device.
-        x: This device's part of each sequence, ``[batch, seq/axis, width]``. key: For dropout, the same on every device
-        of ``axis_name``. rate: Share of elements that are dropped of what is added, a Python number; 0 drops nothing.
+        x: This device's part of each sequence, ``[batch, seq/axis, width]``.
+        key: For dropout, the same on every device of ``axis_name``.
+        rate: Share of elements that are dropped of what is added, a Python number; 0 drops nothing.
         attend: Causal attention, from ``(qkv, num_heads)`` to mixed values.
         axis_name: The mesh axis that features and sequences are split over.
 
@@ -375,9 +376,10 @@ def ulysses_attention(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int, axis
     """Apply causal attention to sequences in parts, by way of heads in parts. Runs inside ``shard_map``.
 
     Args:
-        q: Queries of this device's tokens, ``[batch, seq/axis, num_heads, head_dim]``. k: Keys of these tokens,
-        ``[batch, seq/axis, kv_heads, head_dim]``. v: Values, of the same shape. chunk: Number of queries to process at
-        once; divides ``seq``.
+        q: Queries of this device's tokens, ``[batch, seq/axis, num_heads, head_dim]``.
+        k: Keys of these tokens, ``[batch, seq/axis, kv_heads, head_dim]``.
+        v: Values, of the same shape.
+        chunk: Number of queries to process at once; divides ``seq``.
         axis_name: The mesh axis that sequences are split over.
 
     Returns:

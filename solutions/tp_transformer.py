@@ -496,7 +496,7 @@ def tp_transformer_step(
         params: ``embed``, ``layers`` and ``head``: this device's part of each leaf, all varying over both axes.
         specs: The ``PartitionSpec`` of each leaf, which names ``tensor_axis`` where it is split.
         batch: This device's sequences, ``inputs`` and ``targets``, ``[batch/data, seq]``, the same along
-        ``tensor_axis``.
+            ``tensor_axis``.
         key: For dropout, the same on every device.
         rate: Share of elements that are dropped, a Python number.
         parallel: Whether layers are those of ``parallel_transformer_block``.

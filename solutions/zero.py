@@ -409,10 +409,12 @@ def zero2_step(
 
     Args:
         params: Whole parameters, all varying over ``axis_name``; leaves under ``layers`` are ``[num_layers, ...]``.
-        state: As from ``shard_optimizer_state``. specs: The ``PartitionSpec`` of each part; under ``layers`` its first
-        entry belongs to the layer dim. batch: This device's rows, ``inputs`` and ``targets``, ``[batch/axis, ...]``.
-        model: The model's pure functions. axis_name: The mesh axis that batch and state are split over, or several of
-        them. num_microbatches: Number of parts that a device's rows are split into; divides the number of rows.
+        state: As from ``shard_optimizer_state``.
+        specs: The ``PartitionSpec`` of each part; under ``layers`` its first entry belongs to the layer dim.
+        batch: This device's rows, ``inputs`` and ``targets``, ``[batch/axis, ...]``.
+        model: The model's pure functions.
+        axis_name: The mesh axis that batch and state are split over, or several of them.
+        num_microbatches: Number of parts that a device's rows are split into; divides the number of rows.
         config: Settings of AdamW.
 
     Returns:

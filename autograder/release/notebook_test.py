@@ -1,13 +1,16 @@
 """The build: its rules, and that it produces the same bytes every time."""
 
+import importlib
+import inspect
 import re
 from types import SimpleNamespace
 
 import nbformat
 import pytest
 
+from autograder.contract.task import load
 from autograder.release import notebook
-from course.curriculum import NOTEBOOKS, PRIMER
+from course.curriculum import CHAPTERS, NOTEBOOKS, PRIMER
 
 MODULE = '''# %% [markdown]
 # # A chapter
@@ -127,6 +130,17 @@ def test_the_committed_exercise_is_what_a_build_gives_estimates_every_function_a
     answers = [line for cell in solved.cells if notebook.BEGIN in cell.source for line in region(cell.source)]
     # A line may also occur in a cell that the learner is given, such as the version to start from.
     assert (answers or chapter == PRIMER.name) and not [a for a in answers if a in text and a not in given]
+
+
+@pytest.mark.parametrize("chapter", [entry.name for entry in CHAPTERS])
+def test_every_argument_of_a_graded_function_is_described_on_a_line_of_its_own(chapter):
+    solution = importlib.import_module(f"solutions.{chapter}")
+    for task in load(chapter).tasks:
+        function = getattr(solution, task.name)
+        described, _, arguments = inspect.getdoc(function).partition("Args:\n")
+        heads = re.findall(r"^    (\w+): ", arguments.split("\n\n")[0], re.MULTILINE)
+        named = list(inspect.signature(function).parameters)
+        assert heads == named or "arguments as for" in described, task.name
 
 
 def region(source):
