@@ -137,7 +137,7 @@ def test_every_argument_of_a_graded_function_is_described_on_a_line_of_its_own(c
     solution = importlib.import_module(f"solutions.{chapter}")
     for task in load(chapter).tasks:
         function = getattr(solution, task.name)
-        described, _, arguments = inspect.getdoc(function).partition("Args:\n")
+        described, _, arguments = (inspect.getdoc(function) or "").partition("Args:\n")
         heads = re.findall(r"^    (\w+): ", arguments.split("\n\n")[0], re.MULTILINE)
         named = list(inspect.signature(function).parameters)
         assert heads == named or "arguments as for" in described, task.name
