@@ -176,13 +176,7 @@ class Machine:
         return found
 
     def transfer(
-        self,
-        kind: str,
-        devices: Sequence[int],
-        wire_bytes: float,
-        size: float,
-        *,
-        pair: tuple[int, int] | None = None,
+        self, kind: str, devices: Sequence[int], wire_bytes: float, size: float, *, pair: tuple[int, int] | None = None
     ) -> tuple[float, float]:
         """Seconds that a collective takes before its bytes, and bytes per second that it then sends.
 

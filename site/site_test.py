@@ -20,11 +20,7 @@ SITE = Path(__file__).parent
 # Addresses in Material's own scripts. Those in the first script are requested only by features our pages do not use: a
 # browser without ResizeObserver, a Mermaid diagram, a repository's star count; the pages' policy refuses them all the
 # same. The others are in messages.
-UNREACHED = {
-    "bundle": {"unpkg.com", "api.github.com", "${e}"},
-    "search": {"bit.ly"},
-    "wordcut": {"github.com"},
-}
+UNREACHED = {"bundle": {"unpkg.com", "api.github.com", "${e}"}, "search": {"bit.ly"}, "wordcut": {"github.com"}}
 # A sentence that says how little can be sent: a switch that adds sends less, as in the node that the course models.
 BOUND = re.compile(
     r"[^.:]*(?:no algorithm|whatever the algorithm|any algorithm)[^.:]*|[^.]*\bcan\s+send\s+less[^.]*", re.I

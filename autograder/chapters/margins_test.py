@@ -128,10 +128,7 @@ OTHERS = [
     (ASYNC, "keeps_every_product", "seconds", NAIVE, 0, 0.93),
     (ASYNC, "keeps_every_product", "temporaries", NAIVE, 1.15 * async_tp.MLP_TEMPORARIES, inf),
     (ASYNC, "leaves_the_derivative_to_jax", "seconds", NAIVE, 1.15, inf),
-    (
-        "tp_transformer.parallel_transformer_block",
-        *("with_attention_recomputed", "seconds", NAIVE, 0, 0.93 * FASTER),
-    ),
+    ("tp_transformer.parallel_transformer_block", *("with_attention_recomputed", "seconds", NAIVE, 0, 0.93 * FASTER)),
     ("tp_transformer.tp_transformer_step", "with_layers_that_recompute", "exposed", NAIVE, 0, 0.93 * tp_step.EXPOSED),
     ("sequence_parallel.sp_block", "computes_a_product_again", "flops", NAIVE, 1.04 * sequence.FLOPS, inf),
     (

@@ -123,10 +123,7 @@ def plan_of_callee(chapter: str, task: Task, caller: Result) -> Plan:
 
 
 def judge_traced(
-    planned: Plan,
-    traced: Traced | Problem,
-    progress: Progress | None = None,
-    seen: dict[str, Evidence] | None = None,
+    planned: Plan, traced: Traced | Problem, progress: Progress | None = None, seen: dict[str, Evidence] | None = None
 ) -> Result:
     """Judge traced Programs; ``seen`` is as for ``judge``."""
     if isinstance(traced, Problem):

@@ -13,16 +13,7 @@ from typer import Argument, Option
 
 from autograder.commands.hints import read_hints
 from autograder.commands.sizes import print_sizes
-from autograder.commands.terminal import (
-    SHORT,
-    AsJson,
-    UsageError,
-    bar,
-    print_json,
-    require_chapter,
-    show,
-    table,
-)
+from autograder.commands.terminal import SHORT, AsJson, UsageError, bar, print_json, require_chapter, show, table
 from course.curriculum import CHAPTERS, Chapter, contract_folder, home, own_page
 
 # The files of a chapter, and how to create each; references and exercises are built.

@@ -34,8 +34,7 @@ LimitFactors = Annotated[
     typer.Option(metavar="FUNCTION.FACT=FACTOR", help="Times a limit: 'fsdp_loss.live temporaries=1.5'; 1: ours."),
 ]
 Dropped = Annotated[
-    list[str] | None,
-    typer.Option(metavar="CHAPTER", help="A chapter that no longer counts; --chapter takes it back."),
+    list[str] | None, typer.Option(metavar="CHAPTER", help="A chapter that no longer counts; --chapter takes it back.")
 ]
 Students = Annotated[
     Path | None,

@@ -66,6 +66,5 @@ SequenceParallel = Annotated[bool, typer.Option(help="`tensor` splits the sequen
 Margin = Annotated[float, typer.Option(help="Of memory, for what is not counted, as a share of it.")]
 All = Annotated[bool, typer.Option("--all", help="Every configuration considered, each with its reason.")]
 Card = Annotated[
-    Path | None,
-    typer.Option("--card", metavar="FILE", help="Print the best configuration's run card, and keep it."),
+    Path | None, typer.Option("--card", metavar="FILE", help="Print the best configuration's run card, and keep it.")
 ]

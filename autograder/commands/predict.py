@@ -28,8 +28,7 @@ SOURCES = (".ipynb", ".py")
 MachineName = Annotated[
     str | None,
     typer.Option(
-        "--machine",
-        help="A machine, as `meshcraft machines` names it, or a file (.toml); 8xH100 by default.",
+        "--machine", help="A machine, as `meshcraft machines` names it, or a file (.toml); 8xH100 by default."
     ),
 ]
 Aot = Annotated[bool, typer.Option("--aot", help="Ask the GPU compiler too (needs the extra `aot`; no GPU).")]

@@ -411,12 +411,7 @@ LOSSES = np.array([3, 2], np.float32)
 
 
 @pytest.mark.parametrize(
-    ("losses", "factor", "says"),
-    [
-        ([4, 2], 2, FIRST_LOSS),
-        ([3, 2.5], 2, FOLLOW),
-        ([4, 2.5], 1, LOSS_ALONE),
-    ],
+    ("losses", "factor", "says"), [([4, 2], 2, FIRST_LOSS), ([3, 2.5], 2, FOLLOW), ([4, 2.5], 1, LOSS_ALONE)]
 )
 def test_a_step_is_sent_to_the_loss_if_that_is_wrong_before_any_update(losses, factor, says):
     e = evidence(factor * DRAWN, secret=False)

@@ -191,13 +191,7 @@ def predict_solution(
 
 
 def look(
-    task: Task,
-    function: Any,
-    locate: Locate,
-    machine: Machine,
-    *,
-    aot: bool = False,
-    model_flops: float | None = None,
+    task: Task, function: Any, locate: Locate, machine: Machine, *, aot: bool = False, model_flops: float | None = None
 ) -> tuple[Prediction, dict[str, Program]] | Problem:
     """Run all analyses on a function at its largest size; return them with its Programs by platform, or the problem."""
     case = largest_case(task)

@@ -153,12 +153,7 @@ def dense_passes(sizes: Sizes, rank: Rank, hidden: int) -> Passes:
     second = product(n, h, k) + product(n, q, h) + gated * product(n, h, m)
     block = forward + dense + apart - back[-1][0] - kernel((2 if single else 1) * own)
     again = {"none": 0.0, "attention": scored + apart, "block": block, "half": second + forward - mix}
-    sent_again = {
-        "none": 0.0,
-        "attention": 0.0,
-        "block": sent - back[-1][1],
-        "half": sum(more for _, more in into),
-    }
+    sent_again = {"none": 0.0, "attention": 0.0, "block": sent - back[-1][1], "half": sum(more for _, more in into)}
     sent_back = sum(more for _, more in turned)
     around = ring(sizes, rank, mix, mix_back) if len(rank.context) > 1 else Sent()
     return Passes(forward + dense, backward, sent, sent_back, again, sent_again, weights, around)

@@ -194,10 +194,7 @@ def test_anything_unforeseen_in_an_artefact_is_refused_and_no_fault_of_ours(prog
         ([f"%h = stablehlo.iota dim = 0 : tensor<{'1x' * 40}i32>"], "has 40 dims and at most 32"),
         (["%h = stablehlo.constant dense_resource<big> : tensor<4xf32>"], "a constant has no numbers"),
         # Calls between functions.
-        (
-            [(MAIN, f"func.func private @again() {{ {AGAIN} return }}\n{MAIN}"), AGAIN],
-            "function again calls itself",
-        ),
+        ([(MAIN, f"func.func private @again() {{ {AGAIN} return }}\n{MAIN}"), AGAIN], "function again calls itself"),
         # Communication between devices.
         ([(CHANNEL, CHANNEL.replace("type = 0", "type = 2"))], "is of channel type 2, expected one between devices"),
         (

@@ -10,14 +10,7 @@ from typing import Any
 
 from course.program.program import ProgramError
 
-COLLECTIVES = {
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "collective_broadcast",
-    "collective_permute",
-    "reduce_scatter",
-}
+COLLECTIVES = {"all_gather", "all_reduce", "all_to_all", "collective_broadcast", "collective_permute", "reduce_scatter"}
 ELEMENTWISE = set(
     "abs add and atan2 bitcast_convert cbrt ceil clamp compare complex convert cosine count_leading_zeros divide "
     "exponential exponential_minus_one floor imag is_finite log log_plus_one logistic maximum minimum multiply negate "

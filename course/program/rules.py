@@ -129,11 +129,7 @@ def place(op: Any, caller: str = "") -> str:
 
 
 def _check_numbers(module: Any, program: Program) -> None:
-    wanted = {
-        "mhlo.num_partitions": program.num_devices,
-        "mhlo.num_replicas": 1,
-        "jax.uses_shape_polymorphism": False,
-    }
+    wanted = {"mhlo.num_partitions": program.num_devices, "mhlo.num_replicas": 1, "jax.uses_shape_polymorphism": False}
     for name, expected in wanted.items():
         found = module.attributes[name].value if name in module.attributes else None
         if found is not None and found != expected:

@@ -123,10 +123,7 @@ def instrument(program: Program, module: Module) -> Witness | None:
     with found.module.context, ir.Location.unknown():
         twin = found.module.operation.clone(ip=False)
         _Twin(
-            twin,
-            program.num_devices,
-            {op.attributes["number"]: slot for slot, op in enumerate(watched)},
-            point,
+            twin, program.num_devices, {op.attributes["number"]: slot for slot, op in enumerate(watched)}, point
         ).write()
         version = stablehlo_version(found.exported)
         written = io.BytesIO()

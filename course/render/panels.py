@@ -36,11 +36,7 @@ def prediction_html(prediction: Prediction) -> str:
 
 
 def comparison_html(
-    title: str,
-    predictions: Mapping[str, Prediction],
-    remarks: Mapping[str, str] | None = None,
-    *,
-    reference: str = "",
+    title: str, predictions: Mapping[str, Prediction], remarks: Mapping[str, str] | None = None, *, reference: str = ""
 ) -> str:
     """Several predictions on one time scale, their figures side by side, and the first one's memory and lines.
 

@@ -14,14 +14,7 @@ from course.schedules.measures import Measured, activations_form, bubble_form, m
 from course.schedules.orders import Action, Schedule, forwards, text_of, written
 from course.schedules.single import gpipe
 from course.schedules.slots import empty_slots, read_slot, write_slot
-from course.schedules.tables import (
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHTS,
-    FORWARD,
-    IDLE,
-    Table,
-    tabulate,
-)
+from course.schedules.tables import BACKWARD_INPUT, BACKWARD_WEIGHTS, FORWARD, IDLE, Table, tabulate
 from course.schedules.timing import Costs, Message, Span, Timed, run
 
 if TYPE_CHECKING:

@@ -57,12 +57,7 @@ def line(x: float, y: float, to_x: float, to_y: float, colour: str) -> str:
 
 
 def diagram(
-    name: str,
-    size: tuple[float, float],
-    title: str,
-    description: str,
-    parts: Iterable[str],
-    origin: Origin = "diagram",
+    name: str, size: tuple[float, float], title: str, description: str, parts: Iterable[str], origin: Origin = "diagram"
 ) -> None:
     """Save a drawing that a phone can show without scrolling, up to 400 px wide; see ``course.render.svg.svg``."""
     draw(name, shapes.svg(*size, title, description, "".join(parts), unique(title), least=0.85), origin)

@@ -124,9 +124,7 @@ MUTANTS = (
         *("gradients", "live temporaries", "permute bytes", "values"),
     ),
     gather(
-        "forgets_the_kernels_gradient",
-        {PRODUCT: "product(*vary_alike(x, lax.stop_gradient(kernel)))"},
-        "gradients",
+        "forgets_the_kernels_gradient", {PRODUCT: "product(*vary_alike(x, lax.stop_gradient(kernel)))"}, "gradients"
     ),
     mutant("matmul_ring_scatter", multiplies_then_scatters, "live temporaries", *SYNCHRONOUS),
     scatter("adds_before_it_sends", SCATTERS_LATE, "predicted time"),

@@ -200,9 +200,7 @@ MUTANTS = (
     patch(
         train_step_dp,
         "uses_the_first_microbatch_only",
-        {
-            "rows.reshape(num_microbatches, -1,": "rows[: len(rows) // num_microbatches].reshape(1, -1,",
-        },
+        {"rows.reshape(num_microbatches, -1,": "rows[: len(rows) // num_microbatches].reshape(1, -1,"},
         *GRADIENTS,
         "live temporaries",
         "values",

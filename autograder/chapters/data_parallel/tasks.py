@@ -16,15 +16,7 @@ from autograder.chapters.data_parallel.wrapping import STEPS, Leaves, Named, Tra
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import axis_size, build_model, params_of
-from autograder.contract.draws import (
-    ODD,
-    draw_leaves,
-    draw_masked,
-    stacked,
-    unseen_case,
-    unseen_mesh,
-    unseen_model,
-)
+from autograder.contract.draws import ODD, draw_leaves, draw_masked, stacked, unseen_case, unseen_mesh, unseen_model
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact, Kind
 from autograder.contract.wrapping import wrappings

@@ -8,15 +8,7 @@ from jax import lax
 
 from autograder.chapters.mutant import mutant, patch, there_and_back
 from course.moe import expert_mlp
-from solutions.expert_parallel import (
-    balancing_loss,
-    combine,
-    dispatch,
-    moe_layer,
-    moe_step,
-    overlapped_moe,
-    route,
-)
+from solutions.expert_parallel import balancing_loss, combine, dispatch, moe_layer, moe_step, overlapped_moe, route
 
 
 def _mask(weights, experts, places, num_experts, capacity):
@@ -123,12 +115,7 @@ MUTANTS = (
     patch(route, "multiplies_by_the_biased_gates", {CHOICE: f"{CHOICE}\n    gates = gates + bias"}, *LAYER),
     patch(route, "forgets_the_bias", {"gates + bias": "gates"}, *LAYER),
     patch(route, "counts_the_token_itself", {" - chosen": ""}, "values"),
-    patch(
-        route,
-        "is_never_full",
-        {PLACES: PLACES.replace("jnp.minimum(", "").replace(", capacity)", "")},
-        "values",
-    ),
+    patch(route, "is_never_full", {PLACES: PLACES.replace("jnp.minimum(", "").replace(", capacity)", "")}, "values"),
     patch(
         route,
         "serves_the_last_tokens_first",
@@ -179,12 +166,7 @@ MUTANTS = (
         {COUNTED: "jnp.sum(lax.all_gather(experts, axes).reshape(-1, 1) == jnp.arange(num_experts), axis=0)"},
         OTHERS,
     ),
-    patch(
-        balancing_loss,
-        "sums_over_devices_before_it_counts",
-        {COUNTED: ALL_ROWS},
-        REDUCED,
-    ),
+    patch(balancing_loss, "sums_over_devices_before_it_counts", {COUNTED: ALL_ROWS}, REDUCED),
     mutant("dispatch", multiplies_by_a_one_hot_mask, *MASKED),
     patch(dispatch, "puts_dropped_tokens_into_the_last_place", {'"drop"': '"clip"'}, *LAYER),
     patch(
@@ -210,34 +192,13 @@ MUTANTS = (
     mutant("moe_layer", multiplies_by_one_hot_masks, *MASKED),
     mutant("moe_layer", gathers_every_place, TRAVELS, OTHERS, "live temporaries"),
     patch(moe_layer, "forgets_the_shared_expert", {f"{SHARED} + ": ""}, *LAYER),
-    patch(
-        moe_layer,
-        "mixes_up_devices_and_experts",
-        {THERE: MIXED},
-        *LAYER,
-    ),
+    patch(moe_layer, "mixes_up_devices_and_experts", {THERE: MIXED}, *LAYER),
     patch(moe_layer, "gives_the_router_no_gradient", {"route(logits": "route(lax.stop_gradient(logits)"}, "gradients"),
     patch(moe_layer, "sends_tokens_once_more", {THERE: AGAIN}, TRAVELS),
-    patch(
-        moe_layer,
-        "sends_logits_round",
-        {"    computed =": f"    {ROUND}\n    computed ="},
-        OTHERS,
-    ),
-    patch(
-        moe_layer,
-        "averages_the_experts_gradient",
-        {COMPUTED: SCALED},
-        "gradients",
-    ),
+    patch(moe_layer, "sends_logits_round", {"    computed =": f"    {ROUND}\n    computed ="}, OTHERS),
+    patch(moe_layer, "averages_the_experts_gradient", {COMPUTED: SCALED}, "gradients"),
     mutant("overlapped_moe", waits_for_every_place, *LATE),
-    patch(
-        overlapped_moe,
-        "sends_every_chunk_once_more",
-        {THERE: AGAIN},
-        TRAVELS,
-        *LATE,
-    ),
+    patch(overlapped_moe, "sends_every_chunk_once_more", {THERE: AGAIN}, TRAVELS, *LATE),
     patch(
         overlapped_moe, "puts_chunks_back_in_reverse", {"concatenate(returned": "concatenate(returned[::-1]"}, *LAYER
     ),
@@ -290,12 +251,7 @@ MUTANTS = (
     patch(
         moe_step, "returns_its_own_loss", {"return updated, lax.pmean(loss, both)": "return updated, loss"}, "values"
     ),
-    patch(
-        moe_step,
-        "averages_twice",
-        {"return lax.pmean(gradient, both)": f"return {TWICE}"},
-        REDUCED,
-    ),
+    patch(moe_step, "averages_twice", {"return lax.pmean(gradient, both)": f"return {TWICE}"}, REDUCED),
     patch(moe_step, "sends_tokens_once_more_in_the_step", {THERE: AGAIN}, TRAVELS, inside=moe_layer),
     patch(
         moe_step,

@@ -253,11 +253,7 @@ def wrap_layer(name: str, chunked: bool = False) -> Callable[[Any, Case[Layer]],
 
         rows = devices_of(case) * s.tokens
         x, logits = array(rows, s.width), array(rows, s.num_experts)
-        inputs = {
-            "params": (shapes, specs),
-            "x": (x, P(every)),
-            "upstream": ({"y": x, "logits": logits}, P(every)),
-        }
+        inputs = {"params": (shapes, specs), "x": (x, P(every)), "upstream": ({"y": x, "logits": logits}, P(every))}
         results = {"values": P(every), "gradients": {"params": stacked_specs(specs, case), "x": P(every)}}
         return on_mesh(local, case, inputs, results, {"params": "state"})
 

@@ -96,8 +96,5 @@ PROMISES = {
 }
 
 CONTRACT = Contract(
-    "fsdp",
-    (SHARD_PARAMS, GATHER_PARAMS, FSDP_LOSS, FSDP_TRAIN_STEP, HYBRID_SHARD_STEP),
-    question_points=2,
-    read=READ,
+    "fsdp", (SHARD_PARAMS, GATHER_PARAMS, FSDP_LOSS, FSDP_TRAIN_STEP, HYBRID_SHARD_STEP), question_points=2, read=READ
 )

@@ -227,12 +227,7 @@ MUTANTS = (
         SENT_ACROSS,
         shown_by=("replica=4 x data=1",),
     ),
-    patch(
-        hybrid_shard_step,
-        "averages_whole_leaves_twice_inside",
-        {MEAN: MEAN_TWICE_INSIDE},
-        "all-reduce bytes",
-    ),
+    patch(hybrid_shard_step, "averages_whole_leaves_twice_inside", {MEAN: MEAN_TWICE_INSIDE}, "all-reduce bytes"),
     patch(
         hybrid_shard_step,
         "sends_the_loss_round_a_node",

@@ -225,11 +225,7 @@ def wrap_step(
             return {"values": {"loss": losses[None], "shards": stacked(after)}, "gradients": stacked(gradients)}
 
         batch = batch_shapes(case.sizes, rows_of(case, axes), case.sizes.steps, masked=masked)
-        inputs = {
-            "shards": (shapes, specs),
-            "batch": (batch, P(None, axes)),
-            "learning_rate": (LEARNING_RATE, P()),
-        }
+        inputs = {"shards": (shapes, specs), "batch": (batch, P(None, axes)), "learning_rate": (LEARNING_RATE, P())}
         return on_mesh(local, case, inputs, results, {"shards": "state"})
 
     return wrap

@@ -108,11 +108,7 @@ MUTANTS = (
     layers("leaves_layers_out", {UNEVEN: "if num_layers < visits:"}, "values"),
     layers("refuses_without_a_word", {UNEVEN: f'{UNEVEN}\n        raise ValueError("not divisible")'}, "values"),
     layers("counts_layers_from_one", {"* each for repeat": "* each + 1 for repeat"}, "values"),
-    position(
-        "begins_everywhere_at_once",
-        {"tick < stage": "tick < 0", "divmod(tick - stage": "divmod(tick"},
-        "values",
-    ),
+    position("begins_everywhere_at_once", {"tick < stage": "tick < 0", "divmod(tick - stage": "divmod(tick"}, "values"),
     position(
         "never_waits_for_the_first",
         {PERIOD: "num_microbatches"},

@@ -12,13 +12,7 @@ import numpy as np
 
 from autograder.chapters.closed_forms import reduced_once
 from autograder.chapters.looping_pipeline.execute import WRAPPINGS, as_stages, in_a_row, permuted
-from autograder.chapters.looping_pipeline.wrapping import (
-    Looped,
-    params_of,
-    pipelines_of,
-    rows_of,
-    whole_model,
-)
+from autograder.chapters.looping_pipeline.wrapping import Looped, params_of, pipelines_of, rows_of, whole_model
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, stages_of

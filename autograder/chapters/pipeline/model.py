@@ -288,9 +288,7 @@ PIPELINE_TRAIN_STEP = Task(
         Case("pipe=3 x data=2, 1 microbatch", {"pipe": 3, "data": 2}, _TRANSFORMER.but(rows=2, rate_scale=2.0)),
         Case("replica=4 x stage=2, 3 microbatches", {"replica": 4, "stage": 2}, _SIX.but(num_microbatches=3)),
         Case(
-            "data=5 x pipe=1, 4 microbatches",
-            {"data": 5, "pipe": 1},
-            _SIX.but(num_microbatches=4, rows=1, dropout=0.0),
+            "data=5 x pipe=1, 4 microbatches", {"data": 5, "pipe": 1}, _SIX.but(num_microbatches=4, rows=1, dropout=0.0)
         ),
     ),
     unseen=_unseen_step,

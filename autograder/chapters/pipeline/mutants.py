@@ -132,11 +132,7 @@ MUTANTS = (
     ),
     loss("takes_layers_that_are_none", {"if rest:": "if False:"}, "uneven layers"),
     KEEPS,
-    step(
-        "averages_shares",
-        {"ends = lax.psum(": "ends = lax.pmean("},
-        *("gradient norm", "gradients", "values"),
-    ),
+    step("averages_shares", {"ends = lax.psum(": "ends = lax.pmean("}, *("gradient norm", "gradients", "values")),
     loss(
         "averages_means_of_parts",
         {"share = jnp.sum(": "share = 1 / num_stages if True else jnp.sum("},

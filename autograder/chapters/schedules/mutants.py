@@ -196,11 +196,7 @@ MUTANTS = (
         {'return state["loss"], state["sums"]': 'return lax.psum(state["loss"], axis_name), state["sums"]'},
         "other collectives",
     ),
-    execute(
-        "sends_both_ways_twice",
-        {'lax.ppermute(state["y"],': f"lax.ppermute({THERE_AND_BACK},"},
-        "permute bytes",
-    ),
+    execute("sends_both_ways_twice", {'lax.ppermute(state["y"],': f"lax.ppermute({THERE_AND_BACK},"}, "permute bytes"),
     execute(
         "passes_nothing_round",
         {"(i, (i + 1) % num_stages) for i in range(num_stages)": "(i, i + 1) for i in range(num_stages - 1)"},

@@ -9,12 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autograder.chapters.schedules.wrapping import (
-    Executed,
-    pipelines_of,
-    rows_of,
-    weights_of,
-)
+from autograder.chapters.schedules.wrapping import Executed, pipelines_of, rows_of, weights_of
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN
 from autograder.contract.case_builders import pipe_of, stages_of

@@ -38,10 +38,7 @@ GATHERED, SCATTERED, SUMMED, OTHER = (
     ("other collectives",),
 )
 ALL_SENT = (*GATHERED, *SCATTERED, *SUMMED, *OTHER)
-PAIR = {
-    "| `split=True` | one": (*GATHERED, *SCATTERED),
-    "| any other collective |": OTHER,
-}
+PAIR = {"| `split=True` | one": (*GATHERED, *SCATTERED), "| any other collective |": OTHER}
 PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "enter_tensor_region": {
         "Take one token `x`, which each of four devices": (),

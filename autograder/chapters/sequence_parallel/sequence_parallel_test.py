@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from autograder.chapters.sequence_parallel import CONTRACT
-from autograder.chapters.sequence_parallel.tasks import (
-    formula,
-    most_saved,
-    region_oracle,
-    ulysses_bytes,
-)
+from autograder.chapters.sequence_parallel.tasks import formula, most_saved, region_oracle, ulysses_bytes
 from autograder.chapters.sequence_parallel.wrapping import ENTER, LEAVE
 from autograder.contract.case_builders import parts_of
 from autograder.contract.task import references

@@ -9,16 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder.chapters.sequence_parallel.wrapping import (
-    BLOCK,
-    ENTER,
-    LEAVE,
-    SELECTIVE,
-    ULYSSES,
-    Heads,
-    Region,
-    Stack,
-)
+from autograder.chapters.sequence_parallel.wrapping import BLOCK, ENTER, LEAVE, SELECTIVE, ULYSSES, Heads, Region, Stack
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, join_heads, params_by_head, parts_of

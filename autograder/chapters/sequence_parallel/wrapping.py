@@ -13,15 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case, ModelSizes, Sizes
-from autograder.contract.case_builders import (
-    KEY,
-    groups_of,
-    others_of,
-    params_by_head,
-    parts_of,
-    tensor_of,
-    varying,
-)
+from autograder.contract.case_builders import KEY, groups_of, others_of, params_by_head, parts_of, tensor_of, varying
 from autograder.contract.output_checks import describe, same_shapes
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
 from course.layout import tensor_specs
@@ -117,10 +109,7 @@ def wrap_stack(name: str, function: Any, case: Case[Stack]) -> Wrapped:
     rows, specs, shapes = others or None, specs_of(case), params_by_head(case)["layers"]
     part, given = P(rows, axis), (attend,) if name == BLOCK else ()
     x = jax.ShapeDtypeStruct((s.rows * groups_of(case), s.seq, s.width), np.float32)
-    results = {
-        "values": part,
-        "gradients": {"params": jax.tree.map(lambda spec: P(rows, *spec), specs), "x": part},
-    }
+    results = {"values": part, "gradients": {"params": jax.tree.map(lambda spec: P(rows, *spec), specs), "x": part}}
 
     def local(params, x, key, upstream):
         key = jax.random.wrap_key_data(key)

@@ -108,8 +108,5 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 CONTRACT = Contract(
-    "single_device",
-    (MIXED_PRECISION, ACCUMULATION, SCAN, REMAT, SCALING, ATTENTION),
-    question_points=2,
-    read=READ,
+    "single_device", (MIXED_PRECISION, ACCUMULATION, SCAN, REMAT, SCALING, ATTENTION), question_points=2, read=READ
 )

@@ -148,10 +148,7 @@ _AGAIN = "How often is each matrix product of the forward pass computed?"
 
 def _scan_facts(judged: Judged) -> list[Fact]:
     grows = "What is written once for each layer, and could be a loop?"
-    return [
-        *facts.values_and_gradients(judged.cases, weight=1),
-        does_not_grow(judged, SHALLOW, DEEP, "depth", grows),
-    ]
+    return [*facts.values_and_gradients(judged.cases, weight=1), does_not_grow(judged, SHALLOW, DEEP, "depth", grows)]
 
 
 def _remat_facts(judged: Judged) -> list[Fact]:

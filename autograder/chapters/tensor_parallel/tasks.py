@@ -13,16 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from autograder.chapters.tensor_parallel.init import UNSEEN_MESHES
-from autograder.chapters.tensor_parallel.wrapping import (
-    LAYERS,
-    Dense,
-    Heads,
-    Mlp,
-    Training,
-    leaf,
-    rows_of,
-    specs_of,
-)
+from autograder.chapters.tensor_parallel.wrapping import LAYERS, Dense, Heads, Mlp, Training, leaf, rows_of, specs_of
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, params_of, parts_of

@@ -108,13 +108,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
 
 CONTRACT = Contract(
     "tp_transformer",
-    (
-        TP_TRANSFORMER_BLOCK,
-        PARALLEL_TRANSFORMER_BLOCK,
-        VOCAB_PARALLEL_EMBED,
-        VOCAB_PARALLEL_LOSS,
-        TP_TRANSFORMER_STEP,
-    ),
+    (TP_TRANSFORMER_BLOCK, PARALLEL_TRANSFORMER_BLOCK, VOCAB_PARALLEL_EMBED, VOCAB_PARALLEL_LOSS, TP_TRANSFORMER_STEP),
     question_points=2,
     read=READ,
 )

@@ -140,9 +140,7 @@ MUTANTS = (
         *("all-gather bytes", "reduce-scatter bytes"),
     ),
     embed(
-        "forgets_the_gradient_of_positions",
-        {'params["position"]': 'lax.stop_gradient(params["position"])'},
-        *GRADIENTS,
+        "forgets_the_gradient_of_positions", {'params["position"]': 'lax.stop_gradient(params["position"])'}, *GRADIENTS
     ),
     mutant("vocab_parallel_loss", gathers_logits, "bytes sent", "largest temporary"),
     loss(

@@ -10,13 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder.chapters.tp_transformer.wrapping import (
-    PARALLEL,
-    SEQUENTIAL,
-    Sizes,
-    is_split,
-    layer_of,
-)
+from autograder.chapters.tp_transformer.wrapping import PARALLEL, SEQUENTIAL, Sizes, is_split, layer_of
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, join_heads, params_by_head, parts_of

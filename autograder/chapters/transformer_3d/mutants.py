@@ -96,11 +96,7 @@ SQUARE = "jnp.sum(gradient**2)"
 
 MUTANTS = (
     init("leaves_data_out", {"shard_params(leaf[(0,) * skipped], data_axis, min_size)[1]": "P()"}, *PLACED),
-    init(
-        "leaves_features_out",
-        {"tensor_specs(params, tensor_axis)": "jax.tree.map(lambda _: P(), params)"},
-        *PLACED,
-    ),
+    init("leaves_features_out", {"tensor_specs(params, tensor_axis)": "jax.tree.map(lambda _: P(), params)"}, *PLACED),
     init("splits_small_leaves_too", {"data_axis, min_size)[1]": "data_axis, 0)[1]"}, *PLACED),
     init(
         "asks_the_whole_leaf_for_its_size",
@@ -161,10 +157,7 @@ MUTANTS = (
         shown_by=(FIRST, LOW_STAGE),
     ),
     mutant(
-        "stage_3d",
-        taking_norms_in_bfloat16(stage_3d),
-        *("float32 elsewhere", *NUMBERS),
-        shown_by=(FIRST, LOW_STAGE),
+        "stage_3d", taking_norms_in_bfloat16(stage_3d), *("float32 elsewhere", *NUMBERS), shown_by=(FIRST, LOW_STAGE)
     ),
     stage(
         "rounds_the_residual_stream",
@@ -189,11 +182,7 @@ MUTANTS = (
         },
         "live temporaries",
     ),
-    layers(
-        "drops_what_late_stages_add",
-        {"*found], of_before": "*found], None"},
-        *GRADIENTS,
-    ),
+    layers("drops_what_late_stages_add", {"*found], of_before": "*found], None"}, *GRADIENTS),
     layers(
         "numbers_a_stages_layers_in_a_row",
         {"(repeat * num_stages + index)": "(index * num_repeats + repeat)"},
@@ -224,10 +213,7 @@ MUTANTS = (
         inside=stage_3d,
     ),
     mutant(
-        "layers_3d",
-        taking_norms_in_bfloat16(layers_3d),
-        *("float32 elsewhere", *NUMBERS),
-        shown_by=(FIRST, LOW_LAYERS),
+        "layers_3d", taking_norms_in_bfloat16(layers_3d), *("float32 elsewhere", *NUMBERS), shown_by=(FIRST, LOW_LAYERS)
     ),
     layers(
         "always_takes_rings",
@@ -303,12 +289,7 @@ MUTANTS = (
         shown_by=(FIRST, *RINGS),
         inside=stage_3d,
     ),
-    mutant(
-        "forward_3d",
-        taking_norms_in_bfloat16(forward_3d),
-        *("float32 elsewhere", *NUMBERS),
-        shown_by=(FIRST, LOW),
-    ),
+    mutant("forward_3d", taking_norms_in_bfloat16(forward_3d), *("float32 elsewhere", *NUMBERS), shown_by=(FIRST, LOW)),
     step(
         "clips_by_its_own_norm",
         {"lax.psum(sum(jax.tree.leaves(squares)), axes)": "sum(jax.tree.leaves(squares))"},

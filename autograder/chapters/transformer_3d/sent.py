@@ -287,14 +287,7 @@ def low_facts(evidence: list[Evidence], runs: Callable[[Case[Sizes]], int], roun
     """
     names = "bfloat16 products", "float32 elsewhere"
     if not evidence:
-        return [
-            unmeasured(
-                name,
-                Kind.COMPUTE,
-                _LATER.format("in bfloat16"),
-            )
-            for name in names
-        ]
+        return [unmeasured(name, Kind.COMPUTE, _LATER.format("in bfloat16")) for name in names]
 
     def look(e: Evidence) -> Fact:
         count, products = runs(e.case), e.costs.products
@@ -335,12 +328,4 @@ def no_pieces(evidence: list[Evidence], times: float) -> Fact:
         return at(e, name, Kind.COMMUNICATION, message, total, limit, unit=Unit.BYTES, line=line)
 
     found = [look(e) for e in evidence if e.case.sizes.rings]
-    return (
-        worst(found)
-        if found
-        else unmeasured(
-            name,
-            Kind.COMMUNICATION,
-            _LATER.format("with rings"),
-        )
-    )
+    return worst(found) if found else unmeasured(name, Kind.COMMUNICATION, _LATER.format("with rings"))

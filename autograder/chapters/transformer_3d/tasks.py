@@ -11,14 +11,7 @@ from jax.sharding import PartitionSpec as P
 from autograder.chapters.transformer_3d.oracles import SIZES, given_specs, run_on_one_device, specs_of, unseen
 from autograder.chapters.transformer_3d.parts import THREE
 from autograder.chapters.transformer_3d.sent import layer_runs, low_facts, no_pieces, sent_facts
-from autograder.chapters.transformer_3d.wrapping.model import (
-    Sizes,
-    axes_of,
-    in_stages,
-    rows_of,
-    sizes_of,
-    stacked_of,
-)
+from autograder.chapters.transformer_3d.wrapping.model import Sizes, axes_of, in_stages, rows_of, sizes_of, stacked_of
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case_builders import params_by_head
 from autograder.contract.draws import draw_batch, draw_batches, draw_keys, draw_leaves, draw_rate

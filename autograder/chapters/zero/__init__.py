@@ -85,8 +85,5 @@ PROMISES = {
 }
 
 CONTRACT = Contract(
-    "zero",
-    (SHARD_OPTIMIZER_STATE, GLOBAL_NORM, SHARDED_ADAMW, ZERO1_STEP, ZERO2_STEP),
-    question_points=2,
-    read=READ,
+    "zero", (SHARD_OPTIMIZER_STATE, GLOBAL_NORM, SHARDED_ADAMW, ZERO1_STEP, ZERO2_STEP), question_points=2, read=READ
 )

@@ -202,10 +202,7 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         r"the branches of a lax.cond must give one type of value, and one gives \1\2, the other \1\3: V names "
         r"the axes that a value varies over. as_varying(x, axis) makes a constant vary like the other branch's result",
     ),
-    (
-        r"pcast.*varying.*already|already varying",
-        "this value varies over the axis already: leave lax.pcast out here",
-    ),
+    (r"pcast.*varying.*already|already varying", "this value varies over the axis already: leave lax.pcast out here"),
     (
         r"Custom node type mismatch|pytree structure|Dict key mismatch|different (?:pytree )?structure",
         "two trees that are mapped together differ in structure: one has leaves or keys that the other lacks",

@@ -46,17 +46,7 @@ def test_an_answer_without_metadata_is_found_or_a_person_is_asked_and_an_empty_o
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "L*W*H/n and a*b",
-        "n<m and m>k",
-        "x**2 + y**2",
-        "__init__",
-        r"\(x*y*z\)",
-        "$L*W*H$",
-        "2 * n",
-        "a_i*b_i",
-    ],
+    "text", ["L*W*H/n and a*b", "n<m and m>k", "x**2 + y**2", "__init__", r"\(x*y*z\)", "$L*W*H$", "2 * n", "a_i*b_i"]
 )
 def test_a_formula_arrives_as_it_was_typed(text):
     shown = str(prose(f"so {text} bytes")).removeprefix("<p>").removesuffix("</p>\n")

@@ -45,11 +45,7 @@ PROSE = set("p br hr em strong del code pre blockquote ul ol li h1 h2 h3 h4 tabl
 
 
 def write_feedback(
-    course: Path,
-    assignment: str,
-    on_progress: Callable[[str], None] = lambda student: None,
-    *,
-    workers: int = 1,
+    course: Path, assignment: str, on_progress: Callable[[str], None] = lambda student: None, *, workers: int = 1
 ) -> tuple[list[Path], dict[str, str]]:
     """Write ``feedback/<student>/<assignment>/<assignment>.html`` for everyone whose verdict is in the gradebook.
 

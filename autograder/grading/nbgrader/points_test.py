@@ -26,10 +26,7 @@ def test_points_scale_without_another_grading_and_go_back(term):
     assert exported(term)["ada"]["score"] == "18.0"
     change(term, points={"fsdp.fsdp_loss": 10.0, "fsdp.question": 4.0})
     released = (term / "release" / "fsdp" / "fsdp.ipynb").read_text()
-    assert "; 10 points.*" in released and read_settings(term).points == {
-        "fsdp.fsdp_loss": 10.0,
-        "fsdp.question": 4.0,
-    }
+    assert "; 10 points.*" in released and read_settings(term).points == {"fsdp.fsdp_loss": 10.0, "fsdp.question": 4.0}
     assert states(term)["ada"]["state"] == "not in the gradebook yet"
     assert (grade(term)["ada"].points, grade(term)["ada"].max_points) == (23.0, 23.0)
     row = exported(term)["ada"]

@@ -6,13 +6,7 @@ import pytest
 
 from autograder.contract.verdict import FAIL, NEEDS_HUMAN, PASS, REFUSED, Fact, Kind, Result
 from autograder.grading.nbgrader.batch_test import fake, grade
-from autograder.grading.nbgrader.conftest import (
-    POINTS,
-    change,
-    file_and_book,
-    hand_in,
-    report,
-)
+from autograder.grading.nbgrader.conftest import POINTS, change, file_and_book, hand_in, report
 from autograder.grading.nbgrader.export import gradescope_csv, moodle_csv
 from autograder.grading.nbgrader.feedback_test import Page, asks_for_nothing
 from autograder.grading.nbgrader.report import class_report, report_csv, report_page

@@ -58,10 +58,7 @@ def test_zip_files_of_three_systems_become_submissions_and_nothing_in_them_is_dr
     assert got.replaced == ["bob"] and (term / "submitted/bob/fsdp/fsdp.ipynb").read_text() == "6"
     assert (term / "submitted/bob/fsdp/timestamp.txt").read_text() == "2026-03-02 11:00:00 UTC"
     assert {path.name for path in (term / "submitted").iterdir()} == {"bob", "cleo"}
-    for bad, says in (
-        ({"x.ipynb": ""}, "has no notebook as Canvas"),
-        (None, "read as a zip file or a folder"),
-    ):
+    for bad, says in (({"x.ipynb": ""}, "has no notebook as Canvas"), (None, "read as a zip file or a folder")):
         path = archive(tmp_path / "bad.zip", bad) if bad else tmp_path / "none.zip"
         with pytest.raises(CourseError, match=says):
             collect(term, "fsdp", path)

@@ -133,8 +133,7 @@ ROW = Row("name", "reads", "", "refused", "refused", 0.0, None, (), (), 0.0, ())
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"found": "pass"}, {"canaries": ("the solution",)}, {"problem": "no page"}, {"expected_points": 1.0}],
+    "changes", [{"found": "pass"}, {"canaries": ("the solution",)}, {"problem": "no page"}, {"expected_points": 1.0}]
 )
 def test_row_does_not_hold(changes):
     assert ROW.withstood

@@ -151,9 +151,7 @@ def test_a_course_folder_that_cannot_be_written_is_a_sentence(tmp_path):
     file = Path(tmp_path / "course")
     file.write_text("not a folder")
     run = subprocess.run(
-        [sys.executable, "-m", "autograder.cli", "grade", "fsdp", "--course", str(file)],
-        capture_output=True,
-        text=True,
+        [sys.executable, "-m", "autograder.cli", "grade", "fsdp", "--course", str(file)], capture_output=True, text=True
     )
     assert run.returncode == 2
     assert "Traceback" not in run.stderr

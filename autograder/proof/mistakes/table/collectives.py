@@ -417,12 +417,7 @@ MISTAKES = [
         {"own(index - 1 - step)": "x"},
         line="return lax.ppermute(partial_sum, axis_name, to_next) + x",
     ),
-    Mistake(
-        "puzzle_rows",
-        "the picture's name of the axis",
-        r"other names",
-        {"return P(first)": 'return P("data")'},
-    ),
+    Mistake("puzzle_rows", "the picture's name of the axis", r"other names", {"return P(first)": 'return P("data")'}),
     Mistake(
         "puzzle_turn", "the picture's name of the axis", r"other names", {'"all_to_all", first': '"all_to_all", "data"'}
     ),

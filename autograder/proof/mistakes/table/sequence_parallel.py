@@ -21,10 +21,7 @@ MISTAKES = [
         "sp_block",
         "left to JAX",
         r"GiB of temporaries live at once.*Which whole activation is saved in front of a product",
-        {
-            "    @jax.checkpoint\n    def into": "    def into",
-            "    @jax.checkpoint\n    def back": "    def back",
-        },
+        {"    @jax.checkpoint\n    def into": "    def into", "    @jax.checkpoint\n    def back": "    def back"},
     ),
     Mistake(
         "sp_block",
