@@ -38,6 +38,16 @@ def stages_of(case: Case[Any]) -> int:
     return case.mesh[pipe_of(case)]
 
 
+def data_of(case: Case[Any]) -> str | None:
+    """The axis of parallel pipelines, if there is one."""
+    return next((axis for axis in case.mesh if axis != pipe_of(case)), None)
+
+
+def pipelines_of(case: Case[Any]) -> int:
+    """The number of parallel pipelines."""
+    return case.mesh.get(data_of(case) or "", 1)
+
+
 def tensor_of(case: Case[Any]) -> str:
     """The axis that features are split over: ``tensor`` if there is one, else the last."""
     return "tensor" if "tensor" in case.mesh else list(case.mesh)[-1]

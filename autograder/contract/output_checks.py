@@ -90,15 +90,24 @@ def scalar(name: str, found: Any, what: str) -> None:
         raise Mismatch(f"{name} returned {describe(found)}, expected a scalar, {what}")
 
 
+def tuple_of(name: str, found: Any, *parts: str) -> Any:
+    """Return ``found`` if it is a tuple of so many.
+
+    Raises:
+        Mismatch: It is not; the message names its ``parts``.
+    """
+    if not isinstance(found, tuple) or len(found) != len(parts):
+        raise Mismatch(f"{name} returned {describe(found)}, expected a tuple ({', '.join(parts)})")
+    return found
+
+
 def state_and_loss(name: str, what: str, found: Any, like: Any, case: Case[Any]) -> tuple[Any, Any]:
     """Return a step's results: a tree like ``like``, called ``what`` in messages, and a scalar.
 
     Raises:
         Mismatch: The step returned anything else.
     """
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise Mismatch(f"{name} returned {describe(found)}, expected a tuple ({what}, loss)")
-    state, loss = found
+    state, loss = tuple_of(name, found, what, "loss")
     same_shapes(name, same_tree(what, state, like), like, case)
     if not hasattr(loss, "shape") or loss.shape != ():
         raise Mismatch(f"{name} returned {describe(loss)} as its loss, expected a scalar, the mean over all rows")

@@ -88,6 +88,18 @@ def asked(function: Callable[..., Any], *arguments: Any) -> Any:
         return Refusal(str(error)[:200])
 
 
+def wrap_questions(name: str, function: Any, case: Case[Any], *, expected: str, most: int) -> Wrapped:
+    """Wrap the answers to all questions that come with the case, together; ``most`` as in ``wrap_answer``."""
+
+    def every() -> Any:
+        found = tuple(asked(function, *question) for question in case.given["questions"])
+        if all(answer is None for answer in found):
+            raise Mismatch(f"{name} returned None every time (is a return missing?), expected {expected}")
+        return found
+
+    return wrap_answer(name, every, None, case, most)
+
+
 def show(answer: Any) -> str:
     """Format an answer for people."""
     if isinstance(answer, Refusal):

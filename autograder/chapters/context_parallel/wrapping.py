@@ -22,7 +22,7 @@ from autograder.contract.case_builders import (
     params_by_head,
     varying,
 )
-from autograder.contract.output_checks import describe, same_shapes, state_and_loss
+from autograder.contract.output_checks import describe, same_shapes, state_and_loss, tuple_of
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh, sgd_steps
 
 
@@ -120,9 +120,7 @@ def wrap_merge(function: Any, case: Case[Partials]) -> Wrapped:
 
     def local(partials, upstream):
         def merge(first, second):
-            found = function(first, second)
-            if not isinstance(found, tuple) or len(found) != 2:
-                raise Mismatch(f"merge_attention returned {describe(found)}, expected a tuple (out, lse)")
+            found = tuple_of("merge_attention", function(first, second), "out", "lse")
             expected = {"out": out, "lse": lse}
             same_shapes("merge_attention", dict(zip(expected, found, strict=True)), expected, case)
             unseen = found[1] == -jnp.inf

@@ -135,12 +135,8 @@ def wrap_step(function: Any, case: Case[Training]) -> Wrapped:
     how = (model, axis, case.sizes.num_microbatches, case.sizes.learning_rate, case.sizes.weight_decay)
 
     def one(params, batch):
-        result = function(params, batch, *how)
-        if not isinstance(result, tuple) or len(result) != 3:
-            raise Mismatch(
-                f"train_step_dp returned {output_checks.describe(result)}, expected a tuple (params, loss, gradients)"
-            )
-        params, loss, gradients = result
+        found = function(params, batch, *how)
+        params, loss, gradients = output_checks.tuple_of("train_step_dp", found, "params", "loss", "gradients")
         for name, tree, like in (("params", params, shapes), ("gradients", gradients, shapes), ("loss", loss, _SCALAR)):
             output_checks.same_tree(name, tree, like)
             output_checks.same_shapes(name, tree, like, case)
@@ -176,12 +172,8 @@ def wrap_overlap(function: Any, case: Case[Training]) -> Wrapped:
     axis, model, shapes = axis_of(case), model_of(case), params_of(case)
 
     def local(params, batch):
-        result = function(varying(params, [axis]), batch, model, axis, case.sizes.num_microbatches)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise Mismatch(
-                f"overlapped_gradients returned {output_checks.describe(result)}, expected a tuple (loss, gradients)"
-            )
-        loss, gradients = result
+        found = function(varying(params, [axis]), batch, model, axis, case.sizes.num_microbatches)
+        loss, gradients = output_checks.tuple_of("overlapped_gradients", found, "loss", "gradients")
         for name, tree, like in (("loss", loss, _SCALAR), ("gradients", gradients, shapes)):
             output_checks.same_tree(name, tree, like)
             output_checks.same_shapes(name, tree, like, case)

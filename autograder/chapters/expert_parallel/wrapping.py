@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from autograder.contract import output_checks
 from autograder.contract.case import Case, Sizes
 from autograder.contract.case_builders import LEARNING_RATE, varying
-from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh, sgd_steps
+from autograder.contract.wrapping import Wrapped, Wrapping, on_mesh, sgd_steps
 from course.moe import MoEModel, moe_transformer
 
 
@@ -104,9 +104,7 @@ def _tuple(name: str, found: Any, like: tuple[Any, ...], parts: tuple[str, ...],
     Raises:
         Mismatch: It is not.
     """
-    if not isinstance(found, tuple) or len(found) != len(parts):
-        raise Mismatch(f"{name} returned {output_checks.describe(found)}, expected a tuple ({', '.join(parts)})")
-    for part, result, struct in zip(parts, found, like, strict=True):
+    for part, result, struct in zip(parts, output_checks.tuple_of(name, found, *parts), like, strict=True):
         output_checks.same_shapes(f"{name}, {part!r}", result, struct, case)
     return found
 

@@ -112,9 +112,7 @@ def wrap_shard_params(function: Any, case: Case[Leaves]) -> Wrapped:
 
     def local(params):
         result = function(params, axis, case.sizes.min_size)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise Mismatch(f"shard_params returned {output_checks.describe(result)}, expected a tuple (shards, specs)")
-        shards, specs = result
+        shards, specs = output_checks.tuple_of("shard_params", result, "shards", "specs")
         output_checks.same_tree("shards", shards, params)
         specs = output_checks.same_tree("specs", specs, params, is_leaf=lambda s: isinstance(s, P))
         for (path, shard), spec in zip(jax.tree.leaves_with_path(shards), jax.tree.leaves(specs), strict=True):

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from autograder.chapters.looping_pipeline.wrapping import Looped, pipelines_of, whole_model
+from autograder.chapters.looping_pipeline.wrapping import Looped, whole_model
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
-from autograder.contract.case_builders import build_model, stages_of
+from autograder.contract.case_builders import build_model, pipelines_of, stages_of
 from autograder.contract.draws import draw_keys, draw_leaves, unseen_mesh
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact

@@ -12,10 +12,10 @@ import numpy as np
 
 from autograder.chapters.closed_forms import reduced_once
 from autograder.chapters.looping_pipeline.execute import WRAPPINGS, as_stages, in_a_row, permuted
-from autograder.chapters.looping_pipeline.wrapping import Looped, params_of, pipelines_of, rows_of, whole_model
+from autograder.chapters.looping_pipeline.wrapping import Looped, params_of, rows_of, whole_model
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
-from autograder.contract.case_builders import build_model, stages_of
+from autograder.contract.case_builders import build_model, pipelines_of, stages_of
 from autograder.contract.draws import draw_keys, draw_leaves, draw_masked, draw_rate, sgd, stacked, unseen_mesh
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact

@@ -22,13 +22,15 @@ from autograder.contract.case_builders import (
     LEARNING_RATE,
     batch_shapes,
     build_model,
+    data_of,
     param_shapes,
     pipe_of,
+    pipelines_of,
     stages_of,
     varying,
 )
 from autograder.contract.output_checks import describe, same_shapes, same_tree, state_and_loss
-from autograder.contract.value_tasks import asked, wrap_answer
+from autograder.contract.value_tasks import wrap_questions
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh, sgd_steps
 from course.model import Model, layer_key
 
@@ -70,16 +72,6 @@ class Looped(ModelSizes):
     rate_scale: float = 1.0
 
 
-def data_of(case: Case[Any]) -> str | None:
-    """The axis of the pipelines, if there is one."""
-    return next((axis for axis in case.mesh if axis != pipe_of(case)), None)
-
-
-def pipelines_of(case: Case[Any]) -> int:
-    """Number of parallel pipelines."""
-    return case.mesh.get(data_of(case) or "", 1)
-
-
 def whole_model(case: Case[Looped]) -> ModelSizes:
     """The sizes of the model, with a group of layers for each stage and repeat."""
     s = case.sizes
@@ -99,18 +91,6 @@ def params_of(case: Case[Looped]) -> tuple[Any, Any]:
     shapes = {**whole, "layers": layers}
     spec = {"embed": P(), "layers": P(None, pipe_of(case)), "head": P()}
     return shapes, {part: jax.tree.map(lambda _, part=part: spec[part], shapes[part]) for part in shapes}
-
-
-def _wrap_questions(name: str, function: Any, case: Case[Any]) -> Wrapped:
-    """The answers to all questions of the case, together."""
-
-    def every() -> Any:
-        found = tuple(asked(function, *question) for question in case.given["questions"])
-        if all(answer is None for answer in found):
-            raise Mismatch(f"{name} returned None every time (is a return missing?), expected numbers at most ticks")
-        return found
-
-    return wrap_answer(name, every, None, case, MOST)
 
 
 def wrap_execute(function: Any, case: Case[Looped]) -> Wrapped:
@@ -224,10 +204,11 @@ def wrap_step(function: Any, case: Case[Looped]) -> Wrapped:
 
 _LAYERS = "(stage, num_stages, num_repeats, num_layers)"
 _POSITION = "(tick, stage, num_stages, num_microbatches, num_repeats)"
+_asked = partial(wrap_questions, expected="numbers at most ticks", most=MOST)
 _STEP = "(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate)"
 WRAPPINGS = (
-    Wrapping("layers_of_stage", _LAYERS, partial(_wrap_questions, "layers_of_stage"), Stages),
-    Wrapping("loop_position", _POSITION, partial(_wrap_questions, "loop_position"), Schedule),
+    Wrapping("layers_of_stage", _LAYERS, partial(_asked, "layers_of_stage"), Stages),
+    Wrapping("loop_position", _POSITION, partial(_asked, "loop_position"), Schedule),
     Wrapping("execute_looping_pipeline", "(stage, microbatches, num_repeats, axis_name)", wrap_execute, Looped),
     Wrapping("looping_train_step", _STEP, wrap_step, Looped),
 )

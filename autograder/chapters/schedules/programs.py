@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autograder.chapters.schedules.wrapping import Executed, pipelines_of, rows_of, weights_of
+from autograder.chapters.schedules.wrapping import Executed, rows_of, weights_of
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN
-from autograder.contract.case_builders import pipe_of, stages_of
+from autograder.contract.case_builders import pipe_of, pipelines_of, stages_of
 from autograder.contract.draws import draw_leaves, draw_rate, unseen_mesh
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact

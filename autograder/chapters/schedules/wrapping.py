@@ -16,9 +16,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case, Sizes
-from autograder.contract.case_builders import LEARNING_RATE, pipe_of, stages_of, varying
+from autograder.contract.case_builders import LEARNING_RATE, data_of, pipe_of, pipelines_of, stages_of, varying
 from autograder.contract.output_checks import describe, same_shapes, same_tree, scalar
-from autograder.contract.value_tasks import asked, wrap_answer
+from autograder.contract.value_tasks import wrap_questions
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
 from course.schedules import Table
 
@@ -58,18 +58,6 @@ class Executed(Sizes):
     num_repeats: int = 1
     num_layers: int = 1
     steps: int = 1
-
-
-def _wrap_order(name: str, function: Any, case: Case[Asked]) -> Wrapped:
-    """The lines for everything that the case asks, in one answer."""
-
-    def every() -> Any:
-        found = tuple(asked(function, *question) for question in case.given["questions"])
-        if all(answer is None for answer in found):
-            raise Mismatch(f"{name} returned None every time (is a return missing?), expected a line for each stage")
-        return found
-
-    return wrap_answer(name, every, None, case, MOST)
 
 
 def activation_of(name: str) -> Any:
@@ -141,16 +129,6 @@ def dense_stage() -> tuple[Any, Any, Any]:
         return {"kernel": jnp.stack(kernels), "bias": jnp.stack([dz.sum(0) for dz in pending])}
 
     return forward, backward_input, backward_weights
-
-
-def data_of(case: Case[Any]) -> str | None:
-    """The axis of the pipelines, if there is one."""
-    return next((axis for axis in case.mesh if axis != pipe_of(case)), None)
-
-
-def pipelines_of(case: Case[Any]) -> int:
-    """How many pipelines there are next to each other."""
-    return case.mesh.get(data_of(case) or "", 1)
 
 
 def weights_of(case: Case[Executed]) -> dict[str, Any]:
@@ -254,14 +232,15 @@ def wrap_versions(function: Any, case: Case[Executed]) -> Wrapped:
     return on_mesh(local, case, inputs, results, {"versions": "state"})
 
 
+_order = partial(wrap_questions, expected="a line for each stage", most=MOST)
 _ORDER = "(num_stages, num_microbatches)"
 _EXECUTE = "(stage, loss, table, weights, microbatches, axis_name)"
 _VERSIONS = "(stage, loss, table, versions, microbatches, learning_rate, pipe_axis, data_axis)"
 WRAPPINGS = (
-    Wrapping("one_f_one_b", _ORDER, partial(_wrap_order, "one_f_one_b"), Asked),
-    Wrapping("interleaved", "(num_stages, num_microbatches, num_repeats)", partial(_wrap_order, "interleaved"), Asked),
+    Wrapping("one_f_one_b", _ORDER, partial(_order, "one_f_one_b"), Asked),
+    Wrapping("interleaved", "(num_stages, num_microbatches, num_repeats)", partial(_order, "interleaved"), Asked),
     Wrapping("split_backward", "(activation)", wrap_split, Layer),
-    Wrapping("zero_bubble", _ORDER, partial(_wrap_order, "zero_bubble"), Asked),
+    Wrapping("zero_bubble", _ORDER, partial(_order, "zero_bubble"), Asked),
     Wrapping("execute_schedule", _EXECUTE, wrap_execute, Executed),
     Wrapping("two_weight_versions_step", _VERSIONS, wrap_versions, Executed),
 )

@@ -89,19 +89,12 @@ def _state(what: str, state: Any, like: Any, case: Case[Any]) -> None:
         output_checks.same_tree(f"{what}, {name!r}", state[name], tree)
 
 
-def _tuple(name: str, found: Any, *parts: str) -> Any:
-    """``found``, if it is a tuple of so many."""
-    if not isinstance(found, tuple) or len(found) != len(parts):
-        raise Mismatch(f"{name} returned {output_checks.describe(found)}, expected a tuple ({', '.join(parts)})")
-    return found
-
-
 def wrap_state(function: Any, case: Case[Leaves]) -> Wrapped:
     axis, shapes, name = axis_of(case), leaf_shapes(case), "shard_optimizer_state"
     found: dict[str, Any] = {}
 
     def local(params):
-        state, specs = _tuple(name, function(params, axis, case.sizes.min_size), "state", "specs")
+        state, specs = output_checks.tuple_of(name, function(params, axis, case.sizes.min_size), "state", "specs")
         _state(name, state, params, case)
         specs = output_checks.same_tree("specs", specs, params, is_leaf=lambda s: isinstance(s, P))
         for (path, part), spec in zip(jax.tree.leaves_with_path(state["m"]), jax.tree.leaves(specs), strict=True):
@@ -180,7 +173,7 @@ def wrap_adamw(function: Any, case: Case[Training]) -> Wrapped:
     def local(params, state, gradients):
         given = varying(params, axes), state
         found = function(given[0], gradients, state, specs, axis_given(case), config)
-        params, state, norm = _tuple("sharded_adamw", found, "params", "state", "norm")
+        params, state, norm = output_checks.tuple_of("sharded_adamw", found, "params", "state", "norm")
         _checked("sharded_adamw", params, state, norm, given, case)
         return {"values": _results(params, state, norm, specs, axes)}
 
@@ -202,7 +195,7 @@ def wrap_step(name: str, microbatches: bool) -> Callable[[Any, Case[Training]], 
 
         def one(carry, rows):
             found = function(*carry, specs, rows, model, axis_given(case), *several, config)
-            params, state, loss, norm = _tuple(name, found, "params", "state", "loss", "norm")
+            params, state, loss, norm = output_checks.tuple_of(name, found, "params", "state", "loss", "norm")
             _checked(name, params, state, norm, carry, case)
             output_checks.scalar(name, loss, "the mean loss")
             after = varying((params, state, loss, norm), axes)

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case, Sizes
 from autograder.contract.case_builders import groups_of, others_of, pipe_of, stages_of, varying
-from autograder.contract.output_checks import describe, same_shapes, same_tree
+from autograder.contract.output_checks import describe, same_shapes, same_tree, tuple_of
 from autograder.contract.wrapping import Mismatch, Wrapped, on_mesh
 
 # The constant that a stage adds to its products.
@@ -149,9 +149,7 @@ def wrap_tick(function: Any, case: Case[Blocks]) -> Wrapped:
 
 
 def _tick(found: Any, like: Any, case: Case[Blocks]) -> dict[str, Any]:
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise Mismatch(f"pipeline_tick returned {describe(found)}, expected a tuple (y, sent)")
-    named: dict[str, Any] = {"y": found[0], "sent": found[1]}
+    named = dict(zip(("y", "sent"), tuple_of("pipeline_tick", found, "y", "sent"), strict=True))
     same_shapes("pipeline_tick", named, {"y": like, "sent": like}, case)
     return named
 

@@ -22,7 +22,7 @@ from autograder.chapters.transformer_3d.wrapping.model import (
 )
 from autograder.contract.case import Case
 from autograder.contract.case_builders import KEY, LEARNING_RATE, batch_shapes, params_by_head, varying
-from autograder.contract.output_checks import describe, same_tree, scalar, show_spec, state_and_loss
+from autograder.contract.output_checks import describe, same_tree, scalar, show_spec, state_and_loss, tuple_of
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
 from course.mesh import abstract_mesh, shard_map_with_specs, varying_axes
 from course.program.program import path_name
@@ -36,9 +36,7 @@ def wrap_init(function: Any, case: Case[Sizes]) -> Wrapped:
     how = case.sizes.num_repeats, case.sizes.min_size, *axes_of(case)
 
     def local(params):
-        result = function(params, *how)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise Mismatch(f"init_3d returned {describe(result)}, expected a tuple (parts, specs)")
+        result = tuple_of("init_3d", function(params, *how), "parts", "specs")
         parts = same_tree("parts", result[0], params)
         specs = same_tree("specs", result[1], params, is_leaf=lambda s: isinstance(s, P))
         leaves = jax.tree.leaves(specs, is_leaf=lambda s: isinstance(s, P)), jax.tree.leaves(stacked_of(case))
