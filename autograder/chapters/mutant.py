@@ -10,6 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+# The facts that most wrong answers fail: of a function with a backward pass, and of a training step.
+WRONG = ("gradients", "values")
+WRONG_STEP = ("gradient norm", *WRONG)
+
 
 # --8<-- [start:mutant]
 @dataclass(frozen=True)

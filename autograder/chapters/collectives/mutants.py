@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.chapters.mutant import mutant, patch
+from autograder.chapters.mutant import WRONG, mutant, patch
 from solutions.collectives import (
     puzzle_add,
     puzzle_block,
@@ -129,7 +129,6 @@ MISREADINGS = {
 # These are right where the axes have the names that they assume.
 SHOWN_BY = {"says_data": ("pipe=4 x data=2",), "says_tensor": ("pipe=4 x data=2",)}
 
-WRONG = ("gradients", "values")
 SENT, OTHERS, HELD = "permute bytes", "other collectives", "live temporaries"
 BOTH_HALVES = "ring_all_gather(ring_reduce_scatter(x, axis_name), axis_name)"
 LAST_PLACED = "place(whole, last, size - 1)"

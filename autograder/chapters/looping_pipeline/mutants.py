@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.chapters.mutant import mutant, patch
+from autograder.chapters.mutant import WRONG, WRONG_STEP, mutant, patch
 from course.mesh import as_varying
 from course.model import layer_key
 from solutions.data_parallel import fold_key_over_axes
@@ -123,13 +123,14 @@ MUTANTS = (
     execute(
         "begins_a_repeat_too_early",
         {PERIOD: "num_microbatches"},
-        *("bubble", "gradients", "values"),
+        "bubble",
+        *WRONG,
         shown_by=("data=2 x pipe=3, 1 microbatch",),
     ),
     execute(
         "has_four_stages_at_most",
         {"lax.axis_size(axis_name)": "min(4, lax.axis_size(axis_name))"},
-        *("gradients", "values"),
+        *WRONG,
         shown_by=("pipe=8, 8 microbatches",),
     ),
     execute(
@@ -162,18 +163,18 @@ MUTANTS = (
     step(
         "drops_alike_in_every_pipeline",
         {"fold_key_over_axes(key, (data_axis,))": "key"},
-        *("gradient norm", "gradients", "values"),
+        *WRONG_STEP,
         shown_by=("data=2 x pipe=3, 1 microbatch",),
     ),
     step(
         "averages_means_of_pipelines",
         {"share = counted /": "share = 1 / lax.axis_size(data_axis) if True else counted /"},
-        *("gradient norm", "gradients", "values"),
+        *WRONG_STEP,
     ),
     step(
         "numbers_layers_within_the_group",
         {"(repeat * num_stages + index) * layers_per_stage + j": "j"},
-        *("gradient norm", "gradients", "values"),
+        *WRONG_STEP,
         shown_by=("data=2 x pipe=3, 1 microbatch",),
     ),
     step("drains_between_repeats_in_step", {PERIOD: WAITS_FOR_ALL}, "permute bytes"),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from autograder.chapters.mutant import patch, there_and_back
+from autograder.chapters.mutant import WRONG, WRONG_STEP, patch, there_and_back
 from solutions.pipeline import execute_pipeline, pipeline_loss, pipeline_tick, pipeline_train_step, split_microbatches
 
-NUMBERS = ("gradients", "values")
 split, tick, execute = (partial(patch, f) for f in (split_microbatches, pipeline_tick, execute_pipeline))
 loss, step = (partial(patch, f) for f in (pipeline_loss, pipeline_train_step))
 ON_ALL_STAGES = {"if rows % num_stages:": "if True:"}
@@ -45,9 +44,9 @@ MUTANTS = (
         },
         "communication",
     ),
-    tick("numbers_microbatches_by_the_tick", {"tick - number)": "tick)"}, *NUMBERS),
-    tick("is_one_microbatch_late", {"tick - number)": "tick - number + 1)"}, *NUMBERS),
-    tick("sends_backward", {"[(i, i + 1)": "[(i + 1, i)"}, *NUMBERS),
+    tick("numbers_microbatches_by_the_tick", {"tick - number)": "tick)"}, *WRONG),
+    tick("is_one_microbatch_late", {"tick - number)": "tick - number + 1)"}, *WRONG),
+    tick("sends_backward", {"[(i, i + 1)": "[(i + 1, i)"}, *WRONG),
     tick(
         "sends_twice",
         {
@@ -70,10 +69,11 @@ MUTANTS = (
     execute(
         "stops_when_the_last_microbatch_enters",
         {"jnp.arange(num_microbatches + num_stages - 1)": "jnp.arange(num_microbatches)", CAPTURED: "outputs"},
-        *("bubble", "gradients", "values"),
+        "bubble",
+        *WRONG,
     ),
-    execute("takes_the_first_outputs", {CAPTURED: "outputs[:num_microbatches]"}, *NUMBERS),
-    execute("is_one_tick_off", {CAPTURED: "outputs[max(num_stages - 2, 0) :][:num_microbatches]"}, *NUMBERS),
+    execute("takes_the_first_outputs", {CAPTURED: "outputs[:num_microbatches]"}, *WRONG),
+    execute("is_one_tick_off", {CAPTURED: "outputs[max(num_stages - 2, 0) :][:num_microbatches]"}, *WRONG),
     execute(
         "waits_for_each_microbatch",
         {
@@ -106,7 +106,7 @@ MUTANTS = (
     loss(
         "averages_over_stages",
         {**ON_ALL_STAGES, "lax.psum(jnp.where(last, loss": "lax.pmean(jnp.where(last, loss"},
-        *("gradient norm", "gradients", "values"),
+        *WRONG_STEP,
     ),
     loss(
         "broadcasts_outputs",
@@ -127,27 +127,23 @@ MUTANTS = (
     loss(
         "numbers_layers_within_the_stage",
         {"own = number * per_stage + jnp.arange(per_stage)": "own = jnp.arange(per_stage)"},
-        *("gradient norm", "gradients", "values"),
+        *WRONG_STEP,
         shown_by=("data=4 x stage=2, 5 microbatches",),
     ),
     loss("takes_layers_that_are_none", {"if rest:": "if False:"}, "uneven layers"),
     KEEPS,
-    step("averages_shares", {"ends = lax.psum(": "ends = lax.pmean("}, *("gradient norm", "gradients", "values")),
-    loss(
-        "averages_means_of_parts",
-        {"share = jnp.sum(": "share = 1 / num_stages if True else jnp.sum("},
-        *("gradient norm", "gradients", "values"),
-    ),
+    step("averages_shares", {"ends = lax.psum(": "ends = lax.pmean("}, *WRONG_STEP),
+    loss("averages_means_of_parts", {"share = jnp.sum(": "share = 1 / num_stages if True else jnp.sum("}, *WRONG_STEP),
     loss(
         "divides_by_what_counts_where_nothing_does",
         {'jnp.maximum(jnp.sum(batch["mask"]), 1)': 'jnp.sum(batch["mask"])'},
-        *("gradient norm", "gradients", "values"),
+        *WRONG_STEP,
         shown_by=("data=4 x stage=2, 5 microbatches",),
     ),
     step(
         "averages_means_of_groups",
         {"share = counted /": "share = 1 / lax.axis_size(data_axis) if True else counted /"},
-        *("gradient norm", "gradients", "values"),
+        *WRONG_STEP,
     ),
     step("averages_twice", {"return updated,": "return lax.pmean(updated, data_axis),"}, "all-reduce bytes"),
     step(

@@ -6,7 +6,7 @@ from functools import partial
 
 import jax
 
-from autograder.chapters.mutant import mutant, patch, there_and_back
+from autograder.chapters.mutant import WRONG, WRONG_STEP, mutant, patch, there_and_back
 from solutions.schedules import (
     execute_schedule,
     interleaved,
@@ -188,7 +188,7 @@ MUTANTS = (
     fill("leaves_the_last_weights_out", {"range(max(num_microbatches - stage, 0), num_microbatches)": "()"}, "values"),
     execute("computes_everything_and_chooses", {SWITCH: CHOICE}, "bubble"),
     execute("keeps_a_place_for_every_microbatch", {PLACES: EVERY}, "live temporaries"),
-    execute("sums_the_microbatches", {" / len(microbatches)": ""}, "gradients", "values"),
+    execute("sums_the_microbatches", {" / len(microbatches)": ""}, *WRONG),
     execute("starts_back_from_every_part", {"dy, when=last": "dy, when=True"}, "gradients"),
     execute("overwrites_what_is_saved", {'at["saved"], saved)': "0, saved)"}, "gradients"),
     execute(
@@ -200,15 +200,13 @@ MUTANTS = (
     execute(
         "passes_nothing_round",
         {"(i, (i + 1) % num_stages) for i in range(num_stages)": "(i, i + 1) for i in range(num_stages - 1)"},
-        "gradients",
-        "values",
+        *WRONG,
         shown_by=("pipe=2, interleaved",),
     ),
     execute(
         "knows_one_part_alone",
         {"last = part == table.num_repeats * num_stages - 1": "last = index == num_stages - 1"},
-        "gradients",
-        "values",
+        *WRONG,
         shown_by=("pipe=2, interleaved",),
     ),
     versions(
@@ -222,36 +220,16 @@ MUTANTS = (
         {"lax.pmean(g, data_axis)": "lax.pmean(g + 0 * lax.all_gather(g, data_axis)[0], data_axis)"},
         "other collectives",
     ),
-    versions(
-        "takes_the_gradient_at_the_newest",
-        {'versions["older"]': 'versions["newest"]'},
-        "gradient norm",
-        "gradients",
-        "values",
-    ),
+    versions("takes_the_gradient_at_the_newest", {'versions["older"]': 'versions["newest"]'}, *WRONG_STEP),
     versions(
         "changes_the_older",
         {'learning_rate * g, versions["newest"], gradients)': 'learning_rate * g, versions["older"], gradients)'},
-        "gradient norm",
-        "gradients",
-        "values",
+        *WRONG_STEP,
     ),
+    versions("keeps_one_version", {'"older": versions["newest"]': '"older": newest'}, *WRONG_STEP),
+    versions("never_moves_on", {'"older": versions["newest"]': '"older": versions["older"]'}, *WRONG_STEP),
     versions(
-        "keeps_one_version", {'"older": versions["newest"]': '"older": newest'}, "gradient norm", "gradients", "values"
-    ),
-    versions(
-        "never_moves_on",
-        {'"older": versions["newest"]': '"older": versions["older"]'},
-        "gradient norm",
-        "gradients",
-        "values",
-    ),
-    versions(
-        "sums_over_pipelines",
-        {"lambda g: lax.pmean(g, data_axis)": "lambda g: lax.psum(g, data_axis)"},
-        "gradient norm",
-        "gradients",
-        "values",
+        "sums_over_pipelines", {"lambda g: lax.pmean(g, data_axis)": "lambda g: lax.psum(g, data_axis)"}, *WRONG_STEP
     ),
     versions(
         "averages_twice",
@@ -261,9 +239,7 @@ MUTANTS = (
     versions(
         "forgets_the_other_pipelines",
         {"lambda g: lax.pmean(g, data_axis)": "lambda g: g"},
-        "gradient norm",
-        "gradients",
-        "values",
+        *WRONG_STEP,
         "all-reduce bytes",
     ),
 )

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.chapters.mutant import mutant, patch
+from autograder.chapters.mutant import WRONG, mutant, patch
 from solutions.single_device import (
     accumulate_gradients,
     chunked_attention,
@@ -48,7 +48,7 @@ PRODUCTS = "jax.checkpoint_policies.dots_saveable"
 NO_GRADIENT = {"return x": "return lax.stop_gradient(x)"}
 BUT_THE_LAST = {"stacked_params)": "jax.tree.map(lambda leaf: leaf[:-1], stacked_params))"}
 GRADIENTS = ("gradient norm", "gradients")
-OF_BFLOAT16 = ("gradient error", "gradients", "values")
+OF_BFLOAT16 = ("gradient error", *WRONG)
 HELD, FUNCTIONS = "live temporaries", "float32 functions and sums"
 SQUARE = ("largest temporary", HELD)
 
@@ -205,22 +205,14 @@ MUTANTS = (
     patch(chunked_attention, "keeps_every_chunk", {"    @jax.checkpoint\n": ""}, *SQUARE),
     mutant("chunked_attention", recomputes_twice, "FLOPs"),
     mutant("chunked_attention", recomputes_three_times, "FLOPs"),
-    patch(chunked_attention, "forgets_to_correct_the_sum", {"total * shrink +": "total +"}, "gradients", "values"),
-    patch(
-        chunked_attention, "begins_with_a_maximum_of_zero", {"(nothing - jnp.inf,": "(nothing,"}, "gradients", "values"
-    ),
-    patch(
-        chunked_attention,
-        "begins_with_minus_a_hundred",
-        {"(nothing - jnp.inf,": "(nothing - 100,"},
-        "gradients",
-        "values",
-    ),
-    patch(chunked_attention, "masks_with_minus_a_hundred", {"-jnp.inf)": "-100)"}, "gradients", "values"),
+    patch(chunked_attention, "forgets_to_correct_the_sum", {"total * shrink +": "total +"}, *WRONG),
+    patch(chunked_attention, "begins_with_a_maximum_of_zero", {"(nothing - jnp.inf,": "(nothing,"}, *WRONG),
+    patch(chunked_attention, "begins_with_minus_a_hundred", {"(nothing - jnp.inf,": "(nothing - 100,"}, *WRONG),
+    patch(chunked_attention, "masks_with_minus_a_hundred", {"-jnp.inf)": "-100)"}, *WRONG),
     patch(
         chunked_attention,
         "takes_one_maximum_for_all_queries",
         {"scores.max(-1)": "scores.max((-2, -1), keepdims=True)[..., 0] + 0 * largest"},
-        *("gradients", "values"),
+        *WRONG,
     ),
 )

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.chapters.mutant import mutant, patch, there_and_back
+from autograder.chapters.mutant import WRONG, WRONG_STEP, mutant, patch, there_and_back
 from autograder.chapters.tensor_parallel.tasks import FORWARD_ALONE
 from solutions.tensor_parallel import (
     column_parallel_dense,
@@ -100,8 +100,6 @@ MEAN_OF_COPY = "lax.pmean(gradient, (data_axis, tensor_axis))"
 
 GATHERED, REDUCED, FORWARD = "all-gather bytes", "reduce-scatter bytes", "collectives forward"
 OTHERS, SLOW = "other collectives", "predicted time"
-WRONG = ("gradients", "values")
-WRONG_STEP = ("gradient norm", *WRONG)
 BOTH_WAYS = ("data=2 x tensor=4", FORWARD_ALONE)
 
 MUTANTS = (

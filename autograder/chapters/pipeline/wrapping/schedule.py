@@ -149,7 +149,7 @@ def wrap_tick(function: Any, case: Case[Blocks]) -> Wrapped:
 
 
 def _tick(found: Any, like: Any, case: Case[Blocks]) -> dict[str, Any]:
-    named = dict(zip(("y", "sent"), tuple_of("pipeline_tick", found, "y", "sent"), strict=True))
+    named: dict[str, Any] = dict(zip(("y", "sent"), tuple_of("pipeline_tick", found, "y", "sent"), strict=True))
     same_shapes("pipeline_tick", named, {"y": like, "sent": like}, case)
     return named
 
