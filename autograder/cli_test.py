@@ -284,6 +284,16 @@ def test_grade_table_fits_80_columns_and_says_the_isolation_once():
     assert "landlock" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def test_grade_table_of_many_functions_names_those_that_did_not_pass_unbroken():
+    names = [f"ring_all_gather_{i}" for i in range(12)]
+    results = tuple(Result(name, 1, 2, PASS if i else FAIL) for i, name in enumerate(names))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(grade_table([Report("collectives", results, "ada", "bubblewrap")]))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "ring_all_gather_0\N{NO-BREAK SPACE}1\N{NO-BREAK SPACE}fail" in shown and "12 of 24" in shown
+    assert "ring_all_gather_1\N{NO-BREAK SPACE}" not in shown
+
+
 def test_doctor_names_what_is_missing(meshcraft, monkeypatch):
     backend = SimpleNamespace(name="bubblewrap", available=False, reason="bwrap is not installed", remedy="Install it")
     monkeypatch.setattr("autograder.grading.outside.sandbox.survey", lambda: [backend])

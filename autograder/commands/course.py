@@ -94,6 +94,8 @@ def feedback(
             out().print(plain(page), markup=False, soft_wrap=True)
         if to_zip:
             out().print(f"wrote {to_zip}", markup=False, soft_wrap=True)
+    if not pages and not problems:
+        complain(f"no page was written: nothing has been graded of {', '.join(names)}; `meshcraft grade` comes first")
     for student, why in problems.items():
         complain(f"no page for {one_line(student)}: {one_line(why)}")
     raise typer.Exit(exit_status or (SHORT if problems else 0))

@@ -27,7 +27,7 @@ from autograder.commands.terminal import (
     spinner,
     table,
 )
-from autograder.contract.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN, Report, counted
+from autograder.contract.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN, PASS, Report, counted
 from autograder.render import RICH, WORDS, number, one_line, plain
 
 if TYPE_CHECKING:
@@ -82,8 +82,9 @@ def grade(
     if as_json:
         print_json(_as_json(done))
     else:
-        for name in names:
-            out().print(grade_table([report for report in done.reports if report.chapter == name]))
+        for name in (name for name in names if name not in done.failed):
+            reports = [report for report in done.reports if report.chapter == name]
+            out().print(grade_table(reports) if reports else Text(f"{name}: no submission to grade"))
         for chapter, who, old, new in done.moved:
             out().print(f"{one_line(who)}: {chapter} {number(old)} before, {number(new)} now", markup=False)
     for name, error in done.failed.items():
@@ -240,18 +241,29 @@ def _again(regrade: Regrade) -> dict[str, Any]:
 
 
 def grade_table(reports: list[Report]) -> Group:
-    """One line per student with points and verdict of each function; below it, the isolation they were judged under."""
+    """One line per student with points and verdict of each function; below it, the isolation they were judged under.
+
+    Where that is too wide for the terminal, the line names only the functions that did not pass.
+    """
     names = list(dict.fromkeys(result.name for report in reports for result in report.functions))
     levels = list(dict.fromkeys(report.isolation for report in reports if report.isolation))
     each = ["isolation"] if len(levels) > 1 else []
     columns = (plain(column) for column in ("student", *names, "points", *each))
-    shown = table(*(column if len(names) <= 3 else column.replace("_", "_\n") for column in columns))
+    wide = table(*(column if len(names) <= 3 else column.replace("_", "_\n") for column in columns))
+    narrow = table("student", "points", *each, "not passed")
     parts: list[Text] = []
     for report in reports:
         results = {result.name: result for result in report.functions}
         cells = [_verdict_cell(results.get(name)) for name in names]
         points = f"{number(report.points)} of {number(report.max_points)}"
-        shown.add_row(Text(one_line(report.student)), *cells, points, *[Text(plain(report.isolation)) for _ in each])
+        student, isolation = Text(one_line(report.student)), [Text(plain(report.isolation)) for _ in each]
+        wide.add_row(student, *cells, points, *isolation)
+        failed = [
+            Text(f"{plain(result.name)}\N{NO-BREAK SPACE}") + _verdict_cell(result, "\N{NO-BREAK SPACE}")
+            for result in report.functions
+            if result.verdict != PASS
+        ]
+        narrow.add_row(student, points, *isolation, Text(", ").join(failed))
     message = f", judged under {levels[0]}" if len(levels) == 1 else ""
     for report in reports:
         calls = dict.fromkeys(call for result in report.functions for call in result.denied)
@@ -259,6 +271,8 @@ def grade_table(reports: list[Report]) -> Group:
             what = f"{report.student}: the sandbox refused {', '.join(map(one_line, calls))}"
             parts.append(Text(plain(what), style="yellow"))
     count = f"{len(reports)} submission{'' if len(reports) == 1 else 's'}"
+    unbounded = out().options.update(max_width=10_000)
+    shown = wide if out().measure(wide, options=unbounded).maximum <= out().width else narrow
     return Group(shown, *parts, Text(f"\n{count}{plain(message)}", style="dim"))
 
 
@@ -274,8 +288,8 @@ def reason(report: Report) -> str:
     return next(iter([*message, *report.notes]), "no reason was given")
 
 
-def _verdict_cell(result: Any) -> Text:
+def _verdict_cell(result: Any, gap: str = " ") -> Text:
     if result is None:
         return Text("")
     word = BRIEF.get(result.verdict, plain(result.verdict))
-    return Text(f"{number(result.points)} {word}", style=RICH.get(result.verdict, "red"))
+    return Text(f"{number(result.points)}{gap}{word}", style=RICH.get(result.verdict, "red"))

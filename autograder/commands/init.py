@@ -31,7 +31,7 @@ Points = Annotated[
 ]
 LimitFactors = Annotated[
     list[str] | None,
-    typer.Option(metavar="FUNCTION.FACT=FACTOR", help="Times a limit: 'fsdp_loss.live temporaries=1.5'; 1: ours."),
+    typer.Option(metavar="FUNCTION.FACT=X", help="X times a limit: 'fsdp_loss.live temporaries=1.5'; 1: ours."),
 ]
 Dropped = Annotated[
     list[str] | None, typer.Option(metavar="CHAPTER", help="A chapter that no longer counts; --chapter takes it back.")

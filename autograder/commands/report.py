@@ -52,7 +52,11 @@ def report(
         median = data["median_points"]
         about = f"{data['graded']} of {data['students']} students have points"
         about += f", the median is {number(median)} of {number(data['max_points'])}" if median is not None else ""
-        waiting = f"; {len(data['persons'])} wait for a person" if data["persons"] else ""
+        waiting = (
+            f"; {len(data['persons'])} {'waits' if len(data['persons']) == 1 else 'wait'} for a person"
+            if data["persons"]
+            else ""
+        )
         show(made, Text(f"\n{about}{waiting}", style="dim"))
 
 

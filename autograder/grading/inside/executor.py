@@ -39,6 +39,7 @@ from course.program import (
 from course.render.timeline_summary import to_summary
 
 _MAX_KEPT = 64
+_PAGE = os.sysconf("SC_PAGESIZE")
 # A check runs the small case that it compares the realistic one with, and reads both again with all cases.
 _parse = lru_cache(maxsize=8)(parse)
 
@@ -156,6 +157,13 @@ def answered(executor: Executor, header: dict[str, Any], blobs: list[bytes]) -> 
         return {"fault": f"{type(error).__name__}: {error}"[:500]}, []
 
 
+def resident_bytes() -> int:
+    """How much memory this process occupies, in bytes; 0 where the system does not say."""
+    with suppress(OSError), open("/proc/self/statm") as sizes:
+        return int(sizes.read().split()[1]) * _PAGE
+    return 0
+
+
 def main() -> None:
     """Serve requests from standard input until it ends; a refusal of a Program is a response, not a crash."""
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
@@ -181,7 +189,7 @@ def main() -> None:
         begin = time.process_time()
         with watch.request(header.get("cpu_s")):
             answer, arrays = answered(executor, header, blobs)
-        answer["cpu_s"] = time.process_time() - begin
+        answer["cpu_s"], answer["resident_bytes"] = time.process_time() - begin, resident_bytes()
         try:
             wire.write(answers, answer, arrays)
         except wire.WireError as error:  # nothing has been sent yet

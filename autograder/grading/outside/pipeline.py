@@ -48,6 +48,8 @@ LIMITS = Limits(wall_s=180.0, cpu_s=60)
 SUBMISSION, AFTER_A_HANG = 6, 2 / 3
 # A course's own budget is in processor time, and this many times as much on the clock.
 WALL_FOR_CPU = 3
+# Compiled and parsed Programs stay in an executor for the next submissions, until it occupies this much memory.
+KEPT_BYTES = 1 << 30
 # A function is not started with less than this share of its limits.
 LEAST = 1 / 6
 # The only verdicts that a student's process may claim.
@@ -138,6 +140,7 @@ class Grader:
         self.variants, self.ungraded, self.budget = variants, ungraded, budget
         self.chapter, self.secret, self.level, self.limits = chapter, secret, level, limits
         self.contract = load(chapter)
+        self.occupied = 0  # by the executor, in bytes, after its last answer
         wall = limits.wall_s or 0
         # The tracer ends its children itself; its own deadline is for one that hangs.
         self.tracer = sandboxed("autograder.grading.inside.tracer", chapter, level, greets=False, seconds=wall + 30)
@@ -169,7 +172,15 @@ class Grader:
         budget = Budget(self.limits, self.budget)
         tasks = [task for task in self.contract.tasks if task.name not in self.ungraded]
         results = tuple(budget.judged(self.grade_task(task, read, budget)) for task in tasks)
+        self._bound_memory()
         return Report(self.chapter, results, student, self.level)
+
+    def _bound_memory(self) -> None:
+        """Replace an executor that has grown too large; the next one starts while the next submission is traced."""
+        if self.occupied > KEPT_BYTES:
+            self.executor.close()
+            self.executor.start_early()
+            self.occupied = 0
 
     def grade_task(self, task: Task, notebook: Notebook, budget: Budget | None = None) -> Result:
         """Grade one function of a notebook; ``budget`` is the time left by the functions before it.
@@ -225,7 +236,7 @@ class Grader:
         self.executor.seconds, self.executor.cpu_s = limits.wall_s or 0, limits.cpu_s
         try:
             answer, arrays = self.executor.ask(header, blobs)
-            used = answer.get("cpu_s", 0.0)
+            used, self.occupied = answer.get("cpu_s", 0.0), answer.get("resident_bytes", self.occupied)
             return answer, arrays
         except Stopped as error:
             budget.hung |= error.verdict == LIMIT_EXCEEDED

@@ -229,6 +229,21 @@ def test_nothing_of_another_student_is_in_the_memory_that_a_submission_can_read(
         assert own(fresh) == after <= 3
 
 
+def test_an_executor_that_has_grown_is_replaced_before_the_next_submission(grader, tmp_path, monkeypatch):
+    def executor_after():
+        cells = [nbformat.v4.new_code_cell(cell) for cell in (HEAD, ANSWER)]
+        nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "fsdp.ipynb")
+        assert grader.grade(tmp_path / "fsdp.ipynb", "ada").functions[0].verdict == PASS
+        return grader.executor.process
+
+    grader.executor.close()
+    first = executor_after()
+    assert executor_after() is first, "kept while it is small"
+    assert grader.occupied > 100 << 20, "the executor can tell in its sandbox"
+    monkeypatch.setattr(pipeline, "KEPT_BYTES", grader.occupied // 2)
+    assert executor_after() not in (None, first)
+
+
 BASE = """
 class Base:
     known = []
