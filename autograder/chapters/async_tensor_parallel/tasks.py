@@ -23,6 +23,7 @@ from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN
 from autograder.contract.case_builders import groups_of, parts_of, tensor_of
 from autograder.contract.draws import draw_leaves, unseen_mesh
+from autograder.contract.oracles import compile_oracle
 from autograder.contract.orders import orders, places
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact, Kind, Limit, Unit
@@ -262,7 +263,7 @@ def _grouped() -> Any:
         value, transpose = jax.vjp(plain, params, x)
         return value, *transpose(upstream * value)
 
-    return jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))
+    return compile_oracle(jax.vmap(one, in_axes=(None, 0, 0)))
 
 
 def _both_ways(params: Any, x: Any, upstream: Any) -> Any:

@@ -17,6 +17,7 @@ from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import axis_size, build_model, params_of
 from autograder.contract.draws import ODD, draw_leaves, draw_masked, stacked, unseen_case, unseen_mesh, unseen_model
+from autograder.contract.oracles import compile_oracle
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact, Kind
 from autograder.contract.wrapping import wrappings
@@ -249,7 +250,7 @@ def own_dims(params: Any) -> Any:
 
 @lru_cache(maxsize=32)
 def _loss_and_gradients(sizes: ModelSizes) -> Any:
-    return jax.jit(jax.value_and_grad(partial(full_loss, build_model(sizes))))
+    return compile_oracle(jax.value_and_grad(partial(full_loss, build_model(sizes))))
 
 
 def step_facts(judged: Judged) -> list[Fact]:
@@ -337,7 +338,7 @@ def overlap_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, An
 
 @lru_cache(maxsize=32)
 def _loss_of_each_device(sizes: ModelSizes) -> Any:
-    return jax.jit(jax.vmap(partial(full_loss, build_model(sizes)), in_axes=(None, 0)))
+    return compile_oracle(jax.vmap(partial(full_loss, build_model(sizes)), in_axes=(None, 0)))
 
 
 def overlap_facts(judged: Judged) -> list[Fact]:

@@ -11,6 +11,7 @@ import numpy as np
 from autograder.chapters.expert_parallel.wrapping import Layer, devices_of, expert_of, expert_specs, layer_params
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.draws import draw_leaves, unseen_case
+from autograder.contract.oracles import compile_oracle
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
@@ -34,7 +35,7 @@ def _layer_of_each_device(k: int, capacity: int) -> Any:
         values, back = jax.vjp(lambda params, x: moe(params, x, k, capacity), params, x)
         return values, back((upstream["y"], upstream["logits"]))
 
-    return jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))
+    return compile_oracle(jax.vmap(one, in_axes=(None, 0, 0)))
 
 
 def layer_oracle(inputs: dict[str, Any], case: Case[Layer]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from autograder.chapters.closed_forms import ring
 from autograder.chapters.expert_parallel.wrapping import Routing, devices_of
 from autograder.contract import byte_facts, facts
 from autograder.contract.draws import flows_back, unseen_case
+from autograder.contract.oracles import compile_oracle
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
@@ -111,7 +112,7 @@ def draw_balance(rng: np.random.Generator, case: Case[Routing]) -> dict[str, Any
     }
 
 
-@partial(jax.jit, static_argnums=3)
+@partial(compile_oracle, static_argnums=3)
 def _balance(logits: jax.Array, bias: jax.Array, upstream: jax.Array, k: int) -> tuple[jax.Array, ...]:
     """Both losses over all tokens, each expert's load, and the gradient of the logits."""
 

@@ -39,6 +39,7 @@ from autograder.contract.draws import (
     unseen_case,
     unseen_model,
 )
+from autograder.contract.oracles import compile_oracle
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
@@ -204,7 +205,7 @@ def _loss_of_each_device(sizes: ModelSizes) -> Any:
         loss, back = jax.vjp(lambda params: full_loss(build_model(sizes), params, batch), params)
         return loss, *back(upstream)
 
-    return jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))
+    return compile_oracle(jax.vmap(one, in_axes=(None, 0, 0)))
 
 
 def fsdp_loss_facts(judged: Judged) -> list[Fact]:

@@ -15,6 +15,7 @@ from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, pipelines_of, stages_of
 from autograder.contract.draws import draw_keys, draw_leaves, unseen_mesh
+from autograder.contract.oracles import compile_oracle
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
@@ -108,7 +109,7 @@ def _on_one_device(sizes: ModelSizes) -> Any:
         outputs, backward = jax.vjp(pipeline, layers, microbatches)
         return outputs, *backward(upstream)
 
-    return jax.jit(jax.vmap(run, in_axes=(None, 0, 0, None)))
+    return compile_oracle(jax.vmap(run, in_axes=(None, 0, 0, None)))
 
 
 def execute_facts(judged: Judged) -> list[Fact]:

@@ -28,6 +28,7 @@ from autograder.contract.draws import (
     stacked,
     unseen_case,
 )
+from autograder.contract.oracles import compile_oracle
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
 from course.model import full_loss
@@ -105,7 +106,7 @@ def _each_group(sizes: ModelSizes, count: int) -> Any:
         loss, back = jax.vjp(lambda params: one_device_loss(sizes, count)(params, rows, key), params)
         return loss, *back(upstream)
 
-    return jax.jit(jax.vmap(one, in_axes=(None, 0, 0, 0)))
+    return compile_oracle(jax.vmap(one, in_axes=(None, 0, 0, 0)))
 
 
 def summed(e: Evidence) -> Evidence:

@@ -25,6 +25,7 @@ from autograder.chapters.pipeline.wrapping.schedule import (
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case_builders import groups_of, pipe_of, stages_of
 from autograder.contract.draws import draw_leaves, unseen_case
+from autograder.contract.oracles import compile_oracle
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact, Kind
 from autograder.contract.whereabouts import grid
@@ -180,7 +181,7 @@ def _all_ticks(stages: int, count: int) -> Any:
         gradients = back(jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), upstream))
         return found, dict(zip(("weights", "microbatches", "arrived"), gradients, strict=True))
 
-    return jax.jit(run)
+    return compile_oracle(run)
 
 
 def computed(e: Evidence) -> str:
@@ -289,7 +290,7 @@ def _one_device(groups: int) -> Any:
         values, back = jax.vjp(outputs, every, microbatches)
         return values, None if upstream is None else dict(zip(EXECUTED, back(upstream), strict=True))
 
-    return jax.jit(run)
+    return compile_oracle(run)
 
 
 def execute_facts(judged: Judged) -> list[Fact]:

@@ -14,6 +14,7 @@ from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN
 from autograder.contract.case_builders import pipe_of, pipelines_of, stages_of
 from autograder.contract.draws import draw_leaves, draw_rate, unseen_mesh
+from autograder.contract.oracles import compile_oracle
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
@@ -66,7 +67,7 @@ def execute_oracle(inputs: dict[str, Any], case: Case[Executed]) -> dict[str, An
 _DATA = ("microbatches", "targets")
 
 
-@jax.jit
+@compile_oracle
 def _on_one_device(weights: Any, microbatches: Any, targets: Any) -> Any:
     """The mean loss of a batch, and its gradient."""
 

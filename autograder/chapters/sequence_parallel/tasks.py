@@ -14,6 +14,7 @@ from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, join_heads, params_by_head, parts_of
 from autograder.contract.draws import draw_keys, draw_leaves, unseen_mesh
+from autograder.contract.oracles import compile_oracle
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
@@ -144,7 +145,7 @@ def _one_group(sizes: ModelSizes, parts: int) -> Any:
         values, back = jax.vjp(stack, params, x)
         return values, *back(upstream)
 
-    return jax.jit(run)
+    return compile_oracle(run)
 
 
 # --8<-- [start:saved]
@@ -258,7 +259,7 @@ def attention_oracle(inputs: dict[str, Any], case: Case[Heads]) -> dict[str, Any
     return {"values": np.asarray(values), "gradients": jax.tree.map(np.asarray, gradients)}
 
 
-@jax.jit
+@compile_oracle
 def _attention(q, k, v, upstream):
     """Causal attention of whole sequences; key heads are repeated."""
     times = q.shape[2] // k.shape[2]

@@ -14,6 +14,7 @@ from autograder.contract import facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, params_of
 from autograder.contract.draws import draw_batch, draw_leaves, unseen_model
+from autograder.contract.oracles import compile_oracle
 from autograder.contract.task import Case, Judged, Task
 from autograder.contract.verdict import Fact, Kind
 from autograder.contract.wrapping import wrappings
@@ -57,7 +58,7 @@ def draw_accumulation(rng: np.random.Generator, case: Case[Batch]) -> dict[str, 
 
 @lru_cache(maxsize=32)
 def _of_whole_batch(sizes: ModelSizes) -> Any:
-    return jax.jit(jax.value_and_grad(partial(full_loss, build_model(sizes))))
+    return compile_oracle(jax.value_and_grad(partial(full_loss, build_model(sizes))))
 
 
 def accumulation_oracle(inputs: dict[str, Any], case: Case[Batch]) -> dict[str, Any]:
@@ -125,7 +126,7 @@ def draw_layers(rng: np.random.Generator, case: Case[Batch]) -> dict[str, Any]:
 @lru_cache(maxsize=32)
 def _layer_and_transpose(sizes: ModelSizes) -> Any:
     layer = build_model(sizes).layer
-    return jax.jit(layer), jax.jit(lambda params, x, upstream: jax.vjp(layer, params, x)[1](upstream))
+    return compile_oracle(layer), compile_oracle(lambda params, x, upstream: jax.vjp(layer, params, x)[1](upstream))
 
 
 def layers_oracle(inputs: dict[str, Any], case: Case[Batch]) -> dict[str, Any]:

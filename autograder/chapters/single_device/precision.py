@@ -24,6 +24,7 @@ from autograder.chapters.single_device.wrapping import (
 from autograder.contract import facts, limits
 from autograder.contract.case import UNSEEN
 from autograder.contract.draws import draw_batch, draw_leaves, flows_back
+from autograder.contract.oracles import compile_oracle
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact, Kind, Limit, Unit
 from autograder.contract.wrapping import wrappings
@@ -106,7 +107,7 @@ def plain_loss(params: Any, batch: Any, num_heads: int) -> jax.Array:
 @lru_cache(maxsize=32)
 def _value_and_gradient(num_heads: int) -> Any:
 
-    @jax.jit
+    @compile_oracle
     def run(params, batch, upstream):
         loss, back = jax.vjp(lambda params: plain_loss(params, batch, num_heads), params)
         return loss, *back(upstream)
@@ -244,7 +245,7 @@ def _anywhere(rng: np.random.Generator, array: np.ndarray) -> tuple[int, ...]:
 
 @lru_cache(maxsize=32)
 def _of_both_halves(weight_bits: int) -> Any:
-    return jax.jit(jax.value_and_grad(halves_loss(weight_bits)))
+    return compile_oracle(jax.value_and_grad(halves_loss(weight_bits)))
 
 
 def scaling_oracle(inputs: dict[str, Any], case: Case[Scaling]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, params_of, parts_of
 from autograder.contract.draws import draw_batches, draw_leaves, draw_rate, sgd, unseen_mesh
+from autograder.contract.oracles import compile_oracle
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact, Kind, counted
 from autograder.contract.wrapping import wrappings
@@ -80,7 +81,7 @@ def _each_place(on_one_device: Callable[[Any, Any], Any], places: int) -> Any:
         values, (of_params, of_x) = jax.vmap(one)(by_place(x), by_place(upstream))
         return whole(values), {"x": whole(of_x), "params": of_params}
 
-    return jax.jit(run)
+    return compile_oracle(run)
 
 
 def summed(e: Evidence) -> Evidence:

@@ -15,6 +15,7 @@ from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, join_heads, params_by_head, parts_of
 from autograder.contract.draws import draw_keys, draw_leaves, unseen_mesh
+from autograder.contract.oracles import compile_oracle
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
@@ -59,7 +60,7 @@ def loss_and_gradient(sizes: ModelSizes, parts: int) -> Callable[..., Any]:
     def loss(params, rows, key):
         return full_loss(in_parts, {**params, "layers": join_heads(params["layers"])}, rows, key)
 
-    return jax.jit(jax.value_and_grad(loss))
+    return compile_oracle(jax.value_and_grad(loss))
 
 
 def activation_bytes(case: Case[Sizes]) -> int:
@@ -116,7 +117,7 @@ def _one_group(sizes: ModelSizes, parts: int) -> Any:
         values, back = jax.vjp(lambda params, x: model.layer(join_heads(params), x, keys), params, x)
         return values, *back(upstream)
 
-    return jax.jit(run)
+    return compile_oracle(run)
 
 
 def whole_gradients(cases: list[Evidence], shapes: Callable[[Case[Sizes]], Any], prefix: str) -> list[Evidence]:
@@ -220,7 +221,7 @@ def _embed_each_group(sizes: ModelSizes) -> Any:
         values, back = jax.vjp(lambda params: model.embed(params, tokens), params)
         return values, back(upstream)[0]
 
-    return jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))
+    return compile_oracle(jax.vmap(one, in_axes=(None, 0, 0)))
 
 
 def embed_facts(judged: Judged) -> list[Fact]:
@@ -305,7 +306,7 @@ def loss_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
 @lru_cache(maxsize=32)
 def _lose_each_group(sizes: ModelSizes) -> Any:
     model = build_model(sizes)
-    return jax.jit(jax.vmap(jax.value_and_grad(model.loss, argnums=(0, 1)), in_axes=(None, 0, 0)))
+    return compile_oracle(jax.vmap(jax.value_and_grad(model.loss, argnums=(0, 1)), in_axes=(None, 0, 0)))
 
 
 # --8<-- [start:logits]

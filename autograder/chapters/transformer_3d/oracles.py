@@ -29,6 +29,7 @@ from autograder.contract.byte_facts import resident_bytes
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, join_heads, params_by_head
 from autograder.contract.draws import unseen_mesh
+from autograder.contract.oracles import compile_oracle
 from autograder.contract.task import Case
 from course.layout import tensor_specs
 from course.model import Model, full_loss
@@ -199,7 +200,7 @@ def _on_one_device(sizes: ModelSizes, count: int, places: int, parts: int, steps
         (after, total), losses = lax.scan(step, start, (jnp.arange(steps), batches))
         return after, losses, total
 
-    return jax.jit(run)
+    return compile_oracle(run)
 
 
 def run_on_one_device(inputs: dict[str, Any], case: Case[Sizes], steps: int = 1) -> tuple[Any, np.ndarray, Any]:

@@ -36,6 +36,7 @@ from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import ModelSizes
 from autograder.contract.case_builders import join_heads
 from autograder.contract.draws import draw_keys, draw_leaves
+from autograder.contract.oracles import compile_oracle
 from autograder.contract.task import Case, Judged, Task
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
@@ -156,7 +157,7 @@ def _layers(sizes: ModelSizes, parts: int) -> Any:
         y, back = jax.vjp(every, layers, x)
         return y, back(upstream)
 
-    return jax.jit(run)
+    return compile_oracle(run)
 
 
 def stage_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:

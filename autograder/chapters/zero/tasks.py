@@ -29,6 +29,7 @@ from autograder.contract.byte_facts import resident_bytes
 from autograder.contract.case import ModelSizes
 from autograder.contract.case_builders import axis_of, axis_size, build_model, params_of
 from autograder.contract.draws import ODD, draw_batches, draw_leaves, meshes, unseen_case, unseen_model
+from autograder.contract.oracles import compile_oracle
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
@@ -245,7 +246,7 @@ def step_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
 
 @lru_cache(maxsize=32)
 def _loss_and_gradients(sizes: ModelSizes) -> Any:
-    return jax.jit(jax.value_and_grad(partial(full_loss, build_model(sizes))))
+    return compile_oracle(jax.value_and_grad(partial(full_loss, build_model(sizes))))
 
 
 def split_and_whole(e: Evidence) -> tuple[int, int]:
