@@ -1,10 +1,8 @@
-"""Numbers of the background pages: chips, networks, low precision, optimizers, goodput, inference, and choosing."""
+"""Numbers of the background pages: chips, optimizers, goodput, and choosing."""
 
 import math
 from dataclasses import replace
 
-import ml_dtypes
-import numpy as np
 from showing import Table, example, say
 
 from course.budget import Sizes, activation_bytes, flops_per_token
@@ -37,105 +35,6 @@ def chips() -> Table:
         table.add(f"`{one.name}`", peak / 1e12, one.memory_bytes / 1e9, *ratios)
     hidden = {name: float(row["tokens to hide FSDP"]) for name, row in table.rows.items()}
     assert hidden["`8xA100`"] < hidden["`8xH100`"] < 2300 and hidden["`8xMI300X`"] > hidden["`8xH100`"]
-    return table
-
-
-@example("counted by closed form")
-def all_reduce() -> Table:
-    """An all-reduce of 1 GB inside a node, by the devices and by the switch."""
-    table = Table("all-reduce of 1 GB", "sent by a device, GB .2f", "time, ms .2f")
-    for label, name in (("ring", "8xH100"), ("added in the switch", "8xH100-sharp")):
-        where = machine(name)
-        latency, rate = where.transfer("all_reduce", tuple(range(8)), 1e9, 1e9)
-        wire = 2 * 7 / 8
-        sent = wire if label == "ring" else 1.0
-        table.add(f"{label}, 8 H100", sent, 1e3 * (latency + wire * 1e9 / rate))
-    ring, switch = table.rows.values()
-    assert 1.7 < ring["time"] / switch["time"] < 1.76, "the bound of NVLink SHARP"
-    return table
-
-
-@example("counted by closed form")
-def two_levels() -> Table:
-    """One ring through everything against reduce-scatter, all-reduce between nodes, all-gather; one adapter a GPU."""
-    columns = "one ring on one adapter, ms .1f", "rings on all adapters .1f", "in two levels .1f"
-    table = Table(("GPUs", "nodes"), *columns)
-    node = machine("8xH100")
-    inside, outside = node.links[0].bandwidth, 50e9
-    for nodes in (2, 8, 64):
-        count, size = 8 * nodes, 1e9
-        single = 2 * (count - 1) / count * size / outside
-        where = scaled(node, count, nodes)
-        latency, rate = where.transfer("all_reduce", tuple(range(count)), size, size)
-        many = latency + 2 * (count - 1) / count * size / rate
-        local = 2 * 7 / 8 * size / inside
-        between = 2 * (nodes - 1) / nodes * size / 8 / outside
-        table.add((count, nodes), 1e3 * single, 1e3 * many, 1e3 * (local + between))
-    for row in table.rows.values():
-        assert row["one ring on one adapter"] > 4 * row["in two levels"]
-    return table
-
-
-@example("counted by closed form")
-def latency() -> Table:
-    """Small all-reduces: steps count, not bytes."""
-    table = Table("GPUs", "ring steps d", "ring time, µs ,.0f", "tree steps d", "tree time, µs ,.0f")
-    for count in (8, 64, 512, 4096):
-        steps = 2 * (count - 1), 2 * round(math.log2(count))
-        times = [4 * step for step in steps]
-        table.add(count, steps[0], times[0], steps[1], times[1])
-    return table
-
-
-FORMATS = {
-    "float32": np.float32,
-    "bfloat16": ml_dtypes.bfloat16,
-    "float16": np.float16,
-    "float8 E4M3": ml_dtypes.float8_e4m3fn,
-    "float8 E5M2": ml_dtypes.float8_e5m2,
-    "float4 E2M1": ml_dtypes.float4_e2m1fn,
-}
-
-
-@example("sourced")
-def formats() -> Table:
-    columns = "bits d", "largest .3g", "smallest normal .2g", "step at 1 .2g"
-    table = Table("format", *columns)
-    for name, dtype in FORMATS.items():
-        info = ml_dtypes.finfo(dtype)
-        table.add(name, info.bits, float(info.max), float(info.smallest_normal), float(info.eps))
-    return table
-
-
-def quantised(array: np.ndarray, dtype: type, block: int) -> np.ndarray:
-    """Round to a format and back, with one scale for each block of a row; a block of 0 is the whole array."""
-    blocks = array.reshape(-1, block) if block else array.reshape(1, -1)
-    scale = np.abs(blocks).max(axis=1, keepdims=True) / float(ml_dtypes.finfo(dtype).max)
-    return ((blocks / scale).astype(dtype).astype(np.float64) * scale).reshape(array.shape)
-
-
-@example("run on CPU devices")
-def scaling() -> Table:
-    """The error of a product of rounded operands, without and with one column of 1,024 that is 200 times as large."""
-    random = np.random.default_rng(0)
-    x, w = random.normal(size=(128, 1024)), random.normal(size=(1024, 128)) / 32
-    outliers = x.copy()
-    outliers[:, 0] *= 200
-    columns = "one scale for the array .1%", "the same, with outliers .1%"
-    columns += ("a scale for 32 entries .1%", "the same with outliers .1%")
-    table = Table("operands", *columns)
-    for name in ("bfloat16", "float8 E4M3", "float8 E5M2", "float4 E2M1"):
-        errors = []
-        for block in (0, 32):
-            for given in (x, outliers):
-                left = quantised(given, FORMATS[name], block)
-                right = quantised(w.T.copy(), FORMATS[name], block).T
-                # Of all columns but the one with outliers, which would hide the error of the others.
-                exact, rounded = given[:, 1:] @ w[1:], left[:, 1:] @ right[1:]
-                errors.append(float(np.linalg.norm(rounded - exact) / np.linalg.norm(exact)))
-        table.add(name, *errors)
-    row = table["float4 E2M1"]
-    assert row["the same"] > 3 * row["the same with outliers"], "outliers ruin one scale for everything"
     return table
 
 
@@ -190,31 +89,6 @@ def diloco() -> Table:
     for steps in (1, 10, 100, 500):
         size = 2 * (2 - 1) / 2 * 2 * 8 / steps
         table.add(f"{steps} steps" if steps > 1 else "step (data parallelism)", size, 8 * size)
-    return table
-
-
-@example("counted by closed form")
-def decode() -> Table:
-    """One H100, a model of 8 billion parameters in bfloat16, 4,096 tokens in the cache of each sequence."""
-    where = machine("8xH100")
-    weights, cache = 2 * MIDDLE.count, 2 * 2 * MIDDLE.layers * MIDDLE.keys * 4096
-    columns = "cache, GB .1f", "reading, ms .2f", "computing, ms .2f", "tokens/s ,.0f", "of the peak .1%"
-    table = Table("sequences", *columns)
-    for batch in (1, 8, 32, 64, 128):
-        reading = (weights + batch * cache) / where.memory_bandwidth
-        computing = 2 * MIDDLE.count * batch / where.peak("bf16")
-        seconds = max(reading, computing)
-        share = computing / seconds
-        fits = weights + batch * cache < where.memory_bytes
-        label = str(batch) if fits else f"{batch} (does not fit)"
-        table.add(label, batch * cache / 1e9, 1e3 * reading, 1e3 * computing, batch / seconds, share)
-    say(
-        cache=f"{2 * 2 * MIDDLE.layers * MIDDLE.keys / 1024:,.0f}",
-        cache_full=f"{2 * 2 * MIDDLE.layers * MIDDLE.queries / 1024:,.0f}",
-        batch=f"{where.peak('bf16') / where.memory_bandwidth:,.0f}",
-        weights=f"{weights / 1e9:.1f}",
-        prefill=f"{2 * MIDDLE.count * 4096 / where.peak('bf16') * 1e3:,.0f}",
-    )
     return table
 
 
