@@ -2,7 +2,7 @@
 
 import cmath
 import math
-from collections import Counter
+from collections import defaultdict
 
 from showing import Table, block, diagram, example
 
@@ -47,7 +47,7 @@ def algorithms() -> None:
     parts, said = [], []
     ways = {"ring": (ring(8), around), "tree": (tree(8), grown), "switch that adds": (switch(8), {**around, 8: 0j})}
     for at, (name, (steps, places)) in enumerate(ways.items()):
-        middle, devices, links = 64 + 132 * at + 84j, Counter[int](), Counter[tuple[int, int]]()
+        middle, devices, links = 64 + 132 * at + 84j, defaultdict(float), defaultdict(float)
         for sender, receiver, size in (one for step in steps for one in step):
             devices[sender] += size
             links[sender, receiver] += size
@@ -120,9 +120,9 @@ def draw_adapters(times: dict[str, float]) -> None:
             numbers = (column, 8 + column if levels else 15 - column)
             fill = colour if levels else MATMUL
             parts += [block(str(device), x, y, 22, 18, fill) for device, y in zip(numbers, tops, strict=True)]
-            ends = [complex(x + 11, y) for y in (44, 104)]
             if levels or column in (0, 7):
-                parts.append(arrow(*(ends if column else ends[::-1]), colour, both=levels))
+                start, end = (44, 104) if column else (104, 44)
+                parts.append(arrow(complex(x + 11, start), complex(x + 11, end), colour, both=levels))
             else:
                 parts.append(f'<path d="M{x + 11},44v60" stroke="{KERNEL}" stroke-dasharray="2 4"/>')
     title = "The adapters over which two nodes of eight send, by one ring and in two levels"
