@@ -30,6 +30,8 @@ _INNER = {
 }
 # The message about a Python branch on a traced value.
 CANNOT_BRANCH = r"not known while .* traced.*(jnp\.where|lax\.select)"
+# As a mistake's ``line``: the line that its first edit makes.
+EDITED = "the edited line"
 VERDICTS = "true", "misleading", "no line", "inner", "not said", "passes"
 
 
@@ -39,27 +41,35 @@ class Mistake:
     """A typical mistake, and the message that a learner must see.
 
     Attributes:
-        function: The function that is checked.
-        name: Name of the mistake.
         says: A regular expression that the message must match, with any whitespace.
         edits: Maps text that occurs exactly once in the cell's source to its replacement; empty for a stub.
-        line: The text of the learner's line that must be quoted; empty if none is to blame.
+        line: The text of the learner's line that must be quoted, or ``EDITED``; empty if none is to blame.
         inside: Another function, whose cell is edited instead.
         never: A regular expression that the message must not match.
+        function, name: The function that is checked and the mistake's name, which are its keys in a table.
     """
 
-    function: str
-    name: str
     says: str
     edits: Mapping[str, str] = field(default_factory=dict)
     line: str = ""
     inside: str = ""
     never: str = ""
+    function: str = ""
+    name: str = ""
     # --8<-- [end:mistake]
 
     @property
     def chapter(self) -> str:
         return find_task(self.function)[0]
+
+    @property
+    def quoted(self) -> str:
+        """The text of the line that must be quoted."""
+        if self.line != EDITED:
+            return self.line
+        source = next(cell.source for cell in self.notebook().cells if cell.id == (self.inside or self.function))
+        at = source.index(next(iter(self.edits.values())))
+        return source.split("\n")[source.count("\n", 0, at)]
 
     def notebook(self) -> Notebook:
         """The solved notebook with the mistake.
@@ -114,7 +124,8 @@ def assess(mistake: Mistake, report: Report) -> Assessment:
         return Assessment(text, "misleading", f"{foreign[0]} is not where the mistake is")
     if any(fact.line and fact.kind is Kind.VALUES for fact in report.functions[0].missed):
         return Assessment(text, "misleading", "wrong values point at a line, and no line is to blame")
-    if mistake.never and (found := re.search(mistake.never, flat)):
+    never = [mistake.never, "" if "def " in mistake.quoted else rf"\bdef {mistake.function}\("]
+    if found := re.search("|".join(filter(None, never)) or "$^", flat):
         return Assessment(text, "misleading", f"it says {found.group()!r}")
     for what, pattern in _INNER.items():
         if found := re.search(pattern, text):
@@ -122,7 +133,7 @@ def assess(mistake: Mistake, report: Report) -> Assessment:
     if not re.search(mistake.says, flat):
         return Assessment(text, "not said", f"nothing matches {mistake.says!r}")
     texts = [] if report.functions[0].not_started else [_text(mistake, line) for line in lines]
-    if unquoted := [text for text in (mistake.line, *texts) if " ".join(text.split()) not in flat]:
+    if unquoted := [text for text in (mistake.quoted, *texts) if " ".join(text.split()) not in flat]:
         return Assessment(text, "no line", f"{unquoted[0].strip()!r} is not quoted")
     return Assessment(text, "true")
 

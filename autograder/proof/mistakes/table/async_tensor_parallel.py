@@ -3,59 +3,54 @@
 
 from autograder.proof.mistakes import Mistake
 
-MISTAKES = [
-    Mistake(
-        "ring_gather_matmul",
-        "rows sent the other way round",
-        r"places|order",
-        {
-            "to_next = [(i, (i + 1) % size) for i in range(size)]": "to_next = [((i + 1) % size, i) for i in range(size)]"
-        },
-        never="def ring_gather_matmul",
-    ),
-    Mistake(
-        "ring_gather_matmul",
-        "zeros that vary over nothing",
-        r"varies over.*begin with vary_alike\(first, x\)\[0\]",
-        {"[vary_alike(jnp.zeros(shape, x.dtype), x)[0] for": "[jnp.zeros(shape, x.dtype) for"},
-        line="(wholes, last), _ = lax.scan(pass_on, (empty, x), jnp.arange(size - 1))",
-        never=r"pcast|'\(",
-    ),
-    Mistake(
-        "async_tp_mlp",
-        "kernel that varies over fewer axes",
-        r"\{V:\(data,tensor\)\} where the argument is .*\{V:tensor\}.*vary_alike\(x, kernel\)",
-        {"return product(*vary_alike(x, kernel))": "return product(x, kernel)"},
-        inside="ring_gather_matmul",
-    ),
-    Mistake(
-        "async_tp_mlp",
-        "a derivative that adds to a kernel's gradient in every step",
-        r"besides the products, .* ms of the critical path are add, 7 times",
-        {"return product(*vary_alike(x, kernel))": "return ring(*vary_alike(x, kernel), keep=False)[0]"},
-        inside="ring_gather_matmul",
-        never="What it costs",
-    ),
-    Mistake(
-        "bidirectional_gather_matmul",
-        "both halves the same way",
-        r"\d up, 0 down +equal",
-        {
-            "axis_name, to_previous)": "axis_name, to_next)",
-            "(index - step, index + step)": "(index - step, index - step)",
-        },
-        never="limit 0",
-    ),
-    Mistake(
-        "matmul_ring_scatter",
-        "sum begun with the own rows",
-        r"Which rows has a partial sum been made of when it arrives, and where does it end\?",
-        {"own(index - 1), jnp.arange": "own(index), jnp.arange"},
-    ),
-    Mistake(
-        "bidirectional_matmul_scatter",
-        "both halves sent the same way",
-        r"336 bytes towards higher places on the axis and 0 towards lower ones\. Which way does each half go\?",
-        {"lax.ppermute(sums[1], axis_name, to_previous)": "lax.ppermute(sums[1], axis_name, to_next)"},
-    ),
-]
+MISTAKES = {
+    "ring_gather_matmul": {
+        "rows sent the other way round": Mistake(
+            r"places|order",
+            {
+                "to_next = [(i, (i + 1) % size) for i in range(size)]": "to_next = [((i + 1) % size, i) for i in range(size)]"
+            },
+        ),
+        "zeros that vary over nothing": Mistake(
+            r"varies over.*begin with vary_alike\(first, x\)\[0\]",
+            {"[vary_alike(jnp.zeros(shape, x.dtype), x)[0] for": "[jnp.zeros(shape, x.dtype) for"},
+            line="(wholes, last), _ = lax.scan(pass_on, (empty, x), jnp.arange(size - 1))",
+            never=r"pcast|'\(",
+        ),
+    },
+    "async_tp_mlp": {
+        "kernel that varies over fewer axes": Mistake(
+            r"\{V:\(data,tensor\)\} where the argument is .*\{V:tensor\}.*vary_alike\(x, kernel\)",
+            {"return product(*vary_alike(x, kernel))": "return product(x, kernel)"},
+            inside="ring_gather_matmul",
+        ),
+        "a derivative that adds to a kernel's gradient in every step": Mistake(
+            r"besides the products, .* ms of the critical path are add, 7 times",
+            {"return product(*vary_alike(x, kernel))": "return ring(*vary_alike(x, kernel), keep=False)[0]"},
+            inside="ring_gather_matmul",
+            never="What it costs",
+        ),
+    },
+    "bidirectional_gather_matmul": {
+        "both halves the same way": Mistake(
+            r"\d up, 0 down +equal",
+            {
+                "axis_name, to_previous)": "axis_name, to_next)",
+                "(index - step, index + step)": "(index - step, index - step)",
+            },
+            never="limit 0",
+        )
+    },
+    "matmul_ring_scatter": {
+        "sum begun with the own rows": Mistake(
+            r"Which rows has a partial sum been made of when it arrives, and where does it end\?",
+            {"own(index - 1), jnp.arange": "own(index), jnp.arange"},
+        )
+    },
+    "bidirectional_matmul_scatter": {
+        "both halves sent the same way": Mistake(
+            r"336 bytes towards higher places on the axis and 0 towards lower ones\. Which way does each half go\?",
+            {"lax.ppermute(sums[1], axis_name, to_previous)": "lax.ppermute(sums[1], axis_name, to_next)"},
+        )
+    },
+}

@@ -2,79 +2,76 @@
 
 from autograder.proof.mistakes import Mistake
 
-MISTAKES = [
-    Mistake(
-        "moe_layer",
-        "way back with the axes of the way there",
-        r"cuts its dim split_axis, here of size 3, into one part for each device on axis tensor, here 2.*"
-        r"on mesh expert=8 it runs.*On mesh expert=8 it is wrong, too: see below.*values.*"
-        r"Whose tokens did this expert serve",
-        {"split_axis=1, concat_axis=0": "split_axis=0, concat_axis=1"},
-        line="returned = lax.all_to_all(computed, axis_name, split_axis=0, concat_axis=1, tiled=True)",
-    ),
-    Mistake(
-        "route",
-        "places counted with the token itself",
-        r"leaf places .*that are wrong are 1 too large",
-        {
-            "jnp.minimum(jnp.take_along_axis(before, experts, axis=1), capacity)": (
-                "jnp.minimum(jnp.take_along_axis(before + 1, experts, axis=1), capacity)"
-            )
-        },
-        never="has what belongs",
-    ),
-    Mistake(
-        "route",
-        "gates divided by their sum",
-        r"Of which numbers is a gate",
-        {
-            "return jnp.take_along_axis(gates, experts, axis=1), experts": (
-                "kept = jnp.take_along_axis(gates, experts, axis=1)\n"
-                "    return kept / kept.sum(1, keepdims=True), experts"
-            )
-        },
-    ),
-    Mistake(
-        "balancing_loss",
-        "each device's own balance",
-        r"A mean of products is not the product of means.*Which factor carries a gradient",
-        {
-            "lax.psum(jnp.sum(experts.reshape(-1, 1) == jnp.arange(num_experts), axis=0), axes)": (
-                "jnp.sum(experts.reshape(-1, 1) == jnp.arange(num_experts), axis=0)"
-            ),
-            "bias + rate * jnp.sign(1 / num_experts - load)": (
-                "bias + rate * jnp.sign(1 / num_experts - lax.pmean(load, axes))"
-            ),
-        },
-    ),
-    Mistake(
-        "balancing_loss",
-        "bias in proportion",
-        r"By how much does a bias change",
-        {"jnp.sign(1 / num_experts - load)": "(1 / num_experts - load)"},
-    ),
-    Mistake(
-        "dispatch",
-        "dropped tokens in the last place",
-        r"where does a dropped choice go\?.*the gradient in the case.*what does a dropped choice add to it",
-        {'mode="drop"': 'mode="clip"'},
-    ),
-    Mistake(
-        "combine",
-        "mean over choices",
-        r"0\.5 times what it should be\. Is it the sum over a token's choices of gate times result",
-        {"jnp.sum(gates[:, :, None] * each, axis=1)": "jnp.mean(gates[:, :, None] * each, axis=1)"},
-    ),
-    Mistake(
-        "moe_step",
-        "experts averaged over both axes",
-        r"4 times too large, and axis 'expert' has that size: sum or mean",
-        {"return lax.pmean(gradient, data_axis) / lax.axis_size(expert_axis)": "return lax.pmean(gradient, data_axis)"},
-    ),
-    Mistake(
-        "overlapped_moe",
-        "shared expert left out",
-        r"leaf params/shared/down on mesh expert=8: .* All of it is zero",
-        {"return shared + combine": "return combine"},
-    ),
-]
+MISTAKES = {
+    "moe_layer": {
+        "way back with the axes of the way there": Mistake(
+            r"cuts its dim split_axis, here of size 3, into one part for each device on axis tensor, here 2.*"
+            r"on mesh expert=8 it runs.*On mesh expert=8 it is wrong, too: see below.*values.*"
+            r"Whose tokens did this expert serve",
+            {"split_axis=1, concat_axis=0": "split_axis=0, concat_axis=1"},
+            line="returned = lax.all_to_all(computed, axis_name, split_axis=0, concat_axis=1, tiled=True)",
+        )
+    },
+    "route": {
+        "places counted with the token itself": Mistake(
+            r"leaf places .*that are wrong are 1 too large",
+            {
+                "jnp.minimum(jnp.take_along_axis(before, experts, axis=1), capacity)": (
+                    "jnp.minimum(jnp.take_along_axis(before + 1, experts, axis=1), capacity)"
+                )
+            },
+            never="has what belongs",
+        ),
+        "gates divided by their sum": Mistake(
+            r"Of which numbers is a gate",
+            {
+                "return jnp.take_along_axis(gates, experts, axis=1), experts": (
+                    "kept = jnp.take_along_axis(gates, experts, axis=1)\n"
+                    "    return kept / kept.sum(1, keepdims=True), experts"
+                )
+            },
+        ),
+    },
+    "balancing_loss": {
+        "each device's own balance": Mistake(
+            r"A mean of products is not the product of means.*Which factor carries a gradient",
+            {
+                "lax.psum(jnp.sum(experts.reshape(-1, 1) == jnp.arange(num_experts), axis=0), axes)": (
+                    "jnp.sum(experts.reshape(-1, 1) == jnp.arange(num_experts), axis=0)"
+                ),
+                "bias + rate * jnp.sign(1 / num_experts - load)": (
+                    "bias + rate * jnp.sign(1 / num_experts - lax.pmean(load, axes))"
+                ),
+            },
+        ),
+        "bias in proportion": Mistake(
+            r"By how much does a bias change", {"jnp.sign(1 / num_experts - load)": "(1 / num_experts - load)"}
+        ),
+    },
+    "dispatch": {
+        "dropped tokens in the last place": Mistake(
+            r"where does a dropped choice go\?.*the gradient in the case.*what does a dropped choice add to it",
+            {'mode="drop"': 'mode="clip"'},
+        )
+    },
+    "combine": {
+        "mean over choices": Mistake(
+            r"0\.5 times what it should be\. Is it the sum over a token's choices of gate times result",
+            {"jnp.sum(gates[:, :, None] * each, axis=1)": "jnp.mean(gates[:, :, None] * each, axis=1)"},
+        )
+    },
+    "moe_step": {
+        "experts averaged over both axes": Mistake(
+            r"4 times too large, and axis 'expert' has that size: sum or mean",
+            {
+                "return lax.pmean(gradient, data_axis) / lax.axis_size(expert_axis)": "return lax.pmean(gradient, data_axis)"
+            },
+        )
+    },
+    "overlapped_moe": {
+        "shared expert left out": Mistake(
+            r"leaf params/shared/down on mesh expert=8: .* All of it is zero",
+            {"return shared + combine": "return combine"},
+        )
+    },
+}

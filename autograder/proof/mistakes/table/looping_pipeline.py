@@ -3,71 +3,57 @@
 
 from autograder.proof.mistakes import Mistake
 
-MISTAKES = [
-    Mistake(
-        "execute_looping_pipeline",
-        "nothing waits at stage 0",
-        r"\(on the device at pipe 3\)\. On device 3 indices 0 to 3 of dim 0 .* The other devices are right\..*with more microbatches than stages, what comes back is early",
-        {"waiting[microbatch], arrived)": "jnp.where(repeat == 0, microbatches[microbatch], arrived), arrived)"},
-        never="dropout",
-    ),
-    Mistake(
-        "looping_train_step",
-        "sum that does not vary as what it belongs to",
-        r"backward rule of this jax\.custom_vjp.*\{V:pipe\} where.*\{V:\(data,pipe\)\}.*as_varying",
-        {"as_varying(lax.psum(g, data_axis), data_axis)": "lax.psum(g, data_axis)"},
-    ),
-    Mistake(
-        "layers_of_stage",
-        "error without the numbers",
-        r"how many layers",
-        {
-            'f"{num_layers} layers cannot be shared evenly by {num_stages} stages in {num_repeats} repeats: "\n': '"layers cannot be shared evenly"\n',
-            'f"their number must be a multiple of {visits}"\n': "\n",
-        },
-    ),
-    Mistake(
-        "loop_position",
-        "off by one",
-        r"yours: tick.* stage 0 1 2 .* right: tick.* stage 0 0 1",
-        {"divmod(tick - stage, max": "divmod(tick - stage + 1, max"},
-        never="def loop_position",
-    ),
-    Mistake(
-        "loop_position",
-        "microbatch and repeat swapped",
-        r"right numbers the other way round.*yours: tick.* stage 0 0 0' 0'' ",
-        {"return (microbatch, repeat) if": "return (repeat, microbatch) if"},
-    ),
-    Mistake(
-        "loop_position",
-        "repeats as long as there are microbatches",
-        r"yours: tick.* stage 0 0 1 0' 1' .* right: tick.* stage 0 0 1 \. \. 0' 1'",
-        {"max(num_microbatches, num_stages)": "num_microbatches"},
-    ),
-    Mistake(
-        "layers_of_stage",
-        "neighbouring layers together",
-        r"Follow one microbatch",
-        {"(repeat * num_stages + stage) * each": "(stage * num_repeats + repeat) * each"},
-    ),
-    Mistake(
-        "execute_looping_pipeline",
-        "first results kept",
-        r"Only the last stage's result of the last repeat counts",
-        {"outputs[-num_microbatches:]": "outputs[:num_microbatches]"},
-        never="dropout",
-    ),
-    Mistake(
-        "looping_train_step",
-        "key without the repeat",
-        r"It is right in every case without dropout: is each mask drawn in the specified shape, and from the specified key",
-        {"layer_key(key, microbatch, number)": "layer_key(key, microbatch, index * layers_per_stage + j)"},
-    ),
-    Mistake(
-        "execute_looping_pipeline",
-        "a repeat begins at once",
-        r"12 ticks of one stage, and the schedule has 14: does a repeat begin before its first microbatch is back",
-        {"period = max(num_microbatches, num_stages)": "period = num_microbatches"},
-    ),
-]
+MISTAKES = {
+    "execute_looping_pipeline": {
+        "nothing waits at stage 0": Mistake(
+            r"\(on the device at pipe 3\)\. On device 3 indices 0 to 3 of dim 0 .* The other devices are right\..*with more microbatches than stages, what comes back is early",
+            {"waiting[microbatch], arrived)": "jnp.where(repeat == 0, microbatches[microbatch], arrived), arrived)"},
+            never="dropout",
+        ),
+        "first results kept": Mistake(
+            r"Only the last stage's result of the last repeat counts",
+            {"outputs[-num_microbatches:]": "outputs[:num_microbatches]"},
+            never="dropout",
+        ),
+        "a repeat begins at once": Mistake(
+            r"12 ticks of one stage, and the schedule has 14: does a repeat begin before its first microbatch is back",
+            {"period = max(num_microbatches, num_stages)": "period = num_microbatches"},
+        ),
+    },
+    "looping_train_step": {
+        "sum that does not vary as what it belongs to": Mistake(
+            r"backward rule of this jax\.custom_vjp.*\{V:pipe\} where.*\{V:\(data,pipe\)\}.*as_varying",
+            {"as_varying(lax.psum(g, data_axis), data_axis)": "lax.psum(g, data_axis)"},
+        ),
+        "key without the repeat": Mistake(
+            r"It is right in every case without dropout: is each mask drawn in the specified shape, and from the specified key",
+            {"layer_key(key, microbatch, number)": "layer_key(key, microbatch, index * layers_per_stage + j)"},
+        ),
+    },
+    "layers_of_stage": {
+        "error without the numbers": Mistake(
+            r"how many layers",
+            {
+                'f"{num_layers} layers cannot be shared evenly by {num_stages} stages in {num_repeats} repeats: "\n': '"layers cannot be shared evenly"\n',
+                'f"their number must be a multiple of {visits}"\n': "\n",
+            },
+        ),
+        "neighbouring layers together": Mistake(
+            r"Follow one microbatch", {"(repeat * num_stages + stage) * each": "(stage * num_repeats + repeat) * each"}
+        ),
+    },
+    "loop_position": {
+        "off by one": Mistake(
+            r"yours: tick.* stage 0 1 2 .* right: tick.* stage 0 0 1",
+            {"divmod(tick - stage, max": "divmod(tick - stage + 1, max"},
+        ),
+        "microbatch and repeat swapped": Mistake(
+            r"right numbers the other way round.*yours: tick.* stage 0 0 0' 0'' ",
+            {"return (microbatch, repeat) if": "return (repeat, microbatch) if"},
+        ),
+        "repeats as long as there are microbatches": Mistake(
+            r"yours: tick.* stage 0 0 1 0' 1' .* right: tick.* stage 0 0 1 \. \. 0' 1'",
+            {"max(num_microbatches, num_stages)": "num_microbatches"},
+        ),
+    },
+}

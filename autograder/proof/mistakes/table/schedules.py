@@ -2,94 +2,77 @@
 
 from autograder.proof.mistakes import Mistake
 
-MISTAKES = [
-    Mistake(
-        "one_f_one_b",
-        "one text for all stages",
-        r"Expected a tuple with a line of text for each stage",
-        {"return tuple(lines)": 'return "\\n".join(lines)'},
-    ),
-    Mistake(
-        "one_f_one_b",
-        "all stages begin as many microbatches",
-        r"is enough\. Stage 1 begins with 4 forward passes: which of them could come after its first backward pass\?"
-        r".*1F1B: one forward, one backward, then flush",
-        {"min(num_stages - stage, num_microbatches)": "min(num_stages, num_microbatches)"},
-        never="had it begun enough",
-    ),
-    Mistake(
-        "one_f_one_b",
-        "one microbatch too many in flight",
-        r"which microbatch does it begin that could wait for the backward pass of an earlier one\?",
-        {"min(num_stages - stage, num_microbatches)": "min(num_stages - stage + 1, num_microbatches)"},
-    ),
-    Mistake(
-        "interleaved",
-        "an order where none is possible",
-        r"cannot go round in groups of 4: raise a ValueError",
-        {"raise ValueError(": "str("},
-        never="no cost",
-    ),
-    Mistake(
-        "interleaved",
-        "parts backward in the order of the forward passes",
-        r"This order: stages would wait for each other forever: stage 0 waits in",
-        {'repeat if kind == "F" else num_repeats - 1 - repeat': "repeat"},
-        never="your order",
-    ),
-    Mistake(
-        "split_backward",
-        "product of the forward pass computed again",
-        r"Which product is computed again",
-        {'jax.vjp(activation, saved["z"])': 'jax.vjp(activation, saved["x"] @ weights["up"])'},
-        never="your line",
-    ),
-    Mistake(
-        "zero_bubble",
-        "whole backward pass and its half",
-        r"stage 0 needs one F and one B \(or one I and one W\) of microbatch 0, and has 1 x F, 1 x B, 1 x W",
-        {'words.append(f"I{microbatch}")': 'words.append(f"B{microbatch}")'},
-    ),
-    Mistake(
-        "execute_schedule",
-        "sum over microbatches",
-        r"It is 12 times too large, and there are as many microbatches: sum or mean\?",
-        {'loss(y, at["microbatch"]) / len(microbatches)': 'loss(y, at["microbatch"])'},
-        never="overwritten",
-    ),
-    Mistake(
-        "execute_schedule",
-        "a loss in every repeat of the last stage",
-        r"does the last part of the model alone have one",
-        {"last = part == table.num_repeats * num_stages - 1": "last = index == num_stages - 1"},
-        never="Follow the first microbatch",
-    ),
-    Mistake(
-        "two_weight_versions_step",
-        "gradient at the newest version",
-        r"begin with “values”.*The loss is wrong before anything is updated.*the sum over all steps\. At which version",
-        {'versions["older"], microbatches, pipe_axis)': 'versions["newest"], microbatches, pipe_axis)'},
-    ),
-    Mistake(
-        "two_weight_versions_step",
-        "loss of one pipeline",
-        r"leaf loss .* in step \d .*All other results are right: of which rows is the loss the mean",
-        {
-            "lax.pmean(lax.psum(jnp.where(last, own, 0), pipe_axis), data_axis)": (
-                "lax.psum(jnp.where(last, own, 0), pipe_axis)"
-            )
-        },
-    ),
-    Mistake(
-        "two_weight_versions_step",
-        "the older version stays",
-        r"begin with “gradients”.*which is the older one in the next step\?",
-        {'"older": versions["newest"]}': '"older": versions["older"]}'},
-    ),
-    Mistake(
-        "execute_schedule",
-        "permute inside of a branch",
-        r"devices would wait for each other forever.*A collective inside a branch must be reached by every device",
-        {'{"dx": dx, "pending"': '{"dx": lax.ppermute(dx, axis_name, behind), "pending"'},
-    ),
-]
+MISTAKES = {
+    "one_f_one_b": {
+        "one text for all stages": Mistake(
+            r"Expected a tuple with a line of text for each stage", {"return tuple(lines)": 'return "\\n".join(lines)'}
+        ),
+        "all stages begin as many microbatches": Mistake(
+            r"is enough\. Stage 1 begins with 4 forward passes: which of them could come after its first backward pass\?"
+            r".*1F1B: one forward, one backward, then flush",
+            {"min(num_stages - stage, num_microbatches)": "min(num_stages, num_microbatches)"},
+            never="had it begun enough",
+        ),
+        "one microbatch too many in flight": Mistake(
+            r"which microbatch does it begin that could wait for the backward pass of an earlier one\?",
+            {"min(num_stages - stage, num_microbatches)": "min(num_stages - stage + 1, num_microbatches)"},
+        ),
+    },
+    "interleaved": {
+        "an order where none is possible": Mistake(
+            r"cannot go round in groups of 4: raise a ValueError", {"raise ValueError(": "str("}, never="no cost"
+        ),
+        "parts backward in the order of the forward passes": Mistake(
+            r"This order: stages would wait for each other forever: stage 0 waits in",
+            {'repeat if kind == "F" else num_repeats - 1 - repeat': "repeat"},
+            never="your order",
+        ),
+    },
+    "split_backward": {
+        "product of the forward pass computed again": Mistake(
+            r"Which product is computed again",
+            {'jax.vjp(activation, saved["z"])': 'jax.vjp(activation, saved["x"] @ weights["up"])'},
+            never="your line",
+        )
+    },
+    "zero_bubble": {
+        "whole backward pass and its half": Mistake(
+            r"stage 0 needs one F and one B \(or one I and one W\) of microbatch 0, and has 1 x F, 1 x B, 1 x W",
+            {'words.append(f"I{microbatch}")': 'words.append(f"B{microbatch}")'},
+        )
+    },
+    "execute_schedule": {
+        "sum over microbatches": Mistake(
+            r"It is 12 times too large, and there are as many microbatches: sum or mean\?",
+            {'loss(y, at["microbatch"]) / len(microbatches)': 'loss(y, at["microbatch"])'},
+            never="overwritten",
+        ),
+        "a loss in every repeat of the last stage": Mistake(
+            r"does the last part of the model alone have one",
+            {"last = part == table.num_repeats * num_stages - 1": "last = index == num_stages - 1"},
+            never="Follow the first microbatch",
+        ),
+        "permute inside of a branch": Mistake(
+            r"devices would wait for each other forever.*A collective inside a branch must be reached by every device",
+            {'{"dx": dx, "pending"': '{"dx": lax.ppermute(dx, axis_name, behind), "pending"'},
+        ),
+    },
+    "two_weight_versions_step": {
+        "gradient at the newest version": Mistake(
+            r"begin with “values”.*The loss is wrong before anything is updated.*the sum over all steps\. At which version",
+            {'versions["older"], microbatches, pipe_axis)': 'versions["newest"], microbatches, pipe_axis)'},
+        ),
+        "loss of one pipeline": Mistake(
+            r"leaf loss .* in step \d .*All other results are right: of which rows is the loss the mean",
+            {
+                "lax.pmean(lax.psum(jnp.where(last, own, 0), pipe_axis), data_axis)": (
+                    "lax.psum(jnp.where(last, own, 0), pipe_axis)"
+                )
+            },
+        ),
+        "the older version stays": Mistake(
+            r"begin with “gradients”.*which is the older one in the next step\?",
+            {'"older": versions["newest"]}': '"older": versions["older"]}'},
+        ),
+    },
+}

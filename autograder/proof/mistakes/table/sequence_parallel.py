@@ -1,61 +1,54 @@
 """Typical mistakes in ``sequence_parallel``, and the messages that they must get."""
 
-from autograder.proof.mistakes import Mistake
+from autograder.proof.mistakes import EDITED, Mistake
 
-MISTAKES = [
-    Mistake(
-        "leave_tensor_region",
-        "a sum that varies",
-        r"axis 'tensor' has that size.*typed as the same on every device",
-        {"else lax.psum(x, axis_name)": "else as_varying(lax.psum(x, axis_name), axis_name)"},
-        never="axis 'data'",
-    ),
-    Mistake(
-        "sp_block",
-        "one key for all devices",
-        r"which keys does it drop with",
-        {"jax.random.split(fold_key_over_axes(key, (axis_name,)))": "jax.random.split(key)"},
-        never="so the masks are right",
-    ),
-    Mistake(
-        "sp_block",
-        "left to JAX",
-        r"GiB of temporaries live at once.*Which whole activation is saved in front of a product",
-        {"    @jax.checkpoint\n    def into": "    def into", "    @jax.checkpoint\n    def back": "    def back"},
-    ),
-    Mistake(
-        "sp_block",
-        "bias before the scatter",
-        r"If a leaf that is whole is wrong: is each device's share",
-        {
-            "jax.nn.gelu(hidden) @ kernel, axis_name": 'jax.nn.gelu(hidden) @ kernel + mlp["down"]["bias"], axis_name',
-            'back(hidden, mlp["down"]["kernel"]) + mlp["down"]["bias"]': 'back(hidden, mlp["down"]["kernel"])',
-        },
-        never="so the masks are right",
-    ),
-    Mistake(
-        "ulysses_attention",
-        "keys for every query head",
-        r"With how many heads do keys and values travel",
-        {"copies = max(1, lax.axis_size(axis_name) // k.shape[2])": "copies = q.shape[2] // k.shape[2]"},
-    ),
-    Mistake(
-        "ulysses_attention",
-        "heads tiled",
-        r"which key head do they use\?",
-        {"jnp.repeat(x, copies, axis=2)": "jnp.tile(x, (1, 1, copies, 1))"},
-    ),
-    Mistake(
-        "enter_tensor_region",
-        "joined along the batch",
-        r"gives float32\[8, 6, 5\], expected float32\[2, 24, 5\]",
-        {"axis=1, tiled=True) if split": "axis=0, tiled=True) if split"},
-        line="return lax.all_gather(x, axis_name, axis=0, tiled=True) if split else as_varying(x, axis_name)",
-    ),
-    Mistake(
-        "selective_recompute",
-        "scores kept",
-        r"2\.312 GiB of temporaries live at once.*what is cheap to compute again\?",
-        {"jax.checkpoint(attend, static_argnums=1)": "attend"},
-    ),
-]
+MISTAKES = {
+    "leave_tensor_region": {
+        "a sum that varies": Mistake(
+            r"axis 'tensor' has that size.*typed as the same on every device",
+            {"else lax.psum(x, axis_name)": "else as_varying(lax.psum(x, axis_name), axis_name)"},
+            never="axis 'data'",
+        )
+    },
+    "sp_block": {
+        "one key for all devices": Mistake(
+            r"which keys does it drop with",
+            {"jax.random.split(fold_key_over_axes(key, (axis_name,)))": "jax.random.split(key)"},
+            never="so the masks are right",
+        ),
+        "left to JAX": Mistake(
+            r"GiB of temporaries live at once.*Which whole activation is saved in front of a product",
+            {"    @jax.checkpoint\n    def into": "    def into", "    @jax.checkpoint\n    def back": "    def back"},
+        ),
+        "bias before the scatter": Mistake(
+            r"If a leaf that is whole is wrong: is each device's share",
+            {
+                "jax.nn.gelu(hidden) @ kernel, axis_name": 'jax.nn.gelu(hidden) @ kernel + mlp["down"]["bias"], axis_name',
+                'back(hidden, mlp["down"]["kernel"]) + mlp["down"]["bias"]': 'back(hidden, mlp["down"]["kernel"])',
+            },
+            never="so the masks are right",
+        ),
+    },
+    "ulysses_attention": {
+        "keys for every query head": Mistake(
+            r"With how many heads do keys and values travel",
+            {"copies = max(1, lax.axis_size(axis_name) // k.shape[2])": "copies = q.shape[2] // k.shape[2]"},
+        ),
+        "heads tiled": Mistake(
+            r"which key head do they use\?", {"jnp.repeat(x, copies, axis=2)": "jnp.tile(x, (1, 1, copies, 1))"}
+        ),
+    },
+    "enter_tensor_region": {
+        "joined along the batch": Mistake(
+            r"gives float32\[8, 6, 5\], expected float32\[2, 24, 5\]",
+            {"axis=1, tiled=True) if split": "axis=0, tiled=True) if split"},
+            EDITED,
+        )
+    },
+    "selective_recompute": {
+        "scores kept": Mistake(
+            r"2\.312 GiB of temporaries live at once.*what is cheap to compute again\?",
+            {"jax.checkpoint(attend, static_argnums=1)": "attend"},
+        )
+    },
+}

@@ -3,39 +3,36 @@
 
 from autograder.proof.mistakes import Mistake
 
-MISTAKES = [
-    Mistake(
-        "vocab_parallel_embed",
-        "tokens of other devices not masked",
-        r"values",
-        {"jnp.where(mine[..., None], table[jnp.where(mine, local, 0)], 0)": "table[jnp.where(mine, local, 0)]"},
-        never="def vocab_parallel_embed",
-    ),
-    Mistake(
-        "parallel_transformer_block",
-        "bias left out",
-        r"What is dropped is right, so the masks are right, too; what is not dropped is wrong",
-        {' + params["up"]["bias"]': ""},
-        never="by chance",
-    ),
-    Mistake(
-        "tp_transformer_block",
-        "key not split",
-        r"as two masks of dropout agree by chance: is each mask.*It is right in every case without dropout\.",
-        {"drop(y, rate, first)": "drop(y, rate, key)"},
-    ),
-    Mistake(
-        "vocab_parallel_loss",
-        "each device's own maximum",
-        r"more is sent than should be\. Begin with “values”.*is what you take off each token's own largest logit",
-        {
-            "lax.pmax(lax.stop_gradient(jnp.max(logits, axis=-1)), axis_name)": "lax.stop_gradient(jnp.max(logits, axis=-1))"
-        },
-    ),
-    Mistake(
-        "vocab_parallel_loss",
-        "one maximum for all tokens",
-        r"4 infinite of 4 elements\. .*is what you take off each token's own largest logit",
-        {"jnp.max(logits, axis=-1)": "jnp.max(logits)", "highest[..., None]": "highest"},
-    ),
-]
+MISTAKES = {
+    "vocab_parallel_embed": {
+        "tokens of other devices not masked": Mistake(
+            r"values",
+            {"jnp.where(mine[..., None], table[jnp.where(mine, local, 0)], 0)": "table[jnp.where(mine, local, 0)]"},
+        )
+    },
+    "parallel_transformer_block": {
+        "bias left out": Mistake(
+            r"What is dropped is right, so the masks are right, too; what is not dropped is wrong",
+            {' + params["up"]["bias"]': ""},
+            never="by chance",
+        )
+    },
+    "tp_transformer_block": {
+        "key not split": Mistake(
+            r"as two masks of dropout agree by chance: is each mask.*It is right in every case without dropout\.",
+            {"drop(y, rate, first)": "drop(y, rate, key)"},
+        )
+    },
+    "vocab_parallel_loss": {
+        "each device's own maximum": Mistake(
+            r"more is sent than should be\. Begin with “values”.*is what you take off each token's own largest logit",
+            {
+                "lax.pmax(lax.stop_gradient(jnp.max(logits, axis=-1)), axis_name)": "lax.stop_gradient(jnp.max(logits, axis=-1))"
+            },
+        ),
+        "one maximum for all tokens": Mistake(
+            r"4 infinite of 4 elements\. .*is what you take off each token's own largest logit",
+            {"jnp.max(logits, axis=-1)": "jnp.max(logits)", "highest[..., None]": "highest"},
+        ),
+    },
+}

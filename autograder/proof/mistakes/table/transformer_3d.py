@@ -3,62 +3,58 @@
 
 from autograder.proof.mistakes import Mistake
 
-MISTAKES = [
-    Mistake(
-        "whole_weights",
-        "gradient not divided by the places on data",
-        r"2 times too large, and axis 'data' has that size",
-        {" / lax.axis_size(data_axis)": ""},
-        never="def whole_weights|microbatches|'pipe' or",
-    ),
-    Mistake(
-        "whole_weights",
-        "weights sent in float32",
-        r"Which dtype should travel\?.*numbers of float32 that should have been rounded to bfloat16.*in bfloat16 all would be",
-        {"sent = part.astype(dtype)": "sent = part"},
-        never="lower precision|loop run too often",
-    ),
-    Mistake(
-        "whole_weights",
-        "gradients not summed",
-        r"is something never sent, or by another collective",
-        {"total = lax.psum(gradient, axes) /": "total = gradient /"},
-        never="summed more often than once",
-    ),
-    Mistake(
-        "stage_3d",
-        "layers' numbers without the stage",
-        r"Only devices at pipe 1 are wrong",
-        {"layer_key(key, microbatch, first + j)": "layer_key(key, microbatch, j)"},
-        never="Along dim 0",
-    ),
-    Mistake(
-        "train_step_3d",
-        "gradients not clipped",
-        r"begin with “gradients”.*leaf loss on mesh .* in step 1 .*The loss of step 0 is right",
-        {"jnp.minimum(1, largest_norm / norm)": "1"},
-    ),
-    Mistake(
-        "forward_3d",
-        "outputs of stage 0",
-        r"not measured.*On which stage are the outputs of the last layer.*cases in bfloat16 are run once those before them pass",
-        {"last, targets = index == num_stages - 1,": "last, targets = index == 0,"},
-        never="no case",
-    ),
-    Mistake(
-        "choose_mesh",
-        "an answer where nothing fits",
-        r"Choice\(.*'block', 3\).*Nothing fits here: raise ValueError",
-        {
-            'raise ValueError(f"a model of {sizes.count:,} parameters does not fit on {num_devices} devices in any way")': (
-                'return Choice(num_devices, 1, 1, 1, 1, "block", 3)'
-            )
-        },
-    ),
-    Mistake(
-        "init_3d",
-        "split over data alone",
-        r"the part differs from device to device over tensor, and its spec P\('data'\) says that it is whole there",
-        {"(tensor_axis, data_axis) if dims[dim] else data_axis": "data_axis"},
-    ),
-]
+MISTAKES = {
+    "whole_weights": {
+        "gradient not divided by the places on data": Mistake(
+            r"2 times too large, and axis 'data' has that size",
+            {" / lax.axis_size(data_axis)": ""},
+            never="microbatches|'pipe' or",
+        ),
+        "weights sent in float32": Mistake(
+            r"Which dtype should travel\?.*numbers of float32 that should have been rounded to bfloat16.*in bfloat16 all would be",
+            {"sent = part.astype(dtype)": "sent = part"},
+            never="lower precision|loop run too often",
+        ),
+        "gradients not summed": Mistake(
+            r"is something never sent, or by another collective",
+            {"total = lax.psum(gradient, axes) /": "total = gradient /"},
+            never="summed more often than once",
+        ),
+    },
+    "stage_3d": {
+        "layers' numbers without the stage": Mistake(
+            r"Only devices at pipe 1 are wrong",
+            {"layer_key(key, microbatch, first + j)": "layer_key(key, microbatch, j)"},
+            never="Along dim 0",
+        )
+    },
+    "train_step_3d": {
+        "gradients not clipped": Mistake(
+            r"begin with “gradients”.*leaf loss on mesh .* in step 1 .*The loss of step 0 is right",
+            {"jnp.minimum(1, largest_norm / norm)": "1"},
+        )
+    },
+    "forward_3d": {
+        "outputs of stage 0": Mistake(
+            r"not measured.*On which stage are the outputs of the last layer.*cases in bfloat16 are run once those before them pass",
+            {"last, targets = index == num_stages - 1,": "last, targets = index == 0,"},
+            never="no case",
+        )
+    },
+    "choose_mesh": {
+        "an answer where nothing fits": Mistake(
+            r"Choice\(.*'block', 3\).*Nothing fits here: raise ValueError",
+            {
+                'raise ValueError(f"a model of {sizes.count:,} parameters does not fit on {num_devices} devices in any way")': (
+                    'return Choice(num_devices, 1, 1, 1, 1, "block", 3)'
+                )
+            },
+        )
+    },
+    "init_3d": {
+        "split over data alone": Mistake(
+            r"the part differs from device to device over tensor, and its spec P\('data'\) says that it is whole there",
+            {"(tensor_axis, data_axis) if dims[dim] else data_axis": "data_axis"},
+        )
+    },
+}

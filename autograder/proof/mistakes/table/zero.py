@@ -11,128 +11,110 @@ SCATTERED = {
         '        of_layers = jax.tree.map(jnp.add, total["layers"], parts)'
     ),
 }
-MISTAKES = [
-    Mistake(
-        "shard_optimizer_state",
-        "split along the first dim",
-        r"Wrong split dims earn nothing.*leaf .* on mesh data=8: measured P\('data'\)",
-        {
-            "parts, specs = shard_params(params, axis_name, min_size)": (
-                "parts, specs = shard_params(params, axis_name, min_size)\n"
-                "    n = lax.axis_size(axis_name)\n"
-                "    first = lambda p: p.size >= min_size and p.shape[0] % n == 0\n"
-                "    specs = jax.tree.map(lambda p, s: P(axis_name) if first(p) else s, params, specs)\n"
-                "    parts = jax.tree.map(lambda p, q: p[: len(p) // n] if first(p) else q, params, parts)"
-            )
-        },
-        never="Wrong values",
-    ),
-    Mistake(
-        "global_norm",
-        "split leaves counted twice",
-        r"It is too large: which leaf is added up over devices.*One norm for all devices",
-        {"lax.psum(total, axes) if axes else total": "lax.psum(total, axes) if axes else 2 * total"},
-    ),
-    Mistake(
-        "global_norm",
-        "nothing added up",
-        r"No device knows the parts of the others",
-        {"lax.psum(total, axes) if axes else total": "total"},
-        never="too large",
-    ),
-    Mistake(
-        "global_norm",
-        "first of several axes",
-        r"Devices disagree: of which leaves are parts missing\? An entry of a spec may name several axes",
-        {"lax.psum(total, axes) if axes else total": "lax.psum(total, axes[:1]) if axes else total"},
-    ),
-    Mistake(
-        "sharded_adamw",
-        "count not raised",
-        r"The norm is right\. How many updates have been made, this one included",
-        {'state["count"] + 1': 'state["count"]'},
-        never="Which factor",
-    ),
-    Mistake(
-        "sharded_adamw",
-        "norm of each device's own part",
-        r"leaf norm on mesh data=8.*Of which devices' parts is it the norm, and before or after clipping",
-        {
-            "norm, count = global_norm(gradients, specs)": (
-                "norm, count = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(gradients)))"
-            )
-        },
-        never="leaf params|decay",
-    ),
-    Mistake(
-        "sharded_adamw",
-        "no clipping",
-        r"leaf state/m/.*Norm and count are right\. Which factor scales the gradient",
-        {"jnp.minimum(1, config.clip / norm)": "1.0"},
-        never="decay|leaf params",
-    ),
-    Mistake(
-        "sharded_adamw",
-        "stacked biases decay",
-        r"Norm and state are right.*which of them decay\? Wrong here are 3 of 10 leaves: params/layers/down/bias",
-        {'leaf.ndim - (path[0].key == "layers")': "leaf.ndim"},
-    ),
-    Mistake(
-        "sharded_adamw",
-        "count before this update",
-        r"Norm and state are right.*how many updates have been made by now\?.*All 10 leaves are wrong here",
-        {"time, keep = count.astype": 'time, keep = state["count"].astype'},
-    ),
-    Mistake(
-        "zero1_step",
-        "gradients summed, not averaged",
-        r"begin with “gradients”.*leaf norm on mesh data=8: measured \S+, expected \S+ \(on the device at data 0\)"
-        r".*8 times too large.*sum or mean\?",
-        {"return total / lax.axis_size(axis_name)": "return total"},
-        never=r"the clipping, the two corrections|at \[0\]",
-    ),
-    Mistake(
-        "zero1_step",
-        "loss of this device's rows",
-        r"leaf loss .*All other results are right: of which rows is the loss the mean",
-        {"state, lax.pmean(loss, axis_name), norm": "state, loss, norm"},
-        never="the clipping, the two corrections",
-    ),
-    Mistake(
-        "zero1_step",
-        "all-reduce, then a part of it",
-        r"all-reduce bytes.*The update between the halves",
-        {
-            "total = lax.psum_scatter(gradient, axis_name, scatter_dimension=spec.index(axis_name), tiled=True)": (
-                "dim, n = spec.index(axis_name), lax.axis_size(axis_name)\n"
-                "        length = gradient.shape[dim] // n\n"
-                "        whole = lax.psum(gradient, axis_name)\n"
-                "        total = lax.dynamic_slice_in_dim(whole, lax.axis_index(axis_name) * length, length, dim)"
-            )
-        },
-        never="Microbatches: when stage 2",
-    ),
-    Mistake(
-        "zero2_step",
-        "parts stacked by the reverse scan",
-        r"at the peak [\d.]+ GiB.*has 384 MiB\. "
-        r"No stack of whole gradients lives then: is there a second stack of parts\?"
-        r".*alive at the peak: +384 MiB +1 x f32\[\S+\] .* zero2_step:\d+ +384 MiB",
-        SCATTERED,
-        never="Whose gradient is whole",
-    ),
-    Mistake(
-        "zero2_step",
-        "whole sums, scattered once a step",
-        r"Whose gradient is whole.*that is 4 times as much, and there are as many microbatches",
-        {
-            "t.at[number].add(part_of(g, s))": "t.at[number].add(g)",
-            "t + part_of(g, s)": "t + g",
-            'jax.tree.map(jnp.zeros_like, state["m"])': "jax.tree.map(jnp.zeros_like, params)",
-            "g if axis_name in s else lax.pmean(g, axis_name)": (
-                "part_of(g, s) if axis_name in s else lax.pmean(g, axis_name)"
-            ),
-        },
-        never="by another collective",
-    ),
-]
+MISTAKES = {
+    "shard_optimizer_state": {
+        "split along the first dim": Mistake(
+            r"Wrong split dims earn nothing.*leaf .* on mesh data=8: measured P\('data'\)",
+            {
+                "parts, specs = shard_params(params, axis_name, min_size)": (
+                    "parts, specs = shard_params(params, axis_name, min_size)\n"
+                    "    n = lax.axis_size(axis_name)\n"
+                    "    first = lambda p: p.size >= min_size and p.shape[0] % n == 0\n"
+                    "    specs = jax.tree.map(lambda p, s: P(axis_name) if first(p) else s, params, specs)\n"
+                    "    parts = jax.tree.map(lambda p, q: p[: len(p) // n] if first(p) else q, params, parts)"
+                )
+            },
+            never="Wrong values",
+        )
+    },
+    "global_norm": {
+        "split leaves counted twice": Mistake(
+            r"It is too large: which leaf is added up over devices.*One norm for all devices",
+            {"lax.psum(total, axes) if axes else total": "lax.psum(total, axes) if axes else 2 * total"},
+        ),
+        "nothing added up": Mistake(
+            r"No device knows the parts of the others",
+            {"lax.psum(total, axes) if axes else total": "total"},
+            never="too large",
+        ),
+        "first of several axes": Mistake(
+            r"Devices disagree: of which leaves are parts missing\? An entry of a spec may name several axes",
+            {"lax.psum(total, axes) if axes else total": "lax.psum(total, axes[:1]) if axes else total"},
+        ),
+    },
+    "sharded_adamw": {
+        "count not raised": Mistake(
+            r"The norm is right\. How many updates have been made, this one included",
+            {'state["count"] + 1': 'state["count"]'},
+            never="Which factor",
+        ),
+        "norm of each device's own part": Mistake(
+            r"leaf norm on mesh data=8.*Of which devices' parts is it the norm, and before or after clipping",
+            {
+                "norm, count = global_norm(gradients, specs)": (
+                    "norm, count = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(gradients)))"
+                )
+            },
+            never="leaf params|decay",
+        ),
+        "no clipping": Mistake(
+            r"leaf state/m/.*Norm and count are right\. Which factor scales the gradient",
+            {"jnp.minimum(1, config.clip / norm)": "1.0"},
+            never="decay|leaf params",
+        ),
+        "stacked biases decay": Mistake(
+            r"Norm and state are right.*which of them decay\? Wrong here are 3 of 10 leaves: params/layers/down/bias",
+            {'leaf.ndim - (path[0].key == "layers")': "leaf.ndim"},
+        ),
+        "count before this update": Mistake(
+            r"Norm and state are right.*how many updates have been made by now\?.*All 10 leaves are wrong here",
+            {"time, keep = count.astype": 'time, keep = state["count"].astype'},
+        ),
+    },
+    "zero1_step": {
+        "gradients summed, not averaged": Mistake(
+            r"begin with “gradients”.*leaf norm on mesh data=8: measured \S+, expected \S+ \(on the device at data 0\)"
+            r".*8 times too large.*sum or mean\?",
+            {"return total / lax.axis_size(axis_name)": "return total"},
+            never=r"the clipping, the two corrections|at \[0\]",
+        ),
+        "loss of this device's rows": Mistake(
+            r"leaf loss .*All other results are right: of which rows is the loss the mean",
+            {"state, lax.pmean(loss, axis_name), norm": "state, loss, norm"},
+            never="the clipping, the two corrections",
+        ),
+        "all-reduce, then a part of it": Mistake(
+            r"all-reduce bytes.*The update between the halves",
+            {
+                "total = lax.psum_scatter(gradient, axis_name, scatter_dimension=spec.index(axis_name), tiled=True)": (
+                    "dim, n = spec.index(axis_name), lax.axis_size(axis_name)\n"
+                    "        length = gradient.shape[dim] // n\n"
+                    "        whole = lax.psum(gradient, axis_name)\n"
+                    "        total = lax.dynamic_slice_in_dim(whole, lax.axis_index(axis_name) * length, length, dim)"
+                )
+            },
+            never="Microbatches: when stage 2",
+        ),
+    },
+    "zero2_step": {
+        "parts stacked by the reverse scan": Mistake(
+            r"at the peak [\d.]+ GiB.*has 384 MiB\. "
+            r"No stack of whole gradients lives then: is there a second stack of parts\?"
+            r".*alive at the peak: +384 MiB +1 x f32\[\S+\] .* zero2_step:\d+ +384 MiB",
+            SCATTERED,
+            never="Whose gradient is whole",
+        ),
+        "whole sums, scattered once a step": Mistake(
+            r"Whose gradient is whole.*that is 4 times as much, and there are as many microbatches",
+            {
+                "t.at[number].add(part_of(g, s))": "t.at[number].add(g)",
+                "t + part_of(g, s)": "t + g",
+                'jax.tree.map(jnp.zeros_like, state["m"])': "jax.tree.map(jnp.zeros_like, params)",
+                "g if axis_name in s else lax.pmean(g, axis_name)": (
+                    "part_of(g, s) if axis_name in s else lax.pmean(g, axis_name)"
+                ),
+            },
+            never="by another collective",
+        ),
+    },
+}
