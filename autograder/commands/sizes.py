@@ -16,7 +16,7 @@ from course.curriculum import Chapter
 PARTS = ("contract", "solution", "pages", "examples", "tests")
 REST = "other tests"
 # Generated or recorded files.
-BUILT = ("references.json", ".txt", ".svg", ".ipynb")
+BUILT = (".json", ".txt", ".svg", ".ipynb")
 
 
 def print_sizes(root: Path, entries: Sequence[Chapter], seconds: Path | None, as_json: bool) -> None:
