@@ -15,7 +15,8 @@ MISTAKES = {
                 "total = jnp.where(seen, a + b, 1)": (
                     "total = jnp.where(seen, a + b, 1)\n"
                     "    lse = jnp.where(seen, largest + jnp.log(total), 0)\n"
-                    "    first, second = (jnp.exp(jnp.where(seen, x, -jnp.inf) - lse)[..., None] for x in (lse_a, lse_b))"
+                    "    first = jnp.exp(jnp.where(seen, lse_a, -jnp.inf) - lse)[..., None]\n"
+                    "    second = jnp.exp(jnp.where(seen, lse_b, -jnp.inf) - lse)[..., None]"
                 ),
                 "(a[..., None] * out_a + b[..., None] * out_b) / total[..., None]": "first * out_a + second * out_b",
             },

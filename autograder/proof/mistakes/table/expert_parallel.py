@@ -63,9 +63,7 @@ MISTAKES = {
     "moe_step": {
         "experts averaged over both axes": Mistake(
             r"4 times too large, and axis 'expert' has that size: sum or mean",
-            {
-                "return lax.pmean(gradient, data_axis) / lax.axis_size(expert_axis)": "return lax.pmean(gradient, data_axis)"
-            },
+            {"lax.pmean(gradient, data_axis) / lax.axis_size(expert_axis)": "lax.pmean(gradient, data_axis)"},
         )
     },
     "overlapped_moe": {

@@ -45,7 +45,8 @@ MISTAKES = {
         "gradients averaged within a node alone": Mistake(
             r"a device sends 7 bytes over 'replica' and should send at least 3,968 bytes: is something never sent",
             {
-                "replica_axis if axis_name in spec else (axis_name, replica_axis)": "() if axis_name in spec else axis_name"
+                "replica_axis if axis_name in spec": "() if axis_name in spec",
+                "else (axis_name, replica_axis))": "else axis_name)",
             },
         )
     },

@@ -8,8 +8,8 @@ MISTAKES = {
             r"Expected a tuple with a line of text for each stage", {"return tuple(lines)": 'return "\\n".join(lines)'}
         ),
         "all stages begin as many microbatches": Mistake(
-            r"is enough\. Stage 1 begins with 4 forward passes: which of them could come after its first backward pass\?"
-            r".*1F1B: one forward, one backward, then flush",
+            r"is enough\. Stage 1 begins with 4 forward passes: "
+            r"which of them could come after its first backward pass\?.*1F1B: one forward, one backward, then flush",
             {"min(num_stages - stage, num_microbatches)": "min(num_stages, num_microbatches)"},
             never="had it begun enough",
         ),
@@ -59,7 +59,8 @@ MISTAKES = {
     },
     "two_weight_versions_step": {
         "gradient at the newest version": Mistake(
-            r"begin with “values”.*The loss is wrong before anything is updated.*the sum over all steps\. At which version",
+            r"begin with “values”.*The loss is wrong before anything is updated"
+            r".*the sum over all steps\. At which version",
             {'versions["older"], microbatches, pipe_axis)': 'versions["newest"], microbatches, pipe_axis)'},
         ),
         "loss of one pipeline": Mistake(

@@ -23,7 +23,7 @@ MISTAKES = {
         "bias before the scatter": Mistake(
             r"If a leaf that is whole is wrong: is each device's share",
             {
-                "jax.nn.gelu(hidden) @ kernel, axis_name": 'jax.nn.gelu(hidden) @ kernel + mlp["down"]["bias"], axis_name',
+                "gelu(hidden) @ kernel, axis_name": 'gelu(hidden) @ kernel + mlp["down"]["bias"], axis_name',
                 'back(hidden, mlp["down"]["kernel"]) + mlp["down"]["bias"]': 'back(hidden, mlp["down"]["kernel"])',
             },
             never="so the masks are right",

@@ -31,7 +31,8 @@ MISTAKES = {
             EDITED,
         ),
         "no floor under the scale": Mistake(
-            r"scale in the case .* it is first wrong at step 0, counted from 0: measured 0.5, expected 1\..*never below 1",
+            r"scale in the case .* it is first wrong at step 0, counted from 0: measured 0.5, expected 1\."
+            r".*never below 1",
             {'jnp.maximum(state["scale"] / 2, 1)': 'state["scale"] / 2'},
         ),
         "counter that goes on after a skipped step": Mistake(
@@ -60,9 +61,7 @@ MISTAKES = {
     "remat_layers": {
         "checkpoint left out": Mistake(
             r"at the peak 13\.84 GiB of .* 1\.00 times the naive baseline's.*Which of it is cheap to compute again",
-            {
-                "    @jax.checkpoint\n    def step(x, params):\n        return": "    def step(x, params):\n        return"
-            },
+            {"    @jax.checkpoint\n    def step(x, params):": "    def step(x, params):"},
             line="x, _ = lax.scan(step, x, stacked_params)",
         )
     },
