@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -98,10 +99,12 @@ def costs(module: Module) -> Costs:
         ProgramError: An op, a trip count or a branch cannot be resolved.
     """
     classes = device_classes(module)
+    known = special(module.main)
+    look = cache(lambda block: _of_block(block, known))
     if len(classes) == 1:
-        return _of_class(module, classes[0])
+        return _of_class(module, classes[0], look)
     check_everyone_comes(module, classes)
-    every = [_of_class(module, alike) for alike in classes]
+    every = [_of_class(module, alike, look) for alike in classes]
     most = max(every, key=lambda c: (c.flops + c.elementwise, _total_bytes(list(c.collectives))))
     return replace(most, collectives=_of_any(every))
 
@@ -134,19 +137,13 @@ def _total_bytes(collectives: list[Collective]) -> float:
     return sum(c.total_bytes for c in collectives)
 
 
-def _of_class(module: Module, alike: DeviceClass) -> Costs:
-    """Costs of a device of the class."""
-    looked: dict[Block, _BlockCosts] = {}
-    known = special(module.main)
-    times: Counter[Block] = Counter()
-    for block in executed(module.main, iter(alike.decisions)):
-        if block not in looked:
-            looked[block] = _of_block(block, module.mesh, alike.device, known)
-        times[block] += 1
+def _of_class(module: Module, alike: DeviceClass, look: Callable[[Block], _BlockCosts]) -> Costs:
+    """Costs of a device of the class, from those of a block without its collectives."""
+    times = Counter(executed(module.main, iter(alike.decisions)))
     total = _BlockCosts()
     sent: Counter[Collective] = Counter()
     for block, count in times.items():
-        found = looked[block]
+        found = look(block)
         total.flops += count * found.flops
         total.elementwise += count * found.elementwise
         total.touched += count * found.touched
@@ -154,11 +151,12 @@ def _of_class(module: Module, alike: DeviceClass) -> Costs:
             for kind, often in getattr(found, name).items():
                 getattr(total, name)[kind] += count * often
         total.lines = found.lines | total.lines
-        for collective in found.collectives:
-            sent[collective] += count
+        for op in block.ops:
+            for collective in collectives_of(op, module.mesh, alike.device) if op.kind in COLLECTIVES else ():
+                sent[collective] += count
     for block in _other_sides(module, alike.device):
         if block not in times:  # it runs for other data
-            found = _of_block(block, module.mesh, alike.device, known)
+            found = look(block)
             total.products += found.products
             total.precise += found.precise
             total.lines = found.lines | total.lines
@@ -171,7 +169,7 @@ def _of_class(module: Module, alike: DeviceClass) -> Costs:
 
 @dataclass
 class _BlockCosts:
-    """Costs of one execution of a block, without the loops and branches in it."""
+    """Costs of one execution of a block, without the loops, branches and collectives in it."""
 
     flops: float = 0.0
     elementwise: float = 0.0
@@ -180,7 +178,6 @@ class _BlockCosts:
     precise: Counter[str] = field(default_factory=Counter)
     taken: Counter[str] = field(default_factory=Counter)
     lines: dict[str, str] = field(default_factory=dict)
-    collectives: list[Collective] = field(default_factory=list)
 
 
 def _other_sides(module: Module, device: int) -> Iterator[Block]:
@@ -191,12 +188,10 @@ def _other_sides(module: Module, device: int) -> Iterator[Block]:
         yield from (inner for op in walk(region) for inner in op.regions)
 
 
-def _of_block(block: Block, mesh: dict[str, int], device: int, known: Special) -> _BlockCosts:
+def _of_block(block: Block, known: Special) -> _BlockCosts:
     found = _BlockCosts()
     for op in block.ops:
-        if op.kind in COLLECTIVES:
-            found.collectives += collectives_of(op, mesh, device)
-        elif op.kind == "dot_general":
+        if op.kind == "dot_general":
             found.flops += dot_flops(op)
             dtypes = " x ".join(operand.dtype for operand in op.operands)
             found.products[dtypes] += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from course.program.integers import MAX_ELEMENTS, Known, bind, evaluate
+from course.program.integers import MAX_ELEMENTS, Computed, Known, bind, evaluate
 from course.program.ir import COLLECTIVES, Block, Module, Op, Value, unsupported, walk
 
 # Limit on operations evaluated for one device; those on many elements count more.
@@ -136,6 +136,7 @@ class _Devices(dict[int, Followed]):
         blocks = [module.main, *(region for op in everything for region in op.regions)]
         self.module, self.alike = module, not _told_apart(deciding)
         self.makers = {result: op for op in everything for result in op.results}
+        self.computed: Computed = {}
         self.relevant = {
             block: [(op, _work(op)) for op in block.ops if op in deciding or op.kind in _CONTROL] for block in blocks
         }
@@ -160,7 +161,7 @@ class _Run:
         self.found: list[int] = []
         self.on_data: set[Op] = set()
         self.left: float = MAX_EVALUATED
-        self.makers, self.relevant = devices.makers, devices.relevant
+        self.makers, self.relevant, self.computed = devices.makers, devices.relevant, devices.computed
 
     def follow(self) -> Followed:
         self._run(self.main)
@@ -176,7 +177,7 @@ class _Run:
             elif op.kind == "case":
                 self._branch(op)
             else:
-                evaluate(op, self.known, self.device)
+                evaluate(op, self.known, self.device, self.computed)
 
     def _decide(self, choice: int, op: Op) -> None:
         if len(self.found) >= MAX_DECISIONS:

@@ -16,7 +16,10 @@ import numpy as np
 from course.program.ir import Op, Value
 
 MAX_ELEMENTS = 4096
+# Results that are remembered at a time.
+MAX_COMPUTED = 100_000
 Known = dict[Value, np.ndarray]
+Computed = dict[tuple[Op | bytes, ...], np.ndarray | None]
 
 DTYPES = {"i1": np.bool_}
 DTYPES |= {f"{u}i{bits}": np.dtype(f"{u and 'u'}int{bits}").type for u in ("", "u") for bits in (8, 16, 32, 64)}
@@ -32,8 +35,11 @@ def bind(targets: list[Value], sources: list[Value], known: Known) -> None:
             known[target] = value
 
 
-def evaluate(op: Op, known: Known, device: int) -> None:
-    """Add the op's result to the known values if it can be computed; otherwise forget an older one."""
+def evaluate(op: Op, known: Known, device: int, computed: Computed | None = None) -> None:
+    """Add the op's result to the known values if it can be computed; otherwise forget an older one.
+
+    ``computed`` has what ops made of the same operands before, in other trips of a loop and for other devices.
+    """
     if op.kind == "optimization_barrier":  # from remat: each value by itself, whichever other values pass through
         bind(op.results, op.operands, known)
         return
@@ -41,29 +47,35 @@ def evaluate(op: Op, known: Known, device: int) -> None:
         return
     for result in op.results:
         known.pop(result, None)
-    if not op.results or any(result.elements > MAX_ELEMENTS or result.dtype not in DTYPES for result in op.results):
-        return
     if op.kind == "partition_id":
         known[op.results[0]] = np.array(device, np.uint32)
         return
     operands = [known.get(operand) for operand in op.operands]
     if any(operand is None for operand in operands):
         return
+    key = op, *(operand.tobytes() for operand in operands if operand is not None)
+    computed = {} if computed is None else computed
+    if key not in computed:
+        if len(computed) == MAX_COMPUTED:
+            computed.clear()
+        computed[key] = _compute(op, operands)
+    value = computed[key]
+    if value is not None:
+        known[op.results[0]] = value
+
+
+def _compute(op: Op, operands: list[Any]) -> np.ndarray | None:
     rule = RULES.get(op.kind)
-    if rule is None:
-        return
+    if rule is None or not op.results:
+        return None
+    if any(result.elements > MAX_ELEMENTS or result.dtype not in DTYPES for result in op.results):
+        return None
     try:
         with np.errstate(all="ignore"):
             value = _fitting(rule(op, *operands), DTYPES[op.results[0].dtype])
-    except (
-        TypeError,
-        ValueError,
-        IndexError,
-        OverflowError,
-    ):  # a form that the rule does not know: unknown, never guessed
-        return
-    if value is not None:
-        known[op.results[0]] = value.reshape(op.results[0].shape)
+    except (TypeError, ValueError, IndexError, OverflowError):  # a form that the rule does not know: never guessed
+        return None
+    return None if value is None else value.reshape(op.results[0].shape)
 
 
 def _fitting(value: Any, dtype: Any) -> np.ndarray | None:

@@ -58,7 +58,7 @@ def algorithms() -> None:
         for device, place in places.items():
             x, y = (middle + place).real - 9, (middle + place).imag - 9
             parts.append(block(str(device) if device < 8 else "+", x, y, 18, 18, MATMUL if device < 8 else AXES[2]))
-        del devices[8]
+        devices.pop(8, None)  # the switch
         (link,), most = {*links.values()}, max(devices.values())
         busiest = "a device" if len({*devices.values()}) == 1 else "busiest device"
         direction = "each way" if all((b, a) in links for a, b in links) else "one way"

@@ -116,7 +116,7 @@ class Device:
     def _run(self, block: Block, scope: _Scope) -> Generator[Instance, None, None]:
         for step in self.steps(block):
             if step.what == KERNEL:
-                yield from self._kernel(step, scope)
+                self._kernel(step, *(yield from self._wait(step.reads, scope)))
             elif step.what == FREE:
                 self._pass_on(step, scope)
             elif step.what == COLLECTIVE:
@@ -149,8 +149,8 @@ class Device:
                 time, cause = instance.end, instance
         return time, cause
 
-    def _kernel(self, step: Step, scope: _Scope) -> Generator[Instance, None, None]:
-        time, cause = yield from self._wait(step.reads, scope)
+    def _kernel(self, step: Step, time: float, cause: Any) -> None:
+        """Run a kernel, not before its inputs are ready at ``time``."""
         start = max(self._free, time)
         waited = self._note_idle(start, cause) or (self._held if start == self._free else None)
         self._held = None
@@ -179,7 +179,8 @@ class Device:
             if ready is not None:
                 if ready.time > found.time:
                     found.time, found.cause = ready.time, ready.cause
-                found.pending += tuple(i for i in ready.pending if i not in found.pending)
+                if ready.pending:
+                    found.pending += tuple(i for i in ready.pending if i not in found.pending)
         return found
 
     def _pass_on(self, step: Step, scope: _Scope) -> None:

@@ -162,7 +162,7 @@ def timeline(module: Module, machine: Machine, *, free: Iterable[str] = ()) -> T
         ProgramError: A trip count or a branch depends on data, or devices wait for each other forever.
         ValueError: The machine has too few devices.
     """
-    return timelines(module, machine, free=free)[0]
+    return _timeline(simulate(module, machine, free)[0], machine)
 
 
 def timelines(module: Module, machine: Machine, *, free: Iterable[str] = ()) -> list[Timeline]:
