@@ -30,6 +30,7 @@ from course.machines import machine
 from course.model import split_heads, transformer
 from course.predict import predict
 from course.program import costs, parse
+from course.program import memory as live_memory
 from course.program.compiled import DEFAULT_FLAGS, compile_all
 from course.render.svg import AXES, MATMUL, text
 from solutions.context_parallel import cp_transformer_step, ring_attention, zigzag_order
@@ -92,7 +93,8 @@ def memory() -> Table:
         "tokens", "ring, MiB .0f", "a token of a device, KiB .1f", "largest, million elements .1f", "gather, MiB .0f"
     )
     for tokens in (8192, 16_384, 32_768):
-        ring, gather = (predict(passes(WAYS[name][0], ZIGZAG, tokens), IDEAL).memory for name in (RING, GATHERED))
+        programs = (passes(WAYS[name][0], ZIGZAG, tokens) for name in (RING, GATHERED))
+        ring, gather = (live_memory(parse(program), program) for program in programs)
         each = ring.temporaries / (tokens / N) / 1024
         table.add(f"{tokens:,}", ring.temporaries / MIB, each, ring.largest_numbers / 1e6, gather.temporaries / MIB)
         assert ring.largest_numbers <= HEADS * (tokens // N) * KEYS_AT_ONCE < HEADS * tokens**2 / N
