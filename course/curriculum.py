@@ -7,6 +7,7 @@ below ``$MESHCRAFT_COURSE``. They follow the chapters listed here.
 import os
 import tomllib
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 EASY, MEDIUM, HARD = "easy", "medium", "hard"
@@ -300,7 +301,9 @@ def chapter(name: str) -> Chapter:
         raise LookupError(
             f"the {name} has no functions to write; `meshcraft start {name}` opens it; the chapters are: {known}"
         )
-    raise LookupError(f"there is no chapter called {name!r}; the chapters are: {known}")
+    near = get_close_matches(name.lower(), [entry.name for entry in CHAPTERS], 1)
+    perhaps = f"is it {near[0]}? The" if near else "the"
+    raise LookupError(f"there is no chapter called {name!r}; {perhaps} chapters are: {known}")
 
 
 def earlier(name: str) -> tuple[Chapter, ...]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import defaultdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -42,19 +43,29 @@ def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_j
     if as_json:
         print_json({"submissions": rows, "counts": counts(rows), "misplaced": misplaced(course)})
         raise typer.Exit(exit_status)
-    shown = table("chapter", "student", "state", "points", "late", "", gap=3)
-    shown.columns[0].no_wrap = True
+    shown, notes = table("chapter", "student", "state", "points", "late", "", gap=3), defaultdict[str, list[str]](list)
     for row in rows:
         points = "" if row["points"] is None else f"{number(row['points'])} of {number(row['max_points'])}"
         late = counted(row["days_late"], "day") if row["days_late"] else ""
         late += f", −{number(row['late_penalty'])}" if row["late_penalty"] else ""
         cells = (row["chapter"], row["student"], row["state"], points, late, row["why"])
         shown.add_row(*(Text(plain(text)) for text in cells))
+        for note in row["notes"]:
+            notes[note].append(f"{row['chapter']}/{row['student']}" if len(names) > 1 else row["student"])
+    parts: list[Any] = [shown]
+    if out().measure(shown, options=out().options.update(max_width=10_000)).maximum > out().width:
+        shown.columns.pop()  # the notes, each with those whom it is about
+        parts += [Text(), *(Text(plain(f"{note}: {few(who)}")) for note, who in notes.items())]
     message = ", ".join(f"{state}: {count}" for state, count in counts(rows).items())
-    show(shown, Text(f"\n{len(rows)} in all; {message}" if rows else "this course has no students yet", style="dim"))
+    show(*parts, Text(f"\n{len(rows)} in all; {message}" if rows else "this course has no students yet", style="dim"))
     for path, why in misplaced(course).items():
         complain(f"{path}: {why}")
     raise typer.Exit(exit_status)
+
+
+def few(names: list[str], most: int = 10) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def feedback(

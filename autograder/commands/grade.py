@@ -62,7 +62,7 @@ def grade(
     """
     from autograder.grading.nbgrader.batch import estimate as expected
     from autograder.grading.nbgrader.pools import cluster_gradings
-    from autograder.grading.nbgrader.submissions import misplaced
+    from autograder.grading.nbgrader.submissions import find_submissions, misplaced
 
     if every and assignment:
         raise UsageError(f"--all grades every chapter; leave out {assignment}, or leave out --all")
@@ -74,7 +74,8 @@ def grade(
     _announce(gradings, seconds, measured, names, there, scheduler)
     if only_estimate:
         if not gradings:
-            complain("nothing to grade: every submission has a verdict")
+            nothing = not any(find_submissions(course, name) for name in names)
+            complain(f"nothing to grade: {'there are no submissions' if nothing else 'every submission has a verdict'}")
         raise typer.Exit(exit_status)
     level = _level(scheduler, unsafe_local)
     options = {"workers": workers, "level": level, "scheduler": scheduler, "only": only or (), "again": again}

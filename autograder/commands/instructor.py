@@ -123,15 +123,16 @@ def assignments(course: Path, given: str | None) -> tuple[list[str], int]:
         return [require_chapter(given)], 0
     from autograder.contract.task import ChapterError, load
     from autograder.grading.nbgrader.settings import read_settings
+    from autograder.grading.nbgrader.submissions import chapters_of
 
-    dropped = read_settings(course).dropped
+    dropped, there = read_settings(course).dropped, chapters_of(course)
     if not (course / "submitted").is_dir():
         raise UsageError(f"{course.resolve()} has no folder `submitted/`; name a course folder with --course")
     found = [
         entry.name
         for entry in CHAPTERS
         if entry.name not in dropped
-        and ((course / "source" / entry.name).is_dir() or any((course / "submitted").glob(f"*/{entry.name}")))
+        and (entry.name in there or (not there and any((course / "submitted").glob(f"*/{entry.name}"))))
     ]
     handed_out = (path.parent.name for path in (course / "source").glob("*/chapters"))  # with a chapter of its own
     found += sorted({*handed_out} - {*found, *dropped})

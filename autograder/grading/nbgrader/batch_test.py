@@ -91,6 +91,7 @@ def test_every_submission_gets_a_verdict_and_the_batch_goes_on(course):
     lines = {line.split(",")[1]: line for line in grades_csv(course, ["fsdp"]).splitlines()}
     assert lines["ada"].startswith("fsdp,ada,graded,18.0,20.0")
     assert lines["idle"] == "fsdp,idle,nothing submitted,,,,,,,,,,"
+    assert lines["empty"] == "fsdp,empty,needs a person,,,,,,,,,,", "what nobody could judge is no zero"
 
 
 def test_what_has_a_verdict_is_not_graded_again_but_what_needs_a_person_is_tried(course):

@@ -75,6 +75,7 @@ def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
                 "days_late": known.get("days_late", 0),
                 "late_penalty": known.get("scores", {}).get("late_penalty", 0.0),
                 "why": "; ".join(filter(None, [first, *notes])),
+                "notes": [note for note in (first, *notes) if note],
                 "denied": _denied(entry),
             }
         )
@@ -267,6 +268,8 @@ def _grades(course: Path, assignment: str) -> list[dict[str, Any]]:
 def _scores(row: dict[str, Any], booked: dict[str, Any] | None) -> dict[str, Any]:
     if booked is None or row["state"] not in (GRADED, BY_HAND, CHANGED, HUMAN):
         return {}
+    if row["state"] == HUMAN and not booked["scores"]["score"]:
+        return {}  # nothing has been judged, which is no zero
     so_far = {} if row["state"] == GRADED else {"state": f"{row['state']} (score so far)"}
     return {**booked["scores"], **so_far}
 

@@ -19,6 +19,7 @@ from autograder.grading.nbgrader.limited import limits_in, require_possible
 from autograder.grading.nbgrader.points import points_in, read, require_agreement, set_points, ungraded, worth
 from autograder.grading.nbgrader.rosters import COLUMNS
 from autograder.grading.nbgrader.settings import FILE, CourseError, Settings, checked, read_settings, write_settings
+from autograder.grading.nbgrader.submissions import chapters_of
 from autograder.release.converters import write_notebook
 from autograder.release.notebook import source_notebook
 from course.curriculum import contract_folder, is_own
@@ -77,13 +78,21 @@ def init_course(
     folder = folder.resolve()
     _require_ours(folder)
     settled = _settled(folder, settings)
-    unknown = sorted({*due, *drop} - {*_chapters(folder), *chapters})
-    if unknown:
+    there = {*chapters_of(folder), *chapters}
+    if unknown := sorted({*due} - there):
         raise CourseError(f"{', '.join(unknown)} is not in this course; add it with --chapter {unknown[0]}")
+    if unknown := sorted({*drop} - there):
+        listed = f"which has {', '.join(sorted(there))}" if there else "which is new"
+        raise CourseError(f"{', '.join(unknown)} cannot be dropped: it is not in this course, {listed}")
+    if settled.exchange and folder in (exchange := Path(settled.exchange).resolve(), *exchange.parents):
+        raise CourseError(
+            f"the exchange {settled.exchange} is inside the course folder, which only you can access; name a folder "
+            "that students' accounts can access, outside it"
+        )
     before, old = state(folder), read_settings(folder) if folder.is_dir() else Settings()
     settled = _with_points(settled, points or {}, {*settled.dropped, *drop} - {*chapters})
-    settled = _with_limits(folder, settled, limits or {}, [*_chapters(folder), *chapters])
-    former = {name: worth(old, name) for name in _chapters(folder)}
+    settled = _with_limits(folder, settled, limits or {}, [*chapters_of(folder), *chapters])
+    former = {name: worth(old, name) for name in chapters_of(folder)}
     for name, points_before in former.items():
         notebook = read(folder / "source" / name / f"{name}.ipynb")
         set_points(notebook, worth(settled, name), points_before)
@@ -189,12 +198,12 @@ def _settled(folder: Path, changes: Mapping[str, Any]) -> Settings:
     before = (
         read_settings(folder)
         if (folder / FILE).exists()
-        else Settings(name=course_name(folder.name), vary=not _chapters(folder))
+        else Settings(name=course_name(folder.name), vary=not chapters_of(folder))
     )
     try:
         return checked(replace(before, **changes))
     except ValueError as error:
-        raise CourseError(f"{error}; use the options of `meshcraft init` to choose others") from None
+        raise CourseError(str(error)) from None
 
 
 def course_name(folder: str) -> str:
@@ -202,13 +211,9 @@ def course_name(folder: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", folder).strip("-.") or Settings().name
 
 
-def _chapters(folder: Path) -> list[str]:
-    return [path.stem for path in sorted((folder / "source").glob("*/*.ipynb")) if path.stem == path.parent.name]
-
-
 def _variants(folder: Path, chapters: list[str], settled: Settings, changes: Mapping[str, Any]) -> dict[str, str]:
     """Every chapter's variants: drawn from the secret if new or changed, else unchanged."""
-    secret, there = course.secret(folder), _chapters(folder)
+    secret, there = course.secret(folder), chapters_of(folder)
     variants = dict(settled.variants)
     for name in chapters or (there if "vary" in changes else []):
         if name in there and "vary" not in changes:
@@ -231,7 +236,7 @@ def _assignments(
 ) -> dict[str, datetime | None]:
     """Release new or changed chapters, and set the dates; return the due date of every chapter in the course."""
     dates = due_dates(folder)
-    for name in dict.fromkeys([*_chapters(folder), *chapters]):
+    for name in dict.fromkeys([*chapters_of(folder), *chapters]):
         dates[name] = due.get(name, dates.get(name))
         path = folder / "source" / name / f"{name}.ipynb"
         notebook = read(path) if path.exists() else source_notebook(name)

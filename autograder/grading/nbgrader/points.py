@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 
 import nbformat
@@ -55,8 +56,10 @@ def the_one(name: str, known: Collection[str], usage: str) -> str:
     """
     which = [each for each in sorted(known) if name in (each, each.partition(".")[2])]
     if len(which) != 1:
-        several = f"is in several chapters; write one of {', '.join(which)}" if which else "is not in this course"
-        raise CourseError(f"{name!r} {several}; {usage}")
+        near = get_close_matches(name, [*known, *(each.partition(".")[2] for each in known)], 1)
+        unknown = "is not in this course" + (f"; is it {near[0]}?" if near else ";")
+        several = f"is in several chapters; write one of {', '.join(which)};" if which else unknown
+        raise CourseError(f"{name!r} {several} {usage}")
     return which[0]
 
 

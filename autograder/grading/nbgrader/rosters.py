@@ -42,12 +42,17 @@ def read_students(path: Path) -> list[dict[str, str]]:
         rows = [
             (reader.line_num, {name: (value or "").strip() for name, value in row.items() if name}) for row in reader
         ]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        raise CourseError(f"the roster {path} cannot be read: {error.strerror}; name a CSV file") from None
+    except (UnicodeDecodeError, csv.Error) as error:
         raise CourseError(f"{path} cannot be read as CSV: {error}; save it as CSV in UTF-8") from None
+    if not rows:
+        raise CourseError(f"{path} names no students; it needs a line of columns, and a line for each student")
     if not {*NAMES["id"], *NAMES["email"]} & {*head}:
         raise CourseError(
-            f"{path} has the columns {', '.join(head) or 'none'}; it needs id, and may have {COLUMNS[1:]}, or be an "
-            "export of Canvas, Moodle or Gradescope with a login, a username, a number or an email address"
+            f"{path} has the columns {', '.join(head)}; it needs the column id, and may have "
+            f"{', '.join((*COLUMNS[1:], SECTION))}. Or it is an export of Canvas, Moodle or Gradescope with a login, a "
+            "username, a number or an email address"
         )
     seen: dict[str, int] = {}
     found = []

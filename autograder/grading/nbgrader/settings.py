@@ -78,16 +78,16 @@ def checked(settings: Settings) -> Settings:
         raise ValueError(f"the course is called {settings.name!r}; use letters, digits and any of _ . -")
     for name in ("late_per_day", "late_at_most"):
         if not 0 <= getattr(settings, name) <= 100:
-            raise ValueError(f"{name} is {getattr(settings, name):g}; it is a percentage, from 0 to 100")
+            raise ValueError(f"{name} is {getattr(settings, name):g}; write a percentage from 0 to 100")
     if not 0 <= settings.late_grace <= 24 * 60:
-        raise ValueError(f"late_grace is {settings.late_grace:g}; it is in minutes, from 0 to {24 * 60}")
+        raise ValueError(f"late_grace is {settings.late_grace:g}; write minutes from 0 to {24 * 60}")
     for name, points in settings.points.items():
         if not 0 <= points <= MOST_POINTS:
-            raise ValueError(f"{name} is worth {points:g} points; use at most {MOST_POINTS}, and 0 for not graded")
+            raise ValueError(f"{name} is worth {points:g} points; write 0, for not graded, to {MOST_POINTS}")
     if settings.budget and not LEAST_BUDGET <= settings.budget <= 24 * 60 * 60:
         raise ValueError(
-            f"budget is {settings.budget:g}; it is processor seconds for a submission, at least {LEAST_BUDGET}, "
-            "or 0 for the usual"
+            f"budget is {settings.budget:g}; write at least {LEAST_BUDGET} processor seconds for a submission, or 0 "
+            "for the usual"
         )
     for name, factor in settings.limits.items():
         if len(name.split(".", 2)) != 3 or not 0.1 <= factor <= 10:

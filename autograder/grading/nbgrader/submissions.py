@@ -49,26 +49,38 @@ def find_submissions(course: Path, assignment: str) -> list[Submission]:
 
 
 def misplaced(course: Path) -> dict[str, str]:
-    """Whatever lies in ``submitted/STUDENT/`` and is no chapter's folder, by path, with a suggestion."""
+    """Whatever lies in ``submitted/`` and belongs to no student or to no chapter of the course, with a suggestion."""
     chapters = {same_name(entry.name): entry.name for entry in CHAPTERS}
+    there, dropped = chapters_of(course), read_settings(course).dropped
     found = {}
     root = course / "submitted"
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        if not folder.is_dir() and not folder.is_symlink() and not folder.name.startswith("."):
+            where = "submitted/STUDENT/CHAPTER/"
+            found[f"submitted/{one_line(folder.name)}"] = f"in no student's folder, so it is not graded; use {where}"
         try:
             entries = sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
         except OSError:
             continue  # the student's row says so
         for entry in entries:
+            shown = f"submitted/{one_line(folder.name)}/{one_line(entry.name)}"
             if entry.name in chapters.values() or entry.name in IGNORED:
+                if there and entry.name in chapters.values() and entry.name not in (*there, *dropped):
+                    add = f"`meshcraft init . --chapter {entry.name}` adds it"
+                    found[shown] = f"{entry.name} is not in this course, so it is not graded; {add}"
                 continue
             stem = same_name(entry.stem if entry.suffix == ".ipynb" else entry.name).replace(" ", "_")
             near = get_close_matches(stem, chapters, 1)
-            shown = f"submitted/{one_line(folder.name)}/{one_line(entry.name)}"
             if not entry.is_dir() and entry.suffix != ".ipynb":
                 continue
             where = f"submitted/{one_line(folder.name)}/{chapters[near[0]] if near else 'CHAPTER'}/"
             found[shown] = f"no chapter's folder, so it is not graded; move what is in it to {where}"
     return found
+
+
+def chapters_of(course: Path) -> list[str]:
+    """The chapters that the course hands out, dropped ones included; none in a folder that `init` has not made."""
+    return [path.stem for path in sorted((course / "source").glob("*/*.ipynb")) if path.stem == path.parent.name]
 
 
 def _requested(course: Path, assignment: str) -> str:
@@ -84,14 +96,14 @@ def _requested(course: Path, assignment: str) -> str:
 def _find(folder: Path, assignment: str, contract: str) -> Submission | None:
     """The submission in a student's folder; None if there is none."""
     inner, shown = folder / assignment, f"submitted/{one_line(folder.name)}"
-    if not (inner.exists() or inner.is_symlink()) and (folder.is_dir() or folder.name.startswith(".")):
+    if not (inner.exists() or inner.is_symlink()) and (folder.is_dir() or not folder.is_symlink()):
         return None
     if folder.is_symlink() or inner.is_symlink():
         message = f"the submitted folder is a link; submit {assignment}.ipynb itself, in your own folder"
         return _without(folder.name, contract, message, REFUSED)
-    if not folder.is_dir() or not inner.is_dir():
-        what = shown if not folder.is_dir() else f"{shown}/{assignment}"
-        message = f"{what} is not a folder; notebooks belong in submitted/STUDENT/{assignment}/{assignment}.ipynb"
+    if not inner.is_dir():
+        where = f"notebooks belong in submitted/STUDENT/{assignment}/{assignment}.ipynb"
+        message = f"{shown}/{assignment} is not a folder; {where}"
         return _without(folder.name, contract, message, NEEDS_HUMAN)
     odd = name_problem(folder.name)
     if odd:

@@ -45,7 +45,7 @@ def test_a_chapter_without_graded_functions_is_refused_and_so_is_a_budget_of_not
     every = dict.fromkeys((each.name for each in report().functions), 0.0)
     with pytest.raises(CourseError, match=r"no function of fsdp would be graded; --drop-chapter fsdp"):
         changed(course, every)
-    with pytest.raises(CourseError, match=r"budget is 3; it is processor seconds for a submission, at least 10"):
+    with pytest.raises(CourseError, match=r"budget is 3; write at least 10 processor seconds"):
         changed(course, {}, budget=3.0)
 
 

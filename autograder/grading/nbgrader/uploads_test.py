@@ -117,3 +117,14 @@ def test_work_in_a_folder_of_another_name_is_named_with_the_chapter_that_it_may_
     found = misplaced(term)
     where = {path.rpartition("/")[2]: why.rpartition("/bob/")[2] for path, why in found.items()}
     assert where == {"FSDP": "fsdp/", "fsdpp": "fsdp/", "homework": "CHAPTER/", "fsdp.ipynb": "fsdp/"}
+
+
+def test_work_of_a_chapter_that_is_not_in_the_course_is_named_and_adds_no_rows(term, meshcraft):
+    hand_in(term, "ada", name="homework.ipynb")
+    (term / "submitted" / "ada" / "zero").mkdir()
+    (term / "submitted" / "ada.ipynb").write_text("{}")
+    ended = meshcraft("status", "--course", str(term))
+    assert {line.split()[0] for line in ended.out.splitlines() if "   " in line} == {"chapter", "fsdp"}
+    assert "\nhanded in as homework.ipynb: ada\n" in ended.out, "at 80 columns, notes are below the table"
+    assert "submitted/ada/zero: zero is not in this course" in ended.err and "--chapter zero` adds it" in ended.err
+    assert "submitted/ada.ipynb: in no student's folder" in ended.err
