@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autograder.contract.task import Task, load, trace
-from autograder.grading.inside.intake import read_notebook
+from autograder.grading.inside.intake import IntakeError, read_notebook
 from autograder.grading.nbgrader.course import CourseError, open_ledger, require_folder
 from autograder.grading.nbgrader.ledger import LedgerError
 from autograder.grading.nbgrader.settings import read_settings
@@ -98,6 +98,8 @@ def _of_submission(
                 unread.append((author, f"{task.name} is not defined"))
     except RecursionError:
         unread.append((author, "it is nested too deep to be compared"))
+    except IntakeError as error:
+        unread.append((author, str(error)))
     except Exception as error:  # whatever the error, the others are compared
         unread.append((author, f"{type(error).__name__}: {error}"))
     return result

@@ -26,6 +26,13 @@ def require_group(name: str) -> int:
         ) from None
 
 
+def close(folder: Path) -> None:
+    """Close a course folder to the group that it was open to, as far as the files are the caller's own."""
+    for path in (folder, *sorted(folder.rglob("*"))):
+        if not path.is_symlink() and path.stat().st_uid == os.getuid():
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & 0o700)
+
+
 def share(folder: Path) -> None:
     """Open the course folder to the group of its settings, if they name one; the secret stays the owner's.
 

@@ -57,5 +57,7 @@ def test_an_assistant_of_the_group_reviews_and_exports_and_never_sees_the_secret
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert exported(shared)["ada"]["score"] == "19.5" and len(secret(shared)) == 32
+        change(shared, group="")
+        assert (shared / ".meshcraft").stat().st_mode & 0o7777 == 0o700 and grade(shared, again=True)
         with pytest.raises(CourseError, match="this machine has no group 'nosuchgroup'"):
             require_group("nosuchgroup")

@@ -14,7 +14,7 @@ from nbformat.v4 import new_markdown_cell
 from autograder.contract.task import contract_files, load
 from autograder.contract.verdict import counted
 from autograder.grading.nbgrader import course, register, varied
-from autograder.grading.nbgrader.group import share
+from autograder.grading.nbgrader.group import close, share
 from autograder.grading.nbgrader.limited import limits_in, require_possible
 from autograder.grading.nbgrader.points import points_in, read, require_agreement, set_points, ungraded, worth
 from autograder.grading.nbgrader.rosters import COLUMNS
@@ -111,6 +111,8 @@ def init_course(
             dates = _assignments(folder, chapters, due, settled, former)
             count = _enrol(folder, students, withdraw)
             _log(folder, before, students, withdraw, undoes)
+            if old.group and not settled.group:
+                close(folder)
             share(folder)
     except OSError as error:
         raise CourseError(f"the course folder {folder} cannot be written: {error}; choose another folder") from error
