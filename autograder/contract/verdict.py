@@ -224,7 +224,8 @@ class Result:
     ``message`` rephrases it. ``quoted`` has the text of the lines named, on the learner's own machine.
     ``cases`` names the cases it was judged on, unless they are secret. ``timeline`` is a summary of the step at scale
     (``course.render``), if official grading analysed one, and ``form`` is a canonical form of the first case's
-    Program, used to find equivalent ones.
+    Program, used to find equivalent ones. ``unreadable`` says that a person is needed because of what was submitted,
+    which ``message`` describes, and not because of a fault of the grader.
     """
 
     name: str
@@ -240,6 +241,7 @@ class Result:
     original: str = ""
     quoted: dict[str, str] = field(default_factory=dict)
     cases: tuple[str, ...] = ()
+    unreadable: bool = False
 
     @property
     def missed(self) -> list[Fact]:

@@ -227,8 +227,9 @@ class _Batch:
                     continue
                 self.before[submission.key] = known
             if submission.notebook is None:
+                why, unreadable = submission.problem, submission.verdict == NEEDS_HUMAN
                 report = verdict_for_all(
-                    self.model.chapter, submission.verdict, submission.problem, ungraded=self.model.ungraded
+                    self.model.chapter, submission.verdict, why, ungraded=self.model.ungraded, unreadable=unreadable
                 )
                 self.ledger.record(submission.key, report)
             else:

@@ -82,8 +82,8 @@ def grade_one(job: Job) -> Outcome:
         report = grader.grade_notebook(notebook, job.student)
         return Outcome(report, seconds=time.monotonic() - begin)
     except DamagedError as error:
-        message = f"the upload is damaged: {error}. Ask for the file again, or give points by hand"
-        return Outcome(verdict_for_all(job.chapter, NEEDS_HUMAN, message, job.level, job.ungraded))
+        message = f"the upload is damaged: {error}, and submit it again"
+        return Outcome(verdict_for_all(job.chapter, NEEDS_HUMAN, message, job.level, job.ungraded, unreadable=True))
     except IntakeError as error:
         return Outcome(verdict_for_all(job.chapter, REFUSED, str(error), job.level, job.ungraded))
     except Exception as error:
@@ -108,9 +108,17 @@ def _warm_grader(job: Job):
 
 
 def verdict_for_all(
-    chapter: str, verdict: str, message: str, isolation: str = "", ungraded: tuple[str, ...] = ()
+    chapter: str,
+    verdict: str,
+    message: str,
+    isolation: str = "",
+    ungraded: tuple[str, ...] = (),
+    *,
+    unreadable: bool = False,
 ) -> Report:
     """A report with the same verdict for every function of the chapter that is graded, and no points."""
     tasks = [task for task in load(chapter).tasks if task.name not in ungraded]
-    functions = tuple(Result(task.name, 0.0, float(task.points), verdict, message=message) for task in tasks)
+    functions = tuple(
+        Result(task.name, 0.0, float(task.points), verdict, message=message, unreadable=unreadable) for task in tasks
+    )
     return Report(chapter, functions, isolation=isolation)

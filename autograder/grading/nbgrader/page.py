@@ -40,6 +40,7 @@ MEANING = {
     NEEDS_HUMAN: "The grader itself failed here, and it costs you no points: this function has no grade until it "
     "has been reviewed.",
 }
+UNREADABLE = "It could not be judged, and has no grade until a person has looked at it:"
 HIDDEN = "The inputs of official grading stay hidden. {} compares on inputs that you can see, and shows both values."
 LINES = "{} shows the same step line by line, with its memory."
 TRYING = (
@@ -87,7 +88,14 @@ def function_html(chapter: str, result: Result, sources: Mapping[str, str], *, f
 
 
 def _meaning(result: Result) -> str:
+    if result.unreadable:
+        return f"{UNREADABLE} {_sentence(result.message)}"
     return "It is not written yet." if result.not_started else MEANING.get(result.verdict, "")
+
+
+def _sentence(message: str, *, capital: bool = False) -> str:
+    text = tidy(message).rstrip(".")
+    return f"{text[:1].upper() if capital else text[:1]}{text[1:]}."
 
 
 def anchor(line: str) -> str:
@@ -179,7 +187,9 @@ def next_step(chapter: str, results: list[Result]) -> dict[str, str]:
     first = next((result for result in judged if result.verdict != PASS), None)
     if first is None:
         done = "Every function passes." if judged and len(judged) == len(results) else ""
-        return {"sentence": done or "A person looks at this submission; there is nothing for you to do yet."}
+        unreadable = next((f"{_sentence(each.message, capital=True)}" for each in results if each.unreadable), "")
+        wait = unreadable or "A person looks at this submission; there is nothing for you to do yet."
+        return {"sentence": done or wait}
     if not any(result.points for result in judged):
         return {
             "function": first.name,

@@ -10,7 +10,7 @@ from autograder.contract.verdict import FAIL, NEEDS_HUMAN, PASS, Fact, Kind, Res
 from autograder.grading.nbgrader import people
 from autograder.grading.nbgrader.conftest import POINTS, booked, cell, change, file_and_book, hand_in, report
 from autograder.grading.nbgrader.feedback import write_feedback
-from autograder.grading.nbgrader.page import _slug, next_step
+from autograder.grading.nbgrader.page import _slug, function_html, next_step
 from course.curriculum import CHAPTERS
 
 
@@ -54,4 +54,9 @@ def test_what_comes_next_is_said_for_nothing_and_for_everything_right():
     right, wrong = (Result("f", points, 1.0, verdict) for points, verdict in ((1.0, PASS), (0.0, FAIL)))
     assert next_step("fsdp", [right]) == {"sentence": "Every function passes."}
     assert "Nothing has earned points yet" in next_step("fsdp", [wrong])["sentence"]
-    assert "A person looks at" in next_step("fsdp", [replace(right, verdict=NEEDS_HUMAN)])["sentence"]
+    fault = replace(right, verdict=NEEDS_HUMAN, message="the grader failed 3 times")
+    assert "A person looks at" in next_step("fsdp", [fault])["sentence"]
+    assert "grader itself failed" in function_html("fsdp", fault, {})
+    damaged = replace(fault, message="the upload is damaged: submit it again", unreadable=True)
+    assert next_step("fsdp", [damaged]) == {"sentence": "The upload is damaged: submit it again."}
+    assert "the upload is damaged: submit it again." in function_html("fsdp", damaged, {})
