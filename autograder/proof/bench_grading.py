@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ from autograder.contract.task import load
 from autograder.grading.inside.intake import parse_notebook
 from autograder.grading.inside.launch import Limits
 from autograder.grading.nbgrader.batch import grade_course
-from autograder.grading.nbgrader.course import make_course
 from autograder.grading.outside.pipeline import Grader
 from autograder.grading.outside.sandbox import best_level
 from autograder.proof.demo import CHAPTER, HERE, numbered
+from autograder.proof.throughput import demo_class, resident
 
 Rows = list[tuple[str, str, str]]
 HANG = "class Hang:\n    while True:\n        pass\n"
@@ -91,24 +91,6 @@ def next_to_stock(size: int) -> Rows:
     return [
         (f"stock nbgrader next to official grading, {size} solved, in turn", f"{theirs / ours:.2f} times as long", "")
     ]
-
-
-def demo_class(folder: Path, models: tuple[str, ...], size: int) -> Path:
-    course = make_course(folder / "course", [CHAPTER])
-    for number in range(size):
-        target = course / "submitted" / f"student{number:03}" / CHAPTER / f"{CHAPTER}.ipynb"
-        target.parent.mkdir(parents=True)
-        target.write_text(numbered(models[number % len(models)], number))
-    return course
-
-
-def resident() -> int:
-    """Resident bytes of this process and its descendants, shared pages counted once each."""
-    total = 0
-    for process in (me := psutil.Process(), *me.children(recursive=True)):
-        with suppress(psutil.Error):
-            total += process.memory_full_info().pss
-    return total
 
 
 @contextmanager
