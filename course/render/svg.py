@@ -105,9 +105,9 @@ def _pattern(name: str, path: str, stroke: str, width: float, ground: str) -> st
 
 
 def draw(mark: Mark, x: float, y: float, width: float, height: float, fill: str) -> str:
-    """A mark as a rectangle with its tooltip and, if there is room, its label."""
+    """A mark as a rectangle with its tooltip, if it has one, and, if there is room, its label."""
     shown = max(width - 0.5, 0.6)  # a seam between neighbours of one colour
-    title = f"<title>{safe(mark.title)}</title>"
+    title = f"<title>{safe(mark.title)}</title>" if mark.title else ""
     rect = f'<rect x="{x:.1f}" y="{y:g}" width="{shown:.1f}" height="{height:g}" fill="{fill}">{title}</rect>'
     label = next((text for text in mark.labels if len(text) * LETTER + 8 <= width), "")
     if not label:

@@ -112,5 +112,5 @@ def draw_parts(every: dict[str, Budget]) -> None:
     parts.append(text(f"an A100's {capacity / 1e9:.0f} GB", limit, 10, "middle"))
     for at, (name, colour) in enumerate(colours.items()):
         x, y = (at % 3) * 125, end + 10 + 20 * (at // 3)
-        parts += [block("", x, y, 12, 12, colour, name), text(name, x + 17, y + 10)]
+        parts += [block("", x, y, 12, 12, colour), text(name, x + 17, y + 10)]
     diagram("parts", (390, end + 46), "Memory of one device by part", " ".join(said), parts, "counted by closed form")

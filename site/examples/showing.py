@@ -45,8 +45,8 @@ def draw(name: str, svg: str, *origins: Origin) -> None:
 
 
 def block(label: str, x: float, y: float, width: float, height: float, fill: str, title: str = "") -> str:
-    """A filled rectangle of a diagram, with its label if that fits."""
-    mark = shapes.Mark(0, 0, fill, (label,), title or label, label)
+    """A filled rectangle of a diagram, with its label if that fits; only with a title is it a bar to select."""
+    mark = shapes.Mark(0, 0, fill, (label,), title, label)
     return shapes.draw(mark, x, y, width, height, fill)
 
 
