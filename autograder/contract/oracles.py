@@ -4,8 +4,7 @@ from functools import partial
 
 import jax
 
-# ``jax.jit``, without the optimisations that take longer than they save: an oracle runs a few times, on small arrays.
-compile_oracle = partial(
-    jax.jit,
-    compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
-)
+from course.program.run import FEW_OPTIMISATIONS
+
+# ``jax.jit`` of an oracle, which like a Program runs a few times, on small arrays.
+compile_oracle = partial(jax.jit, compiler_options=FEW_OPTIMISATIONS)

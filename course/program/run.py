@@ -91,6 +91,10 @@ def lowered(
     return jax.jit(exported.call, donate_argnums=program.donated, keep_unused=True).lower(*structs)
 
 
+# On CPU devices: a Program of a check runs a few times, on small arrays, and optimising it takes far longer than that.
+FEW_OPTIMISATIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
 def compile_program(program: Program, mesh: Mesh, module: Module | None = None) -> Executable:
     """Audit the Program and compile it for ``mesh``; donated inputs stay donated.
 
@@ -109,6 +113,7 @@ def compile_program(program: Program, mesh: Mesh, module: Module | None = None) 
     if witness:
         exported = witness.exported
     try:
-        return Executable(program, mesh, lowered(program, exported, mesh).compile(), witness)
+        options = FEW_OPTIMISATIONS if mesh.devices.flat[0].platform == "cpu" else None
+        return Executable(program, mesh, lowered(program, exported, mesh).compile(options), witness)
     except Exception as error:  # a damaged artefact can make any part of the compiler raise
         raise ProgramError(f"the program cannot be compiled: {type(error).__name__}: {str(error)[:300]}") from None
