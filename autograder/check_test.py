@@ -361,6 +361,22 @@ def test_a_function_that_falls_short_names_the_callee_that_does_so_by_itself():
     assert with_fault("context_parallel", caller, used, lambda _: honest) == caller
 
 
+def test_what_will_run_is_compiled_while_the_next_cases_are_traced_and_a_failure_of_that_is_no_verdict(monkeypatch):
+    worker, asked = checking.executor(), []
+    ask = worker.ask
+
+    def refuse_to_compile(header, blobs):
+        asked.append(header["do"])
+        if header["do"] == "compile":
+            raise checking.Stopped(LIMIT_EXCEEDED, "it took too long")
+        return ask(header, blobs)
+
+    monkeypatch.setattr(worker, "ask", refuse_to_compile)
+    planned = plan("fsdp", load("fsdp").task("gather_params"))
+    result, _ = judge_function(planned, solutions_fsdp.gather_params, lambda _: None)
+    assert result.verdict == PASS and asked.count("compile") == asked.count("run") == len(planned.cases)
+
+
 def test_a_callee_is_judged_on_as_few_cases_as_can_show_what_it_lacks():
     task = load("context_parallel").task("ring_attention")
     assert task.at_scale is not None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -80,7 +82,8 @@ def judge_function(
     """
     first, seen = planned.first, {}
     progress(f"tracing {counted(len(first.cases), 'first case')} of {len(planned.cases)}")
-    traced = trace_function(planned.task, function, first.traced, locate)
+    with _compiling(first) as compile_early:
+        traced = trace_function(planned.task, function, first.traced, locate, on_program=compile_early)
     result = judge_traced(first, traced, progress, seen)
     if isinstance(traced, Problem) and traced.runs and (wrong := _where_it_runs(first, function, locate)):
         message = f"{result.message}. {traced.runs[:1].upper()}{traced.runs[1:]} it is wrong, too: see below"
@@ -91,10 +94,28 @@ def judge_function(
         return result, traced
     so_far = f"passes on {counted(len(first.cases), 'first case')}; now {counted(len(others), 'other case')} of grading"
     progress(so_far)
-    more = trace_function(planned.task, function, others, locate)
+    with _compiling(planned) as compile_early:
+        more = trace_function(planned.task, function, others, locate, on_program=compile_early)
     if isinstance(more, Traced):
         more = replace(more, programs={**traced.programs, **more.programs})
     return judge_traced(planned, more, lambda case: progress(f"{so_far}: {case}"), seen), more
+
+
+@contextmanager
+def _compiling(planned: Plan) -> Iterator[Callable[[Case, Program], None]]:
+    """Let the executor compile the Programs that will run while this process traces the next ones."""
+
+    def compile_early(program: Program) -> None:
+        with suppress(Stopped):  # the judge asks again, and reports it
+            header = {"do": "compile", "data_branches": planned.task.data_branches}
+            executor().ask(header, [program.serialise()])
+
+    runs = {case.name for case in planned.cases}
+    beside = ThreadPoolExecutor(1)
+    try:
+        yield lambda case, program: case.name in runs and beside.submit(compile_early, program)  # type: ignore[misc]
+    finally:
+        beside.shutdown(wait=False)
 
 
 def _where_it_runs(planned: Plan, function: Any, locate: Locate) -> tuple[Fact, ...]:
@@ -136,15 +157,23 @@ def judge_traced(
 
 
 def trace_function(
-    task: Task, function: Any, cases: list[Case], locate: Locate, platform: str = "cpu"
+    task: Task,
+    function: Any,
+    cases: list[Case],
+    locate: Locate,
+    platform: str = "cpu",
+    on_program: Callable[[Case, Program], None] = lambda case, program: None,
 ) -> Traced | Problem:
-    """The Programs of a function, traced in this process or, for a notebook on disk, in a tracer process."""
+    """The Programs of a function, traced in this process or, for a notebook on disk, in a tracer process.
+
+    ``on_program`` is called with each that is traced in this process, at once.
+    """
     if isinstance(function, Problem):
         return function
     if isinstance(function, FromNotebook):
         return function.programs(task, cases, platform)
     with time_limit(TRACE_SECONDS, processor=True), time_limit(TRACE_WALL_SECONDS):
-        return trace_cases(task, function, cases, locate, platform=platform)
+        return trace_cases(task, function, cases, locate, on_program, platform)
 
 
 def exported(task: Task, function: Any, case: Case, locate: Locate, platform: str) -> Program:

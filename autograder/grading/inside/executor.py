@@ -55,7 +55,7 @@ class Executor:
         self.analysed: tuple[Any, dict[str, Any]] = None, {}
 
     def serve(self, header: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
-        """Serve one request: ``run`` a Program on inputs, or ``analyse`` one along with a smaller one."""
+        """Serve one request: ``compile`` a Program, ``run`` it on inputs, or ``analyse`` one beside a smaller one."""
         program = Program.load(blobs[0])
         branches = bool(header.get("data_branches"))
         module = _parse(program, data_branches=branches)
@@ -67,6 +67,9 @@ class Executor:
             if self.analysed[0] != (known := (blobs[0], header)):
                 self.analysed = known, {**_looked(module, program), "orders": _orders(module, program, header)}
             return {**self.analysed[1], "difference": result}, []
+        if header["do"] == "compile":
+            self._compiled(program, module)
+            return {}, []
         looked = _looked(module, program)
         if header.get("form"):
             looked["form"] = form(module)
@@ -76,16 +79,21 @@ class Executor:
 
     def _run(self, program: Program, module: Module, inputs: dict[str, Any]) -> dict[str, Any]:
         """Run the Program on inputs; if it branches, an instrumented twin runs and reports the branches taken."""
-        key = f"{work_of(program)} {module.data_branches}"
-        if (kept := self.compiled.get(key)) and kept.program != program:
+        kept = self._compiled(program, module)
+        if kept.program != program:
             with suppress(ProgramError):  # reported for this Program alone, with its own lines
                 return kept(inputs)
-            kept = None
-        if kept is None:
+            kept = self._compiled(program, module, anew=True)
+        return kept(inputs)
+
+    def _compiled(self, program: Program, module: Module, *, anew: bool = False) -> Executable:
+        """The Program compiled, or another that differs from it in its source lines alone."""
+        key = f"{work_of(program)} {module.data_branches}"
+        if anew or key not in self.compiled:
             if len(self.compiled) >= _MAX_KEPT:
                 self.compiled.clear()
-            kept = self.compiled[key] = compile_program(program, make_mesh(program.mesh), module)
-        return kept(inputs)
+            self.compiled[key] = compile_program(program, make_mesh(program.mesh), module)
+        return self.compiled[key]
 
 
 def _looked(module: Module, program: Program) -> dict[str, Any]:

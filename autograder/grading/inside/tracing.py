@@ -95,18 +95,17 @@ def trace_cases(
     function: Callable[..., Any],
     cases: list[Case],
     locate: Locate,
-    progress: Callable[[str], None] | None = None,
+    on_program: Callable[[Case, Program], None] = lambda case, program: None,
     platform: str = "cpu",
 ) -> Traced | Problem:
-    """The function's Program for every case, or the first problem."""
+    """The function's Program for every case, or the first problem; ``on_program`` is called with each at once."""
     line, programs, case = "", {}, None
     try:
         line = definition_line(function, locate)
         _check_signature(task, function)
         for case in cases:
             programs[case.name] = trace(task, function, case, locate, platform)
-            if progress:
-                progress(case.name)
+            on_program(case, programs[case.name])
     except TooLong as error:
         message = f"{task.name} took longer to trace than {error}"
         return Problem("limit_exceeded", message, describe_error(error, locate).line)

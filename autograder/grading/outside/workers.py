@@ -49,14 +49,19 @@ class Worker:
         self.start, self.greets, self.seconds, self.cpu_s = start, greets, seconds, cpu_s
         self.process: Any = None
         self.greeted = False
+        self._asking = threading.Lock()  # one request at a time
 
     def ask(self, header: dict[str, Any], blobs: list[bytes] | None = None) -> tuple[dict[str, Any], list[bytes]]:
-        """Return the response to one request.
+        """Return the response to one request; other threads' requests wait meanwhile.
 
         Raises:
             Stopped: ``limit_exceeded`` after the deadline or when the processor time is used up; ``refused`` where the
                 compiler divides by zero; ``needs_human`` when the process died at every try.
         """
+        with self._asking:
+            return self._ask(header, blobs)
+
+    def _ask(self, header: dict[str, Any], blobs: list[bytes] | None) -> tuple[dict[str, Any], list[bytes]]:
         reason, left = "", self.seconds  # for all tries together
         for _ in range(TRIES):
             expired, begin = threading.Event(), time.monotonic()
