@@ -7,7 +7,7 @@ and inherits its colours from the page, so that it is readable in light and dark
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from html import escape
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -139,6 +139,12 @@ def plain(text: object) -> str:
 def one_line(text: object) -> str:
     """Like ``plain``, but without line breaks: for names and anything else that must not start a new line."""
     return plain(" ".join(str(text).split()))
+
+
+def few(names: Collection[str], most: int = 4) -> str:
+    """The first names, and how many more there are."""
+    listed = list(names)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
 def number(value: float | str | None) -> str:

@@ -27,7 +27,7 @@ from autograder.commands.terminal import (
     table,
 )
 from autograder.contract.verdict import counted
-from autograder.render import number, one_line, plain
+from autograder.render import few, number, one_line, plain
 
 
 def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_json: AsJson = False) -> None:
@@ -55,17 +55,12 @@ def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_j
     parts: list[Any] = [shown]
     if out().measure(shown, options=out().options.update(max_width=10_000)).maximum > out().width:
         shown.columns.pop()  # the notes, each with those whom it is about
-        parts += [Text(), *(Text(plain(f"{note}: {few(who)}")) for note, who in notes.items())]
+        parts += [Text(), *(Text(plain(f"{note}: {few(who, 10)}")) for note, who in notes.items())]
     message = ", ".join(f"{state}: {count}" for state, count in counts(rows).items())
     show(*parts, Text(f"\n{len(rows)} in all; {message}" if rows else "this course has no students yet", style="dim"))
     for path, why in misplaced(course).items():
         complain(f"{path}: {why}")
     raise typer.Exit(exit_status)
-
-
-def few(names: list[str], most: int = 10) -> str:
-    """The first names, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def feedback(

@@ -22,6 +22,7 @@ from autograder.grading.nbgrader.settings import FILE, CourseError, Settings, ch
 from autograder.grading.nbgrader.submissions import chapters_of
 from autograder.release.converters import write_notebook
 from autograder.release.notebook import source_notebook
+from autograder.render import few
 from course.curriculum import contract_folder, is_own
 
 KNOWN = (
@@ -343,8 +344,8 @@ def _log(
     for student in withdraw:
         people[register.ENROLLED, student] = {"section": "", **known.get(student, {}), "left": True}
     joined = [row["id"] for row in students if known.get(row["id"], {"left": True})["left"]]
-    parts += [f"{counted(len(joined), 'student')} enrolled: {_few(joined)}"] if joined else []
-    parts += [f"left the course: {_few([*withdraw])}"] if withdraw else []
+    parts += [f"{counted(len(joined), 'student')} enrolled: {few(joined)}"] if joined else []
+    parts += [f"left the course: {few([*withdraw])}"] if withdraw else []
     register.record(folder, "; ".join(parts) or "the roster was completed", {**now, **people}, kept, undoes)
 
 
@@ -356,10 +357,6 @@ def _said(value: Any) -> str:
     if isinstance(value, list | tuple):
         value = ", ".join(map(str, value))
     return "none" if value in (None, "") else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _with_points(settings: Settings, points: Mapping[str, float], dropped: Collection[str]) -> Settings:

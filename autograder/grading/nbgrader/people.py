@@ -16,6 +16,7 @@ from autograder.grading.nbgrader.bridge import configuration
 from autograder.grading.nbgrader.course import CourseError, open_gradebook, students
 from autograder.grading.nbgrader.new_course import due_dates, init_course, state
 from autograder.grading.nbgrader.register import DUE, ENROLLED, EXTENSION, READER, REQUEST, SETTING, Change
+from autograder.render import few
 
 MOST_HOURS = 365 * 24.0
 
@@ -53,7 +54,9 @@ def extend(course: Path, chapter: str, who: Collection[str], hours: float) -> in
     if hours and not due_dates(course).get(chapter):
         raise CourseError(f"{chapter} has no due date; give it one with `meshcraft init . --due {chapter}=TIME`")
     sentence = (
-        f"{chapter}: {hours:g} more hours for {_few(who)}" if hours else f"{chapter}: no extension for {_few(who)}"
+        f"{chapter}: {hours:g} more hours for {few(sorted(who))}"
+        if hours
+        else f"{chapter}: no extension for {few(sorted(who))}"
     )
     number = register.record(course, sentence, {(EXTENSION, f"{chapter}/{name}"): hours or None for name in who})
     _grant(course, {f"{chapter}/{name}": hours for name in who})
@@ -194,8 +197,3 @@ def undo(course: Path, number: int) -> Change:
             undoes=0 if done else number,
         )
     return change
-
-
-def _few(names: Collection[str]) -> str:
-    listed = sorted(names)
-    return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
