@@ -168,7 +168,7 @@ def torus() -> None:
 @example("counted by closed form")
 def latency() -> Table:
     """Small all-reduces: steps count, not bytes."""
-    table = Table("GPUs", "ring steps d", "ring time, µs ,.0f", "tree steps d", "tree time, µs ,.0f")
+    table = Table("GPUs", "ring steps ,d", "ring time, µs ,.0f", "tree steps d", "tree time, µs ,.0f")
     for count in (8, 64, 512, 4096):
         steps = 2 * (count - 1), 2 * round(math.log2(count))
         times = [4 * step for step in steps]
