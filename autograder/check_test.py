@@ -374,7 +374,8 @@ def test_what_will_run_is_compiled_while_the_next_cases_are_traced_and_a_failure
     monkeypatch.setattr(worker, "ask", refuse_to_compile)
     planned = plan("fsdp", load("fsdp").task("gather_params"))
     result, _ = judge_function(planned, solutions_fsdp.gather_params, lambda _: None)
-    assert result.verdict == PASS and asked.count("compile") == asked.count("run") == len(planned.cases)
+    assert result.verdict == PASS and asked.count("run") == len(planned.cases)
+    assert 0 < asked.count("compile") <= len(planned.cases)
 
 
 def test_a_callee_is_judged_on_as_few_cases_as_can_show_what_it_lacks():

@@ -110,12 +110,15 @@ def _compiling(planned: Plan) -> Iterator[Callable[[Case, Program], None]]:
             header = {"do": "compile", "data_branches": planned.task.data_branches}
             executor().ask(header, [program.serialise()])
 
-    runs = {case.name for case in planned.cases}
-    beside = ThreadPoolExecutor(1)
+    def on_program(case: Case, program: Program) -> None:
+        if case.name in runs:
+            beside.submit(compile_early, program)
+
+    runs, beside = {case.name for case in planned.cases}, ThreadPoolExecutor(1)
     try:
-        yield lambda case, program: case.name in runs and beside.submit(compile_early, program)  # type: ignore[misc]
-    finally:
-        beside.shutdown(wait=False)
+        yield on_program
+    finally:  # the judge asks for what has not begun, if anything is left to judge
+        beside.shutdown(wait=False, cancel_futures=True)
 
 
 def _where_it_runs(planned: Plan, function: Any, locate: Locate) -> tuple[Fact, ...]:

@@ -19,6 +19,7 @@ from autograder.commands.terminal import (
     UsageError,
     complain,
     err,
+    fits,
     out,
     print_json,
     require_chapter,
@@ -53,7 +54,7 @@ def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_j
         for note in row["notes"]:
             notes[note].append(f"{row['chapter']}/{row['student']}" if len(names) > 1 else row["student"])
     parts: list[Any] = [shown]
-    if out().measure(shown, options=out().options.update(max_width=10_000)).maximum > out().width:
+    if not fits(shown):
         shown.columns.pop()  # the notes, each with those whom it is about
         parts += [Text(), *(Text(plain(f"{note}: {few(who, 10)}")) for note, who in notes.items())]
     message = ", ".join(f"{state}: {count}" for state, count in counts(rows).items())

@@ -22,6 +22,7 @@ from autograder.commands.terminal import (
     bar,
     complain,
     err,
+    fits,
     out,
     print_json,
     spinner,
@@ -272,9 +273,7 @@ def grade_table(reports: list[Report]) -> Group:
             what = f"{report.student}: the sandbox refused {', '.join(map(one_line, calls))}"
             parts.append(Text(plain(what), style="yellow"))
     count = f"{len(reports)} submission{'' if len(reports) == 1 else 's'}"
-    unbounded = out().options.update(max_width=10_000)
-    shown = wide if out().measure(wide, options=unbounded).maximum <= out().width else narrow
-    return Group(shown, *parts, Text(f"\n{count}{plain(message)}", style="dim"))
+    return Group(wide if fits(wide) else narrow, *parts, Text(f"\n{count}{plain(message)}", style="dim"))
 
 
 def unfinished(report: Report) -> bool:

@@ -95,10 +95,11 @@ def init(
         from autograder.grading.nbgrader.points import parse_points
         from autograder.grading.nbgrader.register import log
         from autograder.grading.nbgrader.rosters import read_students
+        from autograder.grading.nbgrader.settings import chapters_of
 
         if group:
             require_group(group)
-        every = [*_there(folder), *chapters]
+        every = [*chapters_of(folder), *chapters]
         before = 0 if new else len(log(folder.resolve()))
         made = init_course(
             folder,
@@ -134,19 +135,19 @@ def _percent(text: str | None) -> float | None:
         raise UsageError(f"{text!r} is not a percentage; write 10 or 10%") from None
 
 
-def _there(folder: Path) -> list[str]:
-    """The chapters that the course has."""
-    return sorted(path.name for path in (folder / "source").glob("*") if path.is_dir())
-
-
 def _dates(given: list[str], folder: Path, chosen: list[str]) -> dict[str, Any]:
     """The due dates by chapter: one without a name applies to every chapter chosen, or to the whole course."""
     from autograder.grading.nbgrader.new_course import parse_due
+    from autograder.grading.nbgrader.settings import chapters_of
 
     dates: dict[str, Any] = {}
     for text in given:
         named = NAMED.fullmatch(text)
-        names = [require_chapter(named[1])] if named else chosen or _there(folder) or [entry.name for entry in CHAPTERS]
+        names = (
+            [require_chapter(named[1])]
+            if named
+            else chosen or chapters_of(folder) or [entry.name for entry in CHAPTERS]
+        )
         dates |= dict.fromkeys(names, parse_due(named[2] if named else text))
     return dates
 

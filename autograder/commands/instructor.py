@@ -122,8 +122,7 @@ def assignments(course: Path, given: str | None) -> tuple[list[str], int]:
     if given is not None:
         return [require_chapter(given)], 0
     from autograder.contract.task import ChapterError, load
-    from autograder.grading.nbgrader.settings import read_settings
-    from autograder.grading.nbgrader.submissions import chapters_of
+    from autograder.grading.nbgrader.settings import chapters_of, read_settings
 
     dropped, there = read_settings(course).dropped, chapters_of(course)
     if not (course / "submitted").is_dir():

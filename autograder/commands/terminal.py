@@ -70,6 +70,11 @@ def table(*columns: str, gap: int = 2, right: Collection[str] = (), rule: bool =
     return made
 
 
+def fits(made: Table) -> bool:
+    """Whether a table is as narrow as the terminal without breaking a line in a cell."""
+    return out().measure(made, options=out().options.update(max_width=10_000)).maximum <= out().width
+
+
 def card_table(lines: dict[str, str]) -> Table:
     """Format a run card as a table, one row per label."""
     made = table("", "")

@@ -16,8 +16,8 @@ import numpy as np
 from course.program.ir import Op, Value
 
 MAX_ELEMENTS = 4096
-# Results that are remembered at a time.
-MAX_COMPUTED = 100_000
+# Results that are remembered at a time, and the elements of the operands of one: together at most a few ten MB.
+MAX_COMPUTED, MAX_REMEMBERED = 20_000, 64
 Known = dict[Value, np.ndarray]
 Computed = dict[tuple[Op | bytes, ...], np.ndarray | None]
 
@@ -38,7 +38,7 @@ def bind(targets: list[Value], sources: list[Value], known: Known) -> None:
 def evaluate(op: Op, known: Known, device: int, computed: Computed | None = None) -> None:
     """Add the op's result to the known values if it can be computed; otherwise forget an older one.
 
-    ``computed`` has what ops made of the same operands before, in other trips of a loop and for other devices.
+    ``computed`` has what ops made of the same few numbers before, in other trips of a loop and for other devices.
     """
     if op.kind == "optimization_barrier":  # from remat: each value by itself, whichever other values pass through
         bind(op.results, op.operands, known)
@@ -53,15 +53,20 @@ def evaluate(op: Op, known: Known, device: int, computed: Computed | None = None
     operands = [known.get(operand) for operand in op.operands]
     if any(operand is None for operand in operands):
         return
-    key = op, *(operand.tobytes() for operand in operands if operand is not None)
-    computed = {} if computed is None else computed
+    value = _compute(op, operands) if computed is None else _remembered(op, operands, computed)
+    if value is not None:
+        known[op.results[0]] = value
+
+
+def _remembered(op: Op, operands: list[Any], computed: Computed) -> np.ndarray | None:
+    if sum(value.elements for value in (*op.operands, *op.results)) > MAX_REMEMBERED:
+        return _compute(op, operands)
+    key = op, *(operand.tobytes() for operand in operands)
     if key not in computed:
         if len(computed) == MAX_COMPUTED:
             computed.clear()
         computed[key] = _compute(op, operands)
-    value = computed[key]
-    if value is not None:
-        known[op.results[0]] = value
+    return computed[key]
 
 
 def _compute(op: Op, operands: list[Any]) -> np.ndarray | None:

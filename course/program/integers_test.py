@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from course.program import parse
-from course.program.integers import RULES, evaluate
+from course.program.integers import MAX_REMEMBERED, RULES, evaluate
 from course.program.ir import Op, Value
 from course.program.mlir_programs import NAMES, as_the_executor, dense, edges, program_of, run, tensor
 
@@ -200,3 +200,15 @@ def test_start_that_does_not_fit_32_bits_is_unknown(element, start):
     known = {table: np.arange(4, dtype=np.int32), index: np.array(start, NAMES[element])}
     evaluate(op, known, 0)
     assert op.results[0] not in known
+
+
+def test_few_numbers_are_remembered_and_large_arrays_are_not():
+    computed = {}
+    for count in (4, MAX_REMEMBERED):
+        shape = (count,)
+        op = Op("add", [Value(shape, "i32", 32) for _ in range(2)], [Value(shape, "i32", 32)], {}, [], "")
+        for times in (1, 3, 1):
+            known = {value: np.int32(times) * np.arange(count, dtype=np.int32) for value in op.operands}
+            evaluate(op, known, 0, computed)
+            np.testing.assert_array_equal(known[op.results[0]], 2 * times * np.arange(count))
+    assert len(computed) == 2, "one for each pair of operands of four elements"

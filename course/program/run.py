@@ -16,6 +16,9 @@ from course.program.ir import Module
 from course.program.program import Leaf, Program, ProgramError
 from course.program.witness import Witness, instrument
 
+# On CPU devices: a Program of a check runs a few times, on small arrays, and optimising it takes longer than it saves.
+FEW_OPTIMISATIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
 
 @dataclass(frozen=True)
 class Executable:
@@ -89,10 +92,6 @@ def lowered(
         for i, leaf in enumerate(program.inputs)
     ]
     return jax.jit(exported.call, donate_argnums=program.donated, keep_unused=True).lower(*structs)
-
-
-# On CPU devices: a Program of a check runs a few times, on small arrays, and optimising it takes far longer than that.
-FEW_OPTIMISATIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 def compile_program(program: Program, mesh: Mesh, module: Module | None = None) -> Executable:

@@ -102,8 +102,7 @@ def grade_course(
             _Batch(ledger, model, again, on_progress, on_again).judge(chosen, pool)
             paths = {submission.student: submission.notebook for submission in chosen}
             entries = [entry for entry in ledger.status(assignment) if entry.student in paths]
-            possible = [entry for entry in entries if not name_problem(entry.student)]
-            waiting = [entry for entry in possible if entry.report and not entry.booked]
+            waiting = [each for each in entries if each.report and not each.booked and not name_problem(each.student)]
             booked = iter(range(1, len(waiting) + 1))
             on_book: Callable[[str], None] = lambda _: on_progress("gradebook", next(booked), len(waiting))  # noqa: E731
             problems = book(course, assignment, ledger, paths, on_book)

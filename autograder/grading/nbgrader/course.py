@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from autograder.grading.nbgrader.ledger import Ledger
 from autograder.grading.nbgrader.names import student_name
-from autograder.grading.nbgrader.settings import CourseError, read_settings
+from autograder.grading.nbgrader.settings import CourseError, chapters_of, read_settings
 from autograder.release.converters import course_config, gradebook_url, nbgrader_quiet, run_nbgrader, write_notebook
 from autograder.release.notebook import source_notebook
 from course.curriculum import chapter as find_chapter
@@ -99,7 +99,7 @@ def require_assignment(folder: Path, assignment: str) -> None:
     Raises:
         CourseError: The course has other chapters and not this one, or has dropped it.
     """
-    there = sorted(path.parent.name for path in (folder / "source").glob("*/*.ipynb"))
+    there = chapters_of(folder)
     if assignment in read_settings(folder).dropped:
         raise CourseError(
             f"{assignment} was dropped from this course; `meshcraft init {shlex.quote(str(folder))} --chapter "

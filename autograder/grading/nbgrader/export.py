@@ -269,7 +269,7 @@ def _scores(row: dict[str, Any], booked: dict[str, Any] | None) -> dict[str, Any
     if booked is None or row["state"] not in (GRADED, BY_HAND, CHANGED, HUMAN):
         return {}
     if row["state"] == HUMAN and not booked["scores"]["score"]:
-        return {}  # nothing has been judged, which is no zero
+        return {}  # what waits for a person and has earned nothing yet is no zero
     so_far = {} if row["state"] == GRADED else {"state": f"{row['state']} (score so far)"}
     return {**booked["scores"], **so_far}
 

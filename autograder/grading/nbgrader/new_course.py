@@ -18,8 +18,15 @@ from autograder.grading.nbgrader.group import close, share
 from autograder.grading.nbgrader.limited import limits_in, require_possible
 from autograder.grading.nbgrader.points import points_in, read, require_agreement, set_points, ungraded, worth
 from autograder.grading.nbgrader.rosters import COLUMNS
-from autograder.grading.nbgrader.settings import FILE, CourseError, Settings, checked, read_settings, write_settings
-from autograder.grading.nbgrader.submissions import chapters_of
+from autograder.grading.nbgrader.settings import (
+    FILE,
+    CourseError,
+    Settings,
+    chapters_of,
+    checked,
+    read_settings,
+    write_settings,
+)
 from autograder.release.converters import write_notebook
 from autograder.release.notebook import source_notebook
 from autograder.render import few
@@ -85,7 +92,7 @@ def init_course(
     if unknown := sorted({*drop} - there):
         listed = f"which has {', '.join(sorted(there))}" if there else "which is new"
         raise CourseError(f"{', '.join(unknown)} cannot be dropped: it is not in this course, {listed}")
-    if settled.exchange and folder in (exchange := Path(settled.exchange).resolve(), *exchange.parents):
+    if settled.exchange and Path(settled.exchange).resolve().is_relative_to(folder):
         raise CourseError(
             f"the exchange {settled.exchange} is inside the course folder, which only you can access; name a folder "
             "that students' accounts can access, outside it"

@@ -37,8 +37,7 @@ MEANING = {
     STUDENT_ERROR: "Your code stopped with an error before it returned a program that could be judged.",
     LIMIT_EXCEEDED: "It used more than a submission may use, and was ended.",
     REFUSED: "There is no program that could be judged.",
-    NEEDS_HUMAN: "The grader itself failed here, and it costs you no points: this function has no grade until it "
-    "has been reviewed.",
+    NEEDS_HUMAN: "A person decides about this function: it has no grade until then, and that costs you no points.",
 }
 UNREADABLE = "It could not be judged, and has no grade until a person has looked at it:"
 HIDDEN = "The inputs of official grading stay hidden. {} compares on inputs that you can see, and shows both values."
@@ -187,7 +186,7 @@ def next_step(chapter: str, results: list[Result]) -> dict[str, str]:
     first = next((result for result in judged if result.verdict != PASS), None)
     if first is None:
         done = "Every function passes." if judged and len(judged) == len(results) else ""
-        unreadable = next((f"{_sentence(each.message, capital=True)}" for each in results if each.unreadable), "")
+        unreadable = next((_sentence(each.message, capital=True) for each in results if each.unreadable), "")
         wait = unreadable or "A person looks at this submission; there is nothing for you to do yet."
         return {"sentence": done or wait}
     if not any(result.points for result in judged):

@@ -46,9 +46,7 @@ def read_students(path: Path) -> list[dict[str, str]]:
         raise CourseError(f"the roster {path} cannot be read: {error.strerror}; name a CSV file") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise CourseError(f"{path} cannot be read as CSV: {error}; save it as CSV in UTF-8") from None
-    if not rows:
-        raise CourseError(f"{path} names no students; it needs a line of columns, and a line for each student")
-    if not {*NAMES["id"], *NAMES["email"]} & {*head}:
+    if head and not {*NAMES["id"], *NAMES["email"]} & {*head}:
         raise CourseError(
             f"{path} has the columns {', '.join(head)}; it needs the column id, and may have "
             f"{', '.join((*COLUMNS[1:], SECTION))}. Or it is an export of Canvas, Moodle or Gradescope with a login, a "
@@ -70,6 +68,8 @@ def read_students(path: Path) -> list[dict[str, str]]:
             )
         seen[student["id"]] = line
         found.append(student)
+    if not found:
+        raise CourseError(f"{path} names no students; it needs a line of columns, and a line for each student")
     return found
 
 

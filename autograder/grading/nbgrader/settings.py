@@ -68,6 +68,11 @@ def read_settings(folder: Path) -> Settings:
         raise CourseError(f"{path} cannot be used: {error}; correct it") from error
 
 
+def chapters_of(course: Path) -> list[str]:
+    """The chapters that the course hands out, dropped ones included; none in a folder that `init` has not made."""
+    return [path.stem for path in sorted((course / "source").glob("*/*.ipynb")) if path.stem == path.parent.name]
+
+
 def checked(settings: Settings) -> Settings:
     """Validate the settings and return them.
 

@@ -11,9 +11,9 @@ from autograder.grading.inside.intake import MAX_BYTES
 from autograder.grading.nbgrader.keys import contract_hash, digest, key
 from autograder.grading.nbgrader.names import name_problem, same_name, student_name
 from autograder.grading.nbgrader.points import ungraded
-from autograder.grading.nbgrader.settings import read_settings
+from autograder.grading.nbgrader.settings import chapters_of, read_settings
 from autograder.grading.nbgrader.varied import requested_in
-from autograder.render import one_line
+from autograder.render import few, one_line
 from course.curriculum import CHAPTERS
 
 NAMED = 10
@@ -69,18 +69,13 @@ def misplaced(course: Path) -> dict[str, str]:
                     add = f"`meshcraft init . --chapter {entry.name}` adds it"
                     found[shown] = f"{entry.name} is not in this course, so it is not graded; {add}"
                 continue
-            stem = same_name(entry.stem if entry.suffix == ".ipynb" else entry.name).replace(" ", "_")
+            stem = same_name(entry.stem if entry.suffix in (".ipynb", ".zip") else entry.name).replace(" ", "_")
             near = get_close_matches(stem, chapters, 1)
-            if not entry.is_dir() and entry.suffix != ".ipynb":
+            if not entry.is_dir() and entry.suffix not in (".ipynb", ".zip"):
                 continue
             where = f"submitted/{one_line(folder.name)}/{chapters[near[0]] if near else 'CHAPTER'}/"
             found[shown] = f"no chapter's folder, so it is not graded; move what is in it to {where}"
     return found
-
-
-def chapters_of(course: Path) -> list[str]:
-    """The chapters that the course hands out, dropped ones included; none in a folder that `init` has not made."""
-    return [path.stem for path in sorted((course / "source").glob("*/*.ipynb")) if path.stem == path.parent.name]
 
 
 def _requested(course: Path, assignment: str) -> str:
@@ -128,8 +123,7 @@ def _submission(student: str, folder: Path, contract: str) -> Submission:
     problem, verdict, data = "", "", b""
     if chosen is None:
         names = sorted(path.name for path in folder.iterdir())
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        there = (", ".join(map(one_line, names[:NAMED])) or "nothing") + more
+        there = few([*map(one_line, names)], NAMED) or "nothing"
         problem = f"no {expected.name} was handed in; found: {there}. Hand in one notebook, called {expected.name}"
         verdict, data = NEEDS_HUMAN, "\n".join(names).encode(errors="surrogateescape")
     else:

@@ -166,6 +166,7 @@ def test_due_dates_keep_their_time_zone_and_what_is_none_says_how_one_is_written
         ("name\nada\n", "has the columns name; it needs the column id, and may have first_name"),
         ("id\n", "names no students"),
         ("", "names no students"),
+        ("Name,Email,Role\nGrace Hopper,grace@x.org,Instructor\n", "names no students"),
         ("id\nada\nada\n", "line 3: ada is in line 2 already"),
         ("id\n../ada\n", r"line 2: the id '\.\./ada' cannot name a folder"),
     ],

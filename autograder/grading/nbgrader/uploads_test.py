@@ -123,8 +123,10 @@ def test_work_of_a_chapter_that_is_not_in_the_course_is_named_and_adds_no_rows(t
     hand_in(term, "ada", name="homework.ipynb")
     (term / "submitted" / "ada" / "zero").mkdir()
     (term / "submitted" / "ada.ipynb").write_text("{}")
+    (term / "submitted" / "ada" / "fsdp.zip").write_text("")
     ended = meshcraft("status", "--course", str(term))
     assert {line.split()[0] for line in ended.out.splitlines() if "   " in line} == {"chapter", "fsdp"}
     assert "\nhanded in as homework.ipynb: ada\n" in ended.out, "at 80 columns, notes are below the table"
     assert "submitted/ada/zero: zero is not in this course" in ended.err and "--chapter zero` adds it" in ended.err
     assert "submitted/ada.ipynb: in no student's folder" in ended.err
+    assert "submitted/ada/fsdp.zip: no chapter's folder, so it is not graded" in ended.err
