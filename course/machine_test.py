@@ -66,7 +66,7 @@ def test_machine_is_found_whatever_its_case_and_the_error_lists_all():
 @pytest.mark.parametrize("found", [m for m in MACHINES if m.compiler], ids=lambda m: m.name)
 def test_compilers_cores_and_clock_give_the_published_vector_peak(found):
     c = found.compiler
-    # On Ampere's A100 the sheet gives the same product; 1 % covers the sheets' three digits.
+    # On Ampere's A100 the sheet gives the same product; 1% covers the sheets' three digits.
     assert 2 * c["core_count"] * c["fpus_per_core"] * c["clock_rate_ghz"] * 1e9 == pytest.approx(
         found.vector_flops, rel=0.01
     )

@@ -159,9 +159,9 @@ def test_model_flops_are_a_positive_number(program):
 
 
 def test_more_flops_than_all_devices_could_do_are_warned_about(program, found):
-    assert "MFU above 100 %" not in found.remarks
+    assert "MFU above 100%" not in found.remarks
     too_many = predict(program, MACHINE, model_flops=1e9)
-    assert "no machine does that" in too_many.remarks["MFU above 100 %"]
+    assert "no machine does that" in too_many.remarks["MFU above 100%"]
     assert "no machine does that" in repr(too_many) and "no machine does that" in too_many._repr_html_()
 
 

@@ -83,7 +83,7 @@ class Prediction:
             found["GPU compiler"] = self.compiled_reason
         if self.mfu is not None and self.mfu > 1:
             done = self.costs.flops * sum(len(device.members) for device in self.timeline.devices)
-            found["MFU above 100 %"] = (
+            found["MFU above 100%"] = (
                 f"no machine does that. The step's matrix products are {count_text(done, 'FLOP')} on all devices, and "
                 f"model_flops says {count_text(self.model_flops or 0.0, 'FLOP')}: is it that of one step, and does the "
                 "program do all of the model's work?"

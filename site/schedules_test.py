@@ -155,7 +155,7 @@ def test_a_learner_s_own_lines_are_drawn_and_what_is_wrong_with_them_is_said(ope
         expect(alert).to_contain_text(wrong)
     lines.fill("F0 B0")
     expect(alert).to_be_hidden()
-    expect(said).to_contain_text("by hand, 1 stages, 1 microbatches: bubble 0 %")
+    expect(said).to_contain_text("by hand, 1 stages, 1 microbatches: bubble 0%")
     page.locator("#explorer-schedule").select_option("gpipe")
     expect(page.locator("#explorer-by-hand")).to_be_hidden()
     expect(page.locator("#explorer-S")).to_be_enabled()

@@ -182,7 +182,7 @@ def without_badge(page: str) -> list[str]:
 def test_every_table_of_figures_has_a_badge(built):
     for page in built.rglob("*.html"):
         assert without_badge(page.read_text()) == [], page.name
-    table = "<table><td>reference</td><td>1.25</td><td>12 %</td></table>"
+    table = "<table><td>reference</td><td>1.25</td><td>12%</td></table>"
     assert without_badge(f"<h2>No origin</h2>{table}")
     assert not without_badge(f'<p class="origin">…</p>\n{table}')
 

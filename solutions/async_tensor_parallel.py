@@ -77,7 +77,7 @@ if __name__ == "__main__":
 # | bytes sent per device, forward | exactly (n-1)/n of all rows, by `ppermute` |
 # | bytes sent, forward and backward | two to three times that |
 # | any other collective | none |
-# | predicted time on 8 H100, forward | at most 0.75 times the synchronous version's |
+# | predicted time on 8 H100s, forward | at most 0.75 times the synchronous version's |
 # | temporaries, forward | at most 0.6 times the synchronous version's |
 #
 # Gradients of `x` and of `kernel` are checked, and JAX derives them for you: a permute's transpose is the permute with
@@ -168,7 +168,7 @@ def ring_gather_matmul(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.A
 # | bytes sent per device, forward | exactly (n-1)/n of all rows of the result, by `ppermute` |
 # | bytes sent, forward and backward | two to three times that |
 # | any other collective | none |
-# | predicted time on 8 H100, forward | at most 0.8 times the synchronous version's |
+# | predicted time on 8 H100s, forward | at most 0.8 times the synchronous version's |
 # | temporaries, forward | at most 0.6 times the synchronous version's |
 #
 # The number of rows is always divisible by `n`. With two devices and two rows of one number each:
@@ -254,7 +254,7 @@ def matmul_ring_scatter(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.
 # | of these, towards higher and towards lower indices | equally many |
 # | bytes sent, forward and backward | two to three times that |
 # | any other collective | none |
-# | predicted time on 8 H100, 8,192 rows, forward | at most 0.9 times the synchronous version's |
+# | predicted time on 8 H100s, 8,192 rows, forward | at most 0.9 times the synchronous version's |
 #
 # H100s have no separate wires for each direction, so there this is no faster than a one-way ring. It should still
 # be faster than waiting.
@@ -316,7 +316,7 @@ def bidirectional_gather_matmul(x: jax.Array, kernel: jax.Array, axis_name: str)
 # | of these, towards higher and towards lower indices | equally many |
 # | bytes sent, forward and backward | two to three times that |
 # | any other collective | none |
-# | predicted time on 8 H100, 8,192 rows, forward | at most 0.9 times the synchronous version's |
+# | predicted time on 8 H100s, 8,192 rows, forward | at most 0.9 times the synchronous version's |
 
 # %%
 if __name__ == "__main__":
@@ -386,8 +386,8 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | exposed communication on 8 H100, forward and backward | at most 0.4 times `tp_mlp`'s |
-# | predicted time on 8 H100, forward and backward | at most `tp_mlp`'s |
+# | exposed communication on 8 H100s, forward and backward | at most 0.4 times `tp_mlp`'s |
+# | predicted time on 8 H100s, forward and backward | at most `tp_mlp`'s |
 # | temporaries, forward and backward | at most 1.5 times `tp_mlp`'s |
 # | bytes sent per device, forward and backward | four to six times (n-1)/n of all rows, by `ppermute` |
 # | any other collective | none |

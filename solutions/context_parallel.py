@@ -154,8 +154,8 @@ if __name__ == "__main__":
 # | bytes sent, forward and backward | `3 (n - 1)` to `3 n - 1` times that |
 # | any other collective | none |
 # | live temporaries, forward and backward | at most 1.15 times the reference's |
-# | exposed communication on 8 H100 | at most 0.3 times that of gathering all keys and values |
-# | predicted time of a step on 8 H100 | at most 1.2 times the reference's |
+# | exposed communication on 8 H100s | at most 0.3 times that of gathering all keys and values |
+# | predicted time of a step on 8 H100s | at most 1.2 times the reference's |
 #
 # Time and memory are judged for 16,384 tokens on 8 devices, in an order that gives all of them the same work (your next
 # exercise). The naive baseline gathers all keys and values: at this size it is a little faster, but needs more memory.
@@ -252,7 +252,7 @@ if __name__ == "__main__":
 # |---|---|
 # | chunks | each of the `2 n` on exactly one device |
 # | FLOPs of the device with most work | at most 1.05 times the mean |
-# | predicted time on 8 H100 | at most 0.65 times the contiguous order's |
+# | predicted time on 8 H100s | at most 0.65 times the contiguous order's |
 #
 # `check` uses your order in a program that multiplies queries, keys and values of each pair of chunks that is not
 # masked, and counts what the busiest device computes.

@@ -280,7 +280,7 @@ def train_step_dp(
 #
 # In `train_step_dp` the devices first compute, and then send. While they send, nothing is computed. But the last
 # layer's gradient is ready long before the first layer's, and could already be on its way. How much communication is
-# there to hide, and behind what? For a layer of width 2,048 and hidden size 8,192 with 4,096 rows on each of 8 A5000:
+# there to hide, and behind what? For a layer of width 2,048 and hidden size 8,192 with 4,096 rows on each of 8 A5000s:
 
 # %%
 if __name__ == "__main__":
@@ -307,7 +307,7 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | exposed communication on 8 A5000 | at most 0.35 times that of synchronising once after the whole backward pass |
+# | exposed communication on 8 A5000s | at most 0.35 times that of synchronising once after the whole backward pass |
 # | predicted time | at most that version's, less 0.16 times its exposed time: extra work in the wait gains nothing |
 # | bytes sent per device | 2(n-1)/n of the parameters' bytes, and of 4 bytes for the unmasked count |
 # | any other collective | none |

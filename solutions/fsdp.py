@@ -176,7 +176,7 @@ def gather_params(shards: PyTree, specs: PyTree, axis_name: str) -> PyTree:
 # | budget | |
 # |---|---|
 # | live temporaries | at most 1.25 times the reference's |
-# | predicted step time on 8 H100 | at most 1.15 times the reference's |
+# | predicted step time on 8 H100s | at most 1.15 times the reference's |
 # | all-gather | at most twice per sharded leaf (forward and backward) |
 # | reduce-scatter | once per sharded leaf, in the backward pass |
 # | any other collective | none |
@@ -266,7 +266,7 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | predicted step time on 8 H100 | at most 1.18 times the reference's |
+# | predicted step time on 8 H100s | at most 1.18 times the reference's |
 # | live temporaries | at most 1.2 times the reference's |
 # | all-gather | at most twice per sharded leaf |
 # | reduce-scatter | once per sharded leaf |

@@ -167,7 +167,7 @@ def loop_position(
 #
 # | budget | |
 # |---|---|
-# | bubble, with a free network | `1 - R*M/T` within 1 %, with `T = (R-1)*max(M,S) + M + S - 1` ticks |
+# | bubble, with a free network | `1 - R*M/T` within 1%, with `T = (R-1)*max(M,S) + M + S - 1` ticks |
 # | bytes permuted, forward and backward each | at most one microbatch per tick |
 # | any other collective | none |
 #
@@ -247,7 +247,7 @@ def execute_looping_pipeline(
 # The backward pass of a looping pipeline goes through the repeats one after the other, the last one first. When a
 # repeat's last backward tick is over on all stages, its gradients are complete, and could be averaged while *earlier*
 # repeats are still running backward. Only those of repeat 0 have nothing left to hide behind. How long does each part
-# take? For a group of one layer of width 2,048 and hidden size 8,192 on 8 A5000, 4 groups of 2 stages, with 4
+# take? For a group of one layer of width 2,048 and hidden size 8,192 on 8 A5000s, 4 groups of 2 stages, with 4
 # microbatches of 512 rows:
 
 # %%
@@ -296,7 +296,7 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | exposed over `data`, on 8 A5000 | at most 0.5 times that of one average after the backward pass |
+# | exposed over `data`, on 8 A5000s | at most 0.5 times that of one average after the backward pass |
 # | FLOPs | at most 9/7 of the reference's: recompute a tick's layers once, not twice |
 # | live temporaries | at most 1.5 times the reference's |
 # | all-reduce | gradients and two scalars once over `data`, leaf by leaf or in larger pieces |
@@ -415,13 +415,13 @@ def looping_train_step(
 # %% [markdown]
 # ## In your own words
 #
-# Your pipeline has 4 stages, 4 microbatches and 32 layers. With 2 repeats the bubble is 27 %, with 4 it is 16 %. A
+# Your pipeline has 4 stages, 4 microbatches and 32 layers. With 2 repeats the bubble is 27%, with 4 it is 16%. A
 # colleague wants 8 repeats, one layer per tick. What would that gain, what would become more expensive, and what would
 # you look at on the timeline before you agree? A few sentences and one formula are enough.
 
 # %% [markdown]
 # ### BEGIN SOLUTION
-# The bubble is `(S - 1) / (R*M + S - 1)`, since there are as many microbatches as stages: with 8 repeats 3/35, 8.6 %.
+# The bubble is `(S - 1) / (R*M + S - 1)`, since there are as many microbatches as stages: with 8 repeats 3/35, 8.6%.
 # Each doubling of `R` saves about half as much as the previous one.
 #
 # Every tick sends one microbatch's activations, and there are `R*M + S - 1` ticks: the bytes over `pipe` and the number

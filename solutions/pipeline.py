@@ -192,7 +192,7 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | bubble, for 8 stages and 5 microbatches | 7/12 of the devices' time, within 1 % |
+# | bubble, for 8 stages and 5 microbatches | 7/12 of the devices' time, within 1% |
 # | `ppermute` | at most one per tick, and one for its gradient |
 # | any other collective | none: activations are never gathered |
 #

@@ -20,7 +20,7 @@
 # | `enter_tensor_region` | turns tokens in parts into whole sequences, with the right derivative |
 # | `leave_tensor_region` | the reverse: the other half of the pair |
 # | `sp_block` | a layer that saves no whole activations for its backward pass |
-# | `selective_recompute` | the same without the attention scores, for 2 % more FLOPs |
+# | `selective_recompute` | the same without the attention scores, for 2% more FLOPs |
 # | `ulysses_attention` | attention over a split sequence, by all-to-alls there and back |
 
 # %%
@@ -410,8 +410,8 @@ def ulysses_attention(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int, axis
 # An all-reduce sends `2 (n-1)/n A`, a gather or a scatter half of that. So two all-reduces send as many bytes as two
 # gathers and two scatters; only a block that gathers again in the backward pass sends more, 10 transfers of `(n-1)/n A`
 # instead of 8. Of the 34, 10 stay whole: inputs of the two norms (4), of the two products behind them (4), two masks
-# (2). The other 24 are split. On eight devices a plain layer saves `10 + 24/8 = 13` times `s b h`, of which 10, or 77
-# %, are whole; with sequence parallelism `34/8 = 4.25`. So the "few norms" are three quarters of what is saved.
+# (2). The other 24 are split. On eight devices a plain layer saves `10 + 24/8 = 13` times `s b h`, of which 10, or 77%,
+# are whole; with sequence parallelism `34/8 = 4.25`. So the "few norms" are three quarters of what is saved.
 # ### END SOLUTION
 
 # %% [markdown]

@@ -243,7 +243,7 @@ if __name__ == "__main__":
 # | all-gather | exactly one, (n-1)/n of `[..., rows, width]` | one or two |
 # | reduce-scatter | exactly one, of as many bytes | exactly one |
 # | any other collective | none | none |
-# | predicted time, forward and backward, 4,096 rows on 8 H100 | at most 1.25 times the reference's | |
+# | predicted time, forward and backward, 4,096 rows on 8 H100s | at most 1.25 times the reference's | |
 
 
 # %%

@@ -250,7 +250,7 @@ if __name__ == "__main__":
 # | gathers | 1 | 2 |
 # | scatters | 1 | 2 |
 # | any other collective | none | none |
-# | predicted time on 8 H100 | | at most 0.85 times that of the same operations one after the other |
+# | predicted time on 8 H100s | | at most 0.85 times that of the same operations one after the other |
 #
 # Useful: `jnp.concatenate`, `jnp.split`.
 
@@ -465,7 +465,7 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | exposed communication, 8 H100 | at most 0.4 times that of a step that gathers and scatters all at once |
+# | exposed communication, 8 H100s | at most 0.4 times that of a step that gathers and scatters all at once |
 # | predicted time | at most that step's, less 0.15 times its exposed time: extra work in the wait gains nothing |
 # | largest temporary | half of all logits |
 # | activations sent | 1.5 times the gathers and scatters of all layers, embedding and loss, forward and backward |

@@ -535,7 +535,7 @@ def layers_3d(
 # | all-reduced | every gradient over the axes over which its leaf is whole, and three numbers per token for the loss |
 # | sent over `tensor` | for layers as above; embedding and loss once each way, and again with `remat` |
 # | any other collective | none |
-# | exposed over `data`, 8 H100 | at most 0.7 times that of gathering in every tick |
+# | exposed over `data`, 8 H100s | at most 0.7 times that of gathering in every tick |
 # | live temporaries | at most 1.3 times the reference's |
 #
 # Values and gradients must equal one device's. The gradient is that of `jax.grad`, leaf by leaf, complete.

@@ -147,7 +147,7 @@ def test_a_file_takes_no_function_and_a_folder_is_said_to_be_one(meshcraft, save
 
 def test_more_than_the_peak_is_no_utilisation_and_says_so(meshcraft, saved):
     ended = meshcraft("predict", saved[0], "--model-flops", "1e18")
-    assert ended.status == 0 and "MFU above 100 %: no machine does that" in ended.out and "e+" not in ended.out
+    assert ended.status == 0 and "MFU above 100%: no machine does that" in ended.out and "e+" not in ended.out
 
 
 def test_a_stub_ends_with_one_sentence_and_status_1(meshcraft):

@@ -36,7 +36,7 @@ class Speed:
             self.validation = event["loss"]
 
     def text(self) -> str:
-        """``loss 2.31, validation 2.40, 12,345 tokens/s, MFU 30.1 %, predicted ...``; unknown values are omitted."""
+        """``loss 2.31, validation 2.40, 12,345 tokens/s, MFU 30.1%, predicted ...``; unknown values are omitted."""
         parts = []
         if self.loss is not None:
             parts.append(f"loss {self.loss:.3f}")

@@ -23,7 +23,7 @@ def test_measured_stands_beside_predicted():
     speed = Speed()
     heard(speed.update, START, *STEPS, EVALUATION)
     assert speed.text() == (
-        "loss 1.000, validation 1.250, 20,000 tokens/s, MFU 20 %, 50 ms a step, 8xH100: 40 ms predicted"
+        "loss 1.000, validation 1.250, 20,000 tokens/s, MFU 20%, 50 ms a step, 8xH100: 40 ms predicted"
     )
 
 

@@ -192,7 +192,7 @@ def speed_fact(result: Comparison, case: str) -> Fact:
     passed = {PASS: True, FAIL: False}.get(result.outcome)
     message = (
         f"a step takes {result.ratio:.3f} times as long as the reference's; after {result.pairs} pairs that is, with "
-        f"95 % certainty on each side, {result.low:.3f} to {result.high:.3f}, and the limit is {result.threshold:g}. "
+        f"95% certainty on each side, {result.low:.3f} to {result.high:.3f}, and the limit is {result.threshold:g}. "
     )
     if passed is None:
         message += "Inconclusive: run it again on a machine that does nothing else."

@@ -106,7 +106,7 @@ def summary(figures: dict[str, Any]) -> str:
         mfu = figures["mfu"]
         parts += [
             f"{figures['tokens_per_second']:,.0f} tokens/s",
-            "no MFU" if mfu is None else f"MFU {100 * mfu:.1f} %",
+            "no MFU" if mfu is None else f"MFU {100 * mfu:.1f}%",
         ]
     return ", ".join(parts)
 

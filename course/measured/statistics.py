@@ -6,14 +6,14 @@ disturbances, so its bounds come from a bootstrap that draws blocks of neighbour
 Politis and Romano 1992).
 
 The rule looks up to four times, each time at twice as many pairs: pass if the upper bound is within the threshold,
-fail if the lower one is beyond it, else more pairs, at last "inconclusive". Each one-sided bound holds at 95 %
-over all looks together: a single look takes a quarter of the 5 % (Bonferroni), since four chances at 5 % each
-were found to pass a ratio at the threshold in 21 % of cases.
+fail if the lower one is beyond it, else more pairs, at last "inconclusive". Each one-sided bound holds at 95%
+over all looks together: a single look takes a quarter of the 5% (Bonferroni), since four chances at 5% each
+were found to pass a ratio at the threshold in 21% of cases.
 
-On synthetic timings (log-normal noise of 2 to 20 %, drift, outliers, autocorrelation; 400 runs each): a true ratio
-exactly at the threshold passes in 4 to 6 % of runs and fails in 4 to 8 %; one that is 10 % beyond never passes, one
-that is 10 % within never fails. Noise of 20 % leaves 2.5 to 3.5 % of those inconclusive. Where the ratio itself wanders
-(correlation 0.6 from pair to pair) a ratio at the threshold passes in 12 % and fails in 16 %.
+On synthetic timings (log-normal noise of 2 to 20%, drift, outliers, autocorrelation; 400 runs each): a true ratio
+exactly at the threshold passes in 4 to 6% of runs and fails in 4 to 8%; one that is 10% beyond never passes, one
+that is 10% within never fails. Noise of 20% leaves 2.5 to 3.5% of those inconclusive. Where the ratio itself wanders
+(correlation 0.6 from pair to pair) a ratio at the threshold passes in 12% and fails in 16%.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Comparison:
     Attributes:
         outcome: ``pass``, ``fail`` or ``inconclusive``.
         ratio: The median ratio, ours to theirs; NaN if no pair was timed.
-        low, high: Lower and upper bound of the ratio, each one-sided at 95 % over all looks.
+        low, high: Lower and upper bound of the ratio, each one-sided at 95% over all looks.
         pairs: Number of pairs timed, without the warm-up.
         threshold: The largest ratio that passes.
     """

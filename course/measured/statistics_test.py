@@ -35,7 +35,7 @@ def rates(ratio, **noise):
     return {outcome: outcomes.count(outcome) / RUNS for outcome in (PASS, FAIL, INCONCLUSIVE)}
 
 
-@pytest.mark.parametrize("noise", [{"sigma": 0.05}, {"sigma": 0.2, "correlation": 0}], ids=["5 %", "20 %"])
+@pytest.mark.parametrize("noise", [{"sigma": 0.05}, {"sigma": 0.2, "correlation": 0}], ids=["5%", "20%"])
 def test_10_percent_beyond_the_threshold_never_passes_and_10_percent_within_never_fails(noise):
     beyond, within = rates(1.1 * THRESHOLD, **noise), rates(0.9 * THRESHOLD, **noise)
     assert beyond[PASS] == 0 and beyond[FAIL] >= 0.95
@@ -44,7 +44,7 @@ def test_10_percent_beyond_the_threshold_never_passes_and_10_percent_within_neve
 
 def test_at_the_threshold_each_wrong_outcome_comes_in_about_5_percent_in_spite_of_four_looks():
     found = rates(THRESHOLD)
-    # 5 % of 200 runs is 10, with a standard deviation of 3.
+    # 5% of 200 runs is 10, with a standard deviation of 3.
     assert found[PASS] <= 0.08 and found[FAIL] <= 0.08
     assert found[INCONCLUSIVE] >= 0.8
 

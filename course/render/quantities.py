@@ -16,7 +16,7 @@ _COUNTS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "
 
 
 class Figure(str):
-    """A figure for readers, ``80 ms (40 %)``: its ``value``, and in parentheses its ``share`` of a whole."""
+    """A figure for readers, ``80 ms (40%)``: its ``value``, and in parentheses its ``share`` of a whole."""
 
     value: str
     share: str
@@ -58,9 +58,9 @@ def count_text(number: float, unit: str) -> str:
 
 
 def share_text(part: float, whole: float) -> str:
-    """``30.5 %``, with a resolution of a tenth of a percent."""
+    """``30.5%``, with a resolution of a tenth of a percent."""
     percent = 100 * part / whole if whole else 0.0
-    return "< 0.1 %" if 0 < percent < 0.1 else f"{digits(round(percent, 1))} %"
+    return "< 0.1%" if 0 < percent < 0.1 else f"{digits(round(percent, 1))}%"
 
 
 def digits(value: float) -> str:

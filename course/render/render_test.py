@@ -120,11 +120,11 @@ def test_a_picture_can_be_read_without_scrolling_at_700_px():
 def test_the_conclusion_names_the_collectives_that_the_step_waits_for():
     one = DeviceTime(0, (0, 1, 2, 3), 1.0, 0.6, 0.2, {"data": 0.2})
     waits = replace(STEP, devices=(one,))
-    assert conclusion(waits).startswith("20 % of the step waits")
+    assert conclusion(waits).startswith("20% of the step waits")
     exposed = replace(waits, bars=tuple(replace(b, start=0.45) if b.line == "cell:3" else b for b in waits.bars))
-    assert conclusion(exposed) == "35 % of the step waits for reduce-scatters of cell:3; 40 % in all computes nothing."
+    assert conclusion(exposed) == "35% of the step waits for reduce-scatters of cell:3; 40% in all computes nothing."
     busy = made(bar("compute", 0.0, 0.9), bar("compute", 0.9, 1.0, "add", ""))
-    assert conclusion(busy) == "100 % of the step computes, 90 % of it cell:1; almost nothing waits."
+    assert conclusion(busy) == "100% of the step computes, 90% of it cell:1; almost nothing waits."
 
 
 def test_what_is_no_timeline_is_refused_with_a_sentence():
@@ -241,7 +241,7 @@ def test_quantities_read_as_people_write_them():
     assert ", ".join(map(seconds_text, (0, 0.02064, 9.996e-4, 7.2e-5, 3.2, 1e-12))) == expected
     assert [bytes_text(b) for b in (0, 17, 2**20, 1536, 5.4 * 2**30)] == ["0 B", "17 B", "1 MiB", "1.5 KiB", "5.4 GiB"]
     assert [count_text(c, "FLOP") for c in (0, 12, 7.148e12)] == ["0 FLOP", "12 FLOP", "7.15 TFLOP"]
-    assert [share_text(p, 1) for p in (0, 0.305, 1e-6, 1, 5e3)] == ["0 %", "30.5 %", "< 0.1 %", "100 %", "500,000 %"]
+    assert [share_text(p, 1) for p in (0, 0.305, 1e-6, 1, 5e3)] == ["0%", "30.5%", "< 0.1%", "100%", "500,000%"]
     expected = "74.5 GiB (80 GB), 22.4 GiB (24 GB), 131 GiB (141 GB)"
     assert ", ".join(map(capacity_text, (80e9, 24e9, 141e9))) == expected
     assert axis_texts(ticks(0.0206)) == ["0", "5 ms", "10 ms", "15 ms", "20 ms"]
@@ -254,10 +254,10 @@ def test_no_name_of_a_line_is_broken_at_80_columns():
         "context_parallel.py:228",
         ("your line", "computing>", "of step>", "sending>", "FLOPs>", "operations"),
     )
-    row = (line, "15.9 ms", "81.5 %", "3.54 ms", "51.5 GFLOP", "dynamic-update-slice, broadcast-in-dim")
+    row = (line, "15.9 ms", "81.5%", "3.54 ms", "51.5 GFLOP", "dynamic-update-slice, broadcast-in-dim")
     for width, whole in ((120, line), (80, line), (76, "context_parallel.py")):
         console = Console(file=io.StringIO(), width=width)
         console.print(FittingLines(Section("", columns, (row,))))
         shown = console.file.getvalue()  # type: ignore[attr-defined]
-        assert all(word in shown for word in (whole, ":228", "81.5 %", "51.5 GFLOP", "dynamic-update-slice")), shown
+        assert all(word in shown for word in (whole, ":228", "81.5%", "51.5 GFLOP", "dynamic-update-slice")), shown
         assert width == 120 or not re.search(r"^\s*,", shown, re.MULTILINE)

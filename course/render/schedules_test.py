@@ -92,7 +92,7 @@ def test_messages_that_take_time_are_drawn_and_others_are_not():
 def test_a_picture_says_in_words_what_it_shows():
     root = ElementTree.fromstring(schedule_svg(gpipe(2, 2)))
     title, desc = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
-    assert title is not None and title.text == "GPipe, 2 stages, 2 microbatches: GPipe: 9, bubble 33.3 %"
+    assert title is not None and title.text == "GPipe, 2 stages, 2 microbatches: GPipe: 9, bubble 33.3%"
     assert desc is not None and desc.text
     assert desc.text.startswith("Stage 0 computes 6 of 9: F0 F1 B1 B0. Stage 1 computes 6 of 9: F0 F1 B1 B0.")
     assert "stream that never flushes" in schedule_svg(pipedream(2, 2, stream=6))

@@ -36,8 +36,8 @@ def test_a_card_reads_with_measured_beside_predicted():
     speed = rates(SIZES, 32, [0.002] * 9, INSTALLED["kind"], 8, "bfloat16")
     said = lines({"cards": [INSTALLED], "rows": {"train x": {**ROW, **speed, "card": 0}}})
     assert said["devices"] == "8 of 8 x NVIDIA H100 80GB HBM3" and "2 microbatches, bfloat16, remat" in said["step"]
-    assert said["measured"].startswith("2 ms a step") and "MFU 0.1 %" in said["measured"].replace("< ", "")
-    assert said["predicted"].startswith("on 8xH100 1 ms for loss and gradients, 2,000,000 tokens/s, MFU 25 %, 256 MiB")
+    assert said["measured"].startswith("2 ms a step") and "MFU 0.1%" in said["measured"].replace("< ", "")
+    assert said["predicted"].startswith("on 8xH100 1 ms for loss and gradients, 2,000,000 tokens/s, MFU 25%, 256 MiB")
     assert said["memory"] == "1 GiB at the allocator's peak, 512 MiB a device by the compiler's count"
     assert (
         said["trained"].startswith("10 of 1,500 steps (")

@@ -54,7 +54,7 @@ def number(value: float | None) -> str:
 
 
 def _percent(share: float | None, form: str = "+.1f") -> str:
-    return "" if share is None else f"{100 * share:{form}}\u00a0%"
+    return "" if share is None else f"{100 * share:{form}}%"
 
 
 def _error(figure: Figure) -> str:

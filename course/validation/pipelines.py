@@ -83,12 +83,12 @@ def pipeline(
 
 
 def uva_pipeline(looped: bool, platform: str = "cpu") -> Program:
-    """The pipeline that the UvA tutorials time on 8 A5000: forward, backward and gradient synchronisation.
+    """The pipeline that the UvA tutorials time on 8 A5000s: forward, backward and gradient synchronisation.
 
     Source: P. Lippe, "Training Models at Scale", part on looping pipelines, University of Amsterdam, 2024. An MLP of
     16 layers, width 2048, hidden 8192, float32, 2 stages, 4 groups of devices over ``data``. The source gives
     neither its batch at this size nor its optimizer's share; the batch is its default of 128 rows, so 4 rows per
-    device in each of 8 microbatches. Its input and output layers and its dropout are left out: 0.3 % of the FLOPs.
+    device in each of 8 microbatches. Its input and output layers and its dropout are left out: 0.3% of the FLOPs.
     """
     layer = Layer(2048, 8192, rows=4, norm=True)
     repeats, layers = (8, 1) if looped else (1, 8)

@@ -135,7 +135,7 @@ def test_numbers_in_the_text_are_those_recorded():
     for words in (
         f"{sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameters(Sizes()))):,} parameters",
         f"{efficiency.matmul:g} of the matrix peak and {efficiency.memory:g} of the memory bandwidth",
-        f"differ by {100 * (page.GIB / page.GB - 1):.1f} %",
+        f"differ by {100 * (page.GIB / page.GB - 1):.1f}%",
     ):
         assert words in text, words
     compiled = [row for row in RECORDED.rows if row.group == MEMORY and row.lens == "compiled" and row.found]

@@ -135,13 +135,13 @@ def _compiled(report: Callable[[], GpuReport], aot: bool) -> tuple[GpuReport | N
 
 
 def looping() -> Iterator[Figure]:
-    """The time that looping saves a pipeline on 8 A5000, as a ratio of two steps."""
+    """The time that looping saves a pipeline on 8 A5000s, as a ratio of two steps."""
     plain, looped = (timeline(parse(uva_pipeline(which)), A5000).seconds for which in (False, True))
     yield Figure(LOOPING, "looped against plain, 8xA5000", "timeline", 190 / 205, looped / plain, "ratio", UVA)
 
 
 def rings(aot: bool) -> Iterator[Figure]:
-    """A ring all-gather and matmul on 8 H100, compared with the plain all-gather."""
+    """A ring all-gather and matmul on 8 H100s, compared with the plain all-gather."""
     (plain, without), (ring, why) = (
         _compiled(lambda ring=ring: compile_for(gather_matmul(ring, platform="cuda"), machine(IDEALISED)), aot)
         for ring in (False, True)
@@ -171,7 +171,7 @@ def gather_name(mebibytes: int) -> str:
 
 
 def tables() -> Iterator[Figure]:
-    """XLA's tables for 8 H100: the calibrated machine includes them, the idealised one is compared with them."""
+    """XLA's tables for 8 H100s: the calibrated machine includes them, the idealised one is compared with them."""
     for name in (IDEALISED, CALIBRATED):
         found = machine(name)
         counts, note = not found.calibrated, "carries this very table" if found.calibrated else ""

@@ -178,7 +178,7 @@ def break_even(ring, plain):
 @example("predicted, idealised", "predicted, calibrated")
 def loses() -> Table:
     ring, plain = both()
-    table = Table("8 H100, 4,096 rows", "all-gather, µs .1f", "ring, µs .1f", "times .2f")
+    table = Table("8 H100s, 4,096 rows", "all-gather, µs .1f", "ring, µs .1f", "times .2f")
     for name, where in {
         "idealised": IDEAL,
         "measured products": replace(IDEAL, matmul_rates=MEASURED.matmul_rates),

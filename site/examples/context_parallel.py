@@ -72,7 +72,7 @@ def passes(function, order, tokens: int = 16_384):
 def ways() -> Table:
     found = {name: seen(passes(*way), IDEAL) for name, way in WAYS.items()}
     columns = "step, ms .2f", "calibrated .2f", "computing .2f", "exposed .2f", "times .2f", "resident, MiB .0f"
-    table = compare("16,384 tokens, 8 H100", found, *columns, base=RING)
+    table = compare("16,384 tokens, 8 H100s", found, *columns, base=RING)
     shown = (GATHERED, CONTIGUOUS, RING)
     draw_steps("ways", {name: found[name].timeline for name in shown})
     assert same_order(table, "step", "calibrated")
@@ -255,7 +255,7 @@ def long_compiled() -> Table:
     """The same step, all layers, by the GPU compiler: what it holds on a device."""
     step, params = long_step("cuda")
     (report,) = compile_all([step], IDEAL, dict(DEFAULT_FLAGS), time_limit=1800)
-    table = Table("131,072 tokens, 8 H100", "parameters, million .0f", "temporaries, GiB .1f")
+    table = Table("131,072 tokens, 8 H100s", "parameters, million .0f", "temporaries, GiB .1f")
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     table.add(f"{LONG['num_layers']} layers", count / 1e6, report.memory.temporaries / GIB)
     return table

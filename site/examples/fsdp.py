@@ -82,7 +82,7 @@ def prefetch() -> Table:
     assert same_order(table, "step", "calibrated")
     before, after = table[BEFORE], table[AFTER]
     say(
-        share=f"{before.exposed / before.step:.0%}".replace("%", " %"),
+        share=f"{before.exposed / before.step:.0%}",
         delayed=f"{predicted(with_delay).timeline.seconds / found[AFTER].timeline.seconds:.2f}",
     )
     assert table["ahead, backward by JAX"].exposed < 0.1 * before.exposed and after.resident < 2 * before.resident
@@ -136,7 +136,7 @@ def with_compiler() -> dict[str, object]:
 
 @example("predicted, idealised", links="counted in the program")
 def hybrid() -> dict[str, Table]:
-    """Two nodes of eight A100: the step split over all sixteen devices, and split within a node only."""
+    """Two nodes of eight A100s: the step split over all sixteen devices, and split within a node only."""
     nodes = machine("2x8xA100")
     inside, between = nodes.links
     programs = {

@@ -28,7 +28,7 @@ def check() -> dict[str, str]:
 
 @example()
 def timelines() -> None:
-    """The step on 8 H100, with each layer gathered when it is used and one layer ahead."""
+    """The step on 8 H100s, with each layer gathered when it is used and one layer ahead."""
     task = load("fsdp").task("fsdp_train_step")
     ways = {
         "a layer is gathered when it is needed": wrong("fsdp")["gathers_when_it_computes"],

@@ -218,7 +218,7 @@ def corpus() -> Table:
         mean, (worst, of) = sum(e for e, _ in errors) / len(errors), max(errors)
         digits = 2 if name == "flops" else 0
         public[name] = (
-            f"{100 * mean:.{digits}f} % over {len(errors)} programs (at worst {100 * worst:.{digits}f} %, {of})"
+            f"{100 * mean:.{digits}f}% over {len(errors)} programs (at worst {100 * worst:.{digits}f}%, {of})"
         )
     say(public=public)
     return table

@@ -98,7 +98,7 @@ def network() -> Table:
 
 @example("measured", "predicted, calibrated")
 def published() -> Table:
-    """The step that the UvA tutorials time on 8 A5000, with the timeline's prediction."""
+    """The step that the UvA tutorials time on 8 A5000s, with the timeline's prediction."""
     found = [timeline(parse(uva_pipeline(looped)), A5000).seconds for looped in (False, True)]
     table = Table("2 stages x 4 pipelines", "measured, ms d", "ratio .3f", "predicted, ratio .3f")
     for name, took, seconds in zip(

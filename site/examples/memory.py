@@ -22,7 +22,7 @@ def worked() -> Table:
     for name in ("parameters", "gradients", "optimizer", "activations"):
         table.add(name, *(one.row(name).bytes / 1e6 for one in found))
     table.add("together", *(one.total / 1e6 for one in found))
-    table.add("with 20 % more", *(1.2 * one.total / 1e6 for one in found))
+    table.add("with 20% more", *(1.2 * one.total / 1e6 for one in found))
     one, (alone, total, _, adam) = activation_bytes(GPT, 1), (each.total for each in found)
     say(
         one=f"{one:,}",

@@ -81,7 +81,7 @@ def all_reduce() -> Table:
         latency, rate = where.transfer("all_reduce", tuple(range(8)), 1e9, 1e9)
         wire = 2 * 7 / 8
         sent = wire if label == "ring" else 1.0
-        table.add(f"{label}, 8 H100", sent, 1e3 * (latency + wire * 1e9 / rate))
+        table.add(f"{label}, 8 H100s", sent, 1e3 * (latency + wire * 1e9 / rate))
     ring, switch = table.rows.values()
     assert 1.7 < ring["time"] / switch["time"] < 1.76, "the bound of NVLink SHARP"
     return table

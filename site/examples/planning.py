@@ -68,7 +68,7 @@ def lenses() -> Table:
     low, worst = "transformer_3d, 4 x 1 x 2, bfloat16", "transformer_3d, 1 x 8 x 1"
     assert -0.25 < errors.pop(low) < -0.1 and -0.25 < sizes.pop(low) < 0, "too little of both"
     assert -0.15 < errors.pop(worst) < min(errors.values()), "for the pipeline of 8 stages"
-    assert all(abs(error) < 0.15 for error in errors.values()), "by less than 15 %"
+    assert all(abs(error) < 0.15 for error in errors.values()), "by less than 15%"
     assert all(-0.2 < error < 0.25 for error in sizes.values()), "no more missing than the margin of a fifth"
     return table
 
@@ -191,7 +191,7 @@ def chips() -> Table:
         shares = [reached for count, reached in a100 if of(count)]
         say(**{name: f"{min(shares):.2f} to {max(shares):.2f}"})
     held = [run.estimate().bytes / run.memory - 1 for run in runs() if run.memory and "H100" in run.machine.device]
-    assert min(held) > -0.15 and max(held) < -0.07, "7 to 15 % is not counted"
+    assert min(held) > -0.15 and max(held) < -0.07, "7 to 15% is not counted"
     return table
 
 

@@ -221,7 +221,7 @@ WAYS = {
 
 @example("predicted, idealised")
 def executor() -> dict[str, Table]:
-    """What is wrong with an executor that computes too much and keeps too much, on 4 of 8 A100."""
+    """What is wrong with an executor that computes too much and keeps too much, on 4 of 8 A100s."""
     shown = Table("executor", "step, ms .2f", "computing, ms .2f", "FLOPs, G .1f", "temporaries, MiB .0f")
     steps = {}
     for name, function in WAYS.items():
@@ -246,7 +246,7 @@ def executor() -> dict[str, Table]:
     for name in ("interleaved 1F1B", "breadth-first"):
         actions = tabulate(family(TABLES[name][0], 4, 16, 2)).columns["action"]
         alike[name] = float(np.mean([len({*row} - {0}) == 1 for row in actions]))
-    say(alike={name: f"{share:.0%}".replace("%", " %") for name, share in alike.items()})
+    say(alike={name: f"{share:.0%}" for name, share in alike.items()})
     say(times=f"{first.step / last.step:.1f}", less=f"{first.temporaries / last.temporaries:.1f}")
     return {"executor": shown, "on_a100": tables}
 

@@ -114,7 +114,7 @@ def kinds() -> Table:
         "step, ms .1f",
         "calibrated .1f",
     )
-    table = Table("twelve layers on 8 H100", *columns)
+    table = Table("twelve layers on 8 H100s", *columns)
     for name, (block, split) in KINDS.items():
         found, half = (stacked(block, split, number) for number in (LAYERS, LAYERS // 2))
         per_layer = LAYERS * WHOLE * (N - 1) / N

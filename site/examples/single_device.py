@@ -50,7 +50,7 @@ def peak() -> dict[str, str]:
         for entry in found.lines()[:5]:
             number = entry.line.rsplit(":", 1)[1]
             text = linecache.getline(study.__file__, int(number)).strip()
-            share = f"{100 * entry.compute / found.timeline.seconds:.1f} %"
+            share = f"{100 * entry.compute / found.timeline.seconds:.1f}%"
             lines.append(f"  {share:>8}  line {number}: {text if len(text) <= 46 else text[:42] + ' ...'}")
         alive = tuple(replace(one, line=one.line.rsplit("/", 1)[-1]) for one in found.memory.alive)
         draw(f"peak_{key}", memory_svg(replace(found.memory, alive=alive), 24e9), "predicted")
@@ -77,7 +77,7 @@ def numbers() -> dict[str, object]:
         with np.errstate(over="ignore"):
             low = (drawn * np.float32(2.0**power)).astype(np.float16)
         zero, infinite = np.mean(low == 0), np.mean(np.isinf(low))
-        gradients.append(f"  scale 2^{power:<3} {100 * zero:5.1f} % are zero, {100 * infinite:5.1f} % are infinite")
+        gradients.append(f"  scale 2^{power:<3} {100 * zero:5.1f}% are zero, {100 * infinite:5.1f}% are infinite")
     assert 3 * 32_768 == 98_304 > 65_504 > 3 * 16_384 == 49_152
     say(
         next_above_1=f"{1 + 2.0**-7:.4f}",
@@ -228,7 +228,7 @@ def ladder() -> dict[str, object]:
         assert side is not None
         mfu = rates(run, Sizes(), run.seconds, "NVIDIA RTX A5000")["mfu"]
         tables["work"].add(
-            run.name, costs(module).flops / 1e12, side.products, side.others, side.moved / 1e9, f"{100 * mfu:.0f} %"
+            run.name, costs(module).flops / 1e12, side.products, side.others, side.moved / 1e9, f"{100 * mfu:.0f}%"
         )
         tables["kept"].add(run.name, *(part / 1e9 for part in parts(held)), held.peak / 1e9, run.peak / 1e9)
     tables["size"] = "\n".join(

@@ -55,7 +55,7 @@ def numbers() -> dict[str, Table]:
 
 @example("predicted, idealised", "predicted, calibrated")
 def blocks() -> Table:
-    """One layer on eight H100, forward and backward, sent whole and by rings."""
+    """One layer on eight H100s, forward and backward, sent whole and by rings."""
     columns = "sent, MiB .0f", "idealised H100, ms .2f", "exposed .2f", "calibrated H100, ms .2f", "exposed there .2f"
     table, drawn = Table(("width", "block", "sends"), *columns), {}
     for width, sizes in (("2,048", USUAL), ("4,096", WIDE)):

@@ -275,7 +275,7 @@ def compiled(step, config=LARGE):
 
 @kept("compiled", slow=True)
 def peers() -> Table:
-    """Ours, placed and guided: compiled for 8 H100."""
+    """Ours, placed and guided: compiled for 8 H100s."""
     table = Table(("data x pipe x tensor", "step"), "ms .1f", "exposed, ms .1f", "resident, GiB .2f")
     for mesh in MESHES:
         name = " x ".join(map(str, mesh))

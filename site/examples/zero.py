@@ -246,4 +246,4 @@ def questions() -> None:
 @kept("compiled")
 def with_compiler() -> Table:
     reports = by_compiler(TASK, WAYS)
-    return compiled("compiled for 8 H100", reports, "replayed, ms .1f", "exposed, ms .1f", "temporaries, GiB .2f")
+    return compiled("compiled for 8 H100s", reports, "replayed, ms .1f", "exposed, ms .1f", "temporaries, GiB .2f")

@@ -19,7 +19,7 @@
 
   const percent = (share) => {
     const known = Math.abs(share) < 1e-9 ? 0 : share;
-    return known > 0 && known < 0.001 ? "< 0.1 %" : `${digits(Number(rounded(100 * known, 1)))} %`;
+    return known > 0 && known < 0.001 ? "< 0.1%" : `${digits(Number(rounded(100 * known, 1)))}%`;
   };
 
   const spread = (values) => {

@@ -27,7 +27,7 @@ _EVERY_RING = {
     "bytes sent per device, forward": (_SENT,),
     "bytes sent, forward and backward": (_SENT,),
     "any other collective": ("other collectives",),
-    "predicted time on 8 H100": (_TIME,),
+    "predicted time on 8 H100s": (_TIME,),
 }
 _ONE_WAY = {**_EVERY_RING, "| temporaries, forward |": ("live temporaries",)}
 _BOTH_WAYS = {**_EVERY_RING, "towards higher and towards lower indices": ("bytes each way",)}

@@ -71,7 +71,7 @@ PROMISES = {
     },
     "overlapped_gradients": {
         "Accumulate as before, but do not wait for the end": ("exposed communication",),
-        "| exposed communication on 8 A5000 |": ("exposed communication",),
+        "| exposed communication on 8 A5000s |": ("exposed communication",),
         "| predicted time |": ("predicted time",),
         "| bytes sent per device |": ("all-reduce bytes",),
         "| any other collective |": ("other collectives",),

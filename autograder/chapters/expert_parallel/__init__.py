@@ -86,7 +86,7 @@ PROMISES = {
     "overlapped_moe": {
         "Write it with `num_chunks` equal chunks of places": (),
         "Values and gradients are those of `moe_layer`, and so are the bytes": (*BOTH, "all-to-all bytes"),
-        "| exposed communication on 8 H100, forward and backward |": ("exposed communication",),
+        "| exposed communication on 8 H100s, forward and backward |": ("exposed communication",),
         "| predicted time |": ("predicted time",),
         "| all-to-all over `axis_name` |": ("all-to-all bytes",),
         "| any other collective |": ("other collectives",),

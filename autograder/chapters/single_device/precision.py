@@ -32,10 +32,10 @@ from autograder.contract.wrapping import wrappings
 WRAPPINGS = wrappings("single_device")
 
 # An operand rounded to bfloat16 is off by 2^-8 at most, and by about 2^-9 on average. On its way through two layers
-# and back a gradient undergoes some thirty such roundings in random directions: 2^-9 times the root of 30 is 1 %; the
+# and back a gradient undergoes some thirty such roundings in random directions: 2^-9 times the root of 30 is 1%; the
 # worst of some thousand elements is off by up to four times as much. A loss is a mean over all tokens: most cancels.
-# Over a whole leaf the root mean square of all errors is that 1 %, and up to 1.8 % was measured: a leaf that is
-# off by a common factor of more than 3 % is not rounding.
+# Over a whole leaf the root mean square of all errors is that 1%, and up to 1.8% was measured: a leaf that is
+# off by a common factor of more than 3% is not rounding.
 OF_THE_LOSS, OF_A_GRADIENT, OF_A_LEAF = 2**-9, 2**-4, 2**-5
 
 

@@ -18,7 +18,7 @@ from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact, Kind, Limit, Unit
 from autograder.contract.wrapping import wrappings
 
-# 8,640 normal numbers have a mean within 0.011 standard deviations of 0, and a spread within 0.8 % of the right one, in
+# 8,640 normal numbers have a mean within 0.011 standard deviations of 0, and a spread within 0.8% of the right one, in
 # two of three draws. The same two consecutive float32 hardly ever recur.
 OFF, ALIKE = 0.1, 0.1
 # Size limit of the largest array, in kernel parts: drawing one takes an array of random bits, and the whole has six.

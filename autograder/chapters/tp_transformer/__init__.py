@@ -64,7 +64,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "| gathers |": GATHERED,
         "| scatters |": SCATTERED,
         "| any other collective |": (*SUMMED, *OTHER),
-        "| predicted time on 8 H100 |": ("predicted time",),
+        "| predicted time on 8 H100s |": ("predicted time",),
         "This device's part of each sequence, like ``x``.": NUMBERS,
     },
     "vocab_parallel_embed": {
@@ -97,7 +97,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "`key` is the same on every device": (),
         "Index `i` along `data_axis` uses": ("values",),
         "Update by plain SGD": ("values",),
-        "| exposed communication, 8 H100 |": ("exposed communication",),
+        "| exposed communication, 8 H100s |": ("exposed communication",),
         "| predicted time |": ("predicted time",),
         "| largest temporary |": ("largest temporary",),
         "| activations sent |": ("activation bytes",),

@@ -37,8 +37,8 @@ class LatePenalty(BasePlugin):
             return f"{late}: {self.grace:g} minutes count as on time"
         if not self.per_day:
             return late
-        most = f", at most {self.at_most:g} %" if self.at_most < 100 else ""
-        return f"{late}: {counted(days_begun(seconds), 'day')} begun, {self.per_day:g} % of the points each{most}"
+        most = f", at most {self.at_most:g}%" if self.at_most < 100 else ""
+        return f"{late}: {counted(days_begun(seconds), 'day')} begun, {self.per_day:g}% of the points each{most}"
 
 
 def days_begun(seconds: float) -> int:

@@ -174,9 +174,9 @@ def policy(settings: Settings) -> str:
     """The late penalty as a sentence; empty if there is none."""
     if not settings.late_per_day:
         return ""
-    most = f", {settings.late_at_most:g} % at most" if settings.late_at_most < 100 else ""
+    most = f", {settings.late_at_most:g}% at most" if settings.late_at_most < 100 else ""
     most += f"; up to {settings.late_grace:g} minutes late count as on time" if settings.late_grace else ""
-    return f"each day begun after the due date takes off {settings.late_per_day:g} % of the points earned{most}"
+    return f"each day begun after the due date takes off {settings.late_per_day:g}% of the points earned{most}"
 
 
 def due_dates(folder: Path) -> dict[str, datetime | None]:

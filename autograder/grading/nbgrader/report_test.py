@@ -50,7 +50,7 @@ def test_the_report_says_which_fact_fails_with_which_message_and_who_waits(term,
     )
     page = report_page(data)
     asks_for_nothing(Page(page))
-    assert "8 times too &lt;large&gt;" in page and "67 % pass; 67 % in course" in page
+    assert "8 times too &lt;large&gt;" in page and "67% pass; 67% in course" in page
     rows = [*csv.DictReader(report_csv(data).splitlines())]
     assert [row["message"] for row in rows if row["fact"]] == ["8 times too <large>"] and len(rows) == len(POINTS)
     with pytest.raises(CourseError, match="is no course folder"):

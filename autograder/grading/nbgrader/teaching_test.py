@@ -100,7 +100,7 @@ def test_a_course_is_made_with_what_its_owner_alone_may_see(tmp_path):
     course = tmp_path / "course"
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (course, course / ".meshcraft")]
     assert modes == [0o700, 0o700] and stat.S_IMODE((course / ".meshcraft" / "secret").stat().st_mode) == 0o600
-    assert "2026-12-01" in made["chapter fsdp"] and "10 %" in made["late"]
+    assert "2026-12-01" in made["chapter fsdp"] and "10%" in made["late"]
     assert due_dates(course) == {"fsdp": DECEMBER}
     released = (course / "release" / "fsdp" / "fsdp.ipynb").read_text()
     assert "Due 2026-12-01" in released and "BEGIN SOLUTION" not in released
@@ -130,7 +130,7 @@ def test_another_init_changes_what_it_is_told_and_loses_nothing(course):
     init(course, (), due=DECEMBER, late_at_most=30.0, students=[{"id": "ada"}])
     init(course, (), students=[{"id": "ada", "email": "ada@example.org"}])
     released = (course / "release" / "fsdp" / "fsdp.ipynb").read_text()
-    assert [part for part in ("Due 2026-12-01", "10 %", "30 % at most", "Mine.") if part not in released] == []
+    assert [part for part in ("Due 2026-12-01", "10%", "30% at most", "Mine.") if part not in released] == []
     with open_gradebook(course) as gradebook:
         assert [(s.id, s.email) for s in gradebook.students] == [("ada", "ada@example.org")]
     init(course, (), due=None)
@@ -212,7 +212,7 @@ def test_the_whole_way_over_nbgraders_exchange(course, tmp_path):
 
     pages, problems = write_feedback(course, "fsdp")
     assert problems == {} and "late submission" in pages[0].read_text() and "−4" in pages[0].read_text()
-    rule = "handed in 30 hours after the due date: 2 days begun, 10 % of the points each, at most 50 %"
+    rule = "handed in 30 hours after the due date: 2 days begun, 10% of the points each, at most 50%"
     assert rule in pages[0].read_text() and penalties(course, ["fsdp"]) == {"bob": 4.0}
     released = nbgrader((course, "release_feedback fsdp"), (home, "fetch_feedback fsdp"))
     assert "Not submitted through the exchange: eve; " in released
