@@ -50,7 +50,7 @@ PyTree = Any
 #   when its computations and its transfers have ended**: the data an iteration sends must be ready when it begins.
 # - Loops may be `lax.scan`, `lax.fori_loop` or Python's `for`. XLA's GPU compiler keeps a scan as it is, but reorders
 #   an unrolled loop: `meshcraft site profiling/async_tensor_parallel` shows how.
-# - A loop's carry must keep its type, and an array of zeros does not vary while your data does.
+# - A loop's carry must keep its type, and an array of zeros does not vary, but your data does.
 #   `vary_alike(zeros, x)[0]` is `zeros`, typed as varying over all axes over which `x` varies.
 #
 # "The synchronous version" is one line: `lax.all_gather(...) @ kernel`, or `lax.psum_scatter(x @ kernel, ...)`. Time
@@ -81,8 +81,7 @@ if __name__ == "__main__":
 # | temporaries, forward | at most 0.6 times the synchronous version's |
 #
 # Gradients of `x` and of `kernel` are checked, and JAX derives them for you: a permute's transpose is the permute with
-# its pairs reversed. Get this right first. `async_tp_mlp` will need a faster derivative, and you may come back here
-# then.
+# its pairs reversed. Get this right first. `async_tp_mlp` will need a faster derivative; you can come back here then.
 #
 # These are the devices whose rows each device multiplies at each step, with 4 devices, if every device sends to the
 # next:
@@ -256,8 +255,8 @@ def matmul_ring_scatter(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.
 # | any other collective | none |
 # | predicted time on 8 H100s, 8,192 rows, forward | at most 0.9 times the synchronous version's |
 #
-# H100s have no separate wires for each direction, so there this is no faster than a one-way ring. It should still
-# be faster than waiting.
+# An H100 behind an NVSwitch sends with its full bandwidth to any single device, so there this is no faster than a
+# one-way ring. It should still be faster than waiting.
 
 # %%
 if __name__ == "__main__":
@@ -308,7 +307,7 @@ def bidirectional_gather_matmul(x: jax.Array, kernel: jax.Array, axis_name: str)
 #
 # Now the same for partial sums: half of each travels to the next device, half to the previous one. Half of the result's
 # **features** is half of the kernel's columns; half of the **rows** is half of each chunk. Both numbers are even. Sums
-# that travel the other way have to start on a different device: on which, so that each ends on its owner?
+# that travel the other way have to start on a different device. Which one, if each sum is to end on its owner?
 #
 # | budget | |
 # |---|---|
@@ -394,8 +393,8 @@ if __name__ == "__main__":
 #
 # The incoming gradient depends on the layer's output, so the backward pass begins when the forward pass has ended. Each
 # device's gradients are its own: sums over all rows for its parts of the kernels, and over its own rows for the bias of
-# `down`. The layers may be the same over the other axes of the mesh, as in the lab below; JAX then sums their gradients
-# over these axes.
+# `down`. The parameters may be replicated over the other axes of the mesh, as in the lab below; JAX then sums their
+# gradients over these axes.
 
 
 # %%

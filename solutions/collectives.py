@@ -9,8 +9,8 @@
 # %% [markdown]
 # # Collectives: moving data between devices
 #
-# Many devices hold one array together: each has a block, or a copy, or a summand. A *collective* is an operation that
-# all of them take part in and that changes how they hold the array. JAX has a handful of them. In this chapter you
+# Several devices hold one array between them: each has a block, a copy, or a summand. A *collective* is an operation
+# that all of them take part in and that changes how they hold the array. JAX has a handful of them. In this chapter you
 # build four from the simplest one, `lax.ppermute`, which passes a block from each device to one other. Then you solve
 # eight puzzles about pictures of sharded arrays.
 #
@@ -88,9 +88,9 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | bytes sent per device | exactly (n-1)/n of the result, by `ppermute` |
-# | any other collective | none: with one the function earns nothing |
+# | any other collective | none: a function that uses one earns no points |
 # | temporaries in addition to the result, on 8 devices | at most four chunks: half of the result |
-# | gradient | each device's chunk gets the sum of all gradients of it; (n-1)/n of the result sent once more |
+# | gradient | each device's chunk gets the sum of all devices' gradients of it; sends (n-1)/n of the result again |
 #
 # After `k` steps, a device has just received the chunk of the device `k` places before it. With 4 devices:
 
@@ -138,16 +138,16 @@ def ring_all_gather(x: jax.Array, axis_name: str) -> jax.Array:
 #
 # This time, partial sums travel. A device receives one, adds its own chunk with the same index, and passes the sum on.
 # A partial sum that has visited all devices is complete, and should then be on the device that owns it: which chunk
-# must device `i` send first? If you instead send each chunk straight to its owner and add them up there, all of them
-# are live at once: consecutive additions (`a + b + c …`) become one kernel, and its operands stay in memory until it
+# must device `i` send first? If you instead send every chunk straight to its owner and add the chunks up there, all of
+# them are live at once: consecutive additions (`a + b + c …`) become one kernel, whose operands stay in memory until it
 # runs.
 #
 # | budget | |
 # |---|---|
 # | bytes sent per device | exactly (n-1)/n of `x`, by `ppermute` |
-# | any other collective | none: with one the function earns nothing |
+# | any other collective | none: a function that uses one earns no points |
 # | temporaries, on 8 devices | at most four chunks: half of `x` |
-# | gradient | of `x`, on each device: the gradients of all chunks, in order; (n-1)/n of `x` sent once more |
+# | gradient | of `x`, on each device: the gradients of all chunks, in order; sends (n-1)/n of `x` again |
 #
 # The first dim is always divisible by `n`. An example with two devices and two chunks each, of one number:
 
@@ -194,9 +194,9 @@ def ring_reduce_scatter(x: jax.Array, axis_name: str) -> jax.Array:
 # | budget | |
 # |---|---|
 # | bytes sent per device | exactly 2(n-1)/n of `x`, by `ppermute` |
-# | any other collective | none: with one the function earns nothing |
+# | any other collective | none: a function that uses one earns no points |
 # | temporaries in addition to the result, on 8 devices | at most four chunks: half of `x` |
-# | gradient | of `x`, on each device: the sum of the devices' gradients; 2(n-1)/n of `x` sent once more |
+# | gradient | of `x`, on each device: the sum of the devices' gradients; sends 2(n-1)/n of `x` again |
 
 # %%
 if __name__ == "__main__":
@@ -244,9 +244,9 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | bytes sent per device | exactly (n-1)/n of `x`, by `ppermute` |
-# | any other collective | none: with one the function earns nothing |
+# | any other collective | none: a function that uses one earns no points |
 # | temporaries in addition to the result, on 8 devices | at most four chunks: half of `x` |
-# | gradient | each chunk's gradient returns to the device it came from: (n-1)/n of `x` sent once more |
+# | gradient | each chunk's gradient returns to the device it came from; sends (n-1)/n of `x` again |
 
 
 # %%

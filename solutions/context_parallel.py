@@ -12,8 +12,8 @@
 # A sequence of 128,000 tokens does not fit on one device: not its activations, and not the keys and values that every
 # token attends to. Context parallelism splits the sequence over a mesh axis, `context`. Norms, MLPs and the loss work
 # on each token separately, so nothing changes for them. Attention is different, because a query needs the keys and
-# values of all tokens before it, and most of these are on other devices. No device ever has room for all of them at
-# once.
+# values of all tokens before it, and most of these are on other devices. No device should ever have to hold all of them
+# at once.
 #
 # So the keys and values travel: each device computes attention to the block that it has, while that block is already on
 # its way to the next device. You will write four functions:
@@ -78,8 +78,8 @@ if __name__ == "__main__":
 # Near 10,000, float32 has steps of 0.001. Two log-sum-exps can be subtracted exactly there, but the logarithm of a sum
 # of exponentials is rounded to such a step.
 #
-# Useful: `jnp.maximum`, `jnp.where`. A gradient of `jnp.where(x > 0, f(x), 0)` is NaN if `f` has one there, even where
-# the value is not used: replace `x` before `f` sees it.
+# Useful: `jnp.maximum`, `jnp.where`. The gradient of `jnp.where(x > 0, f(x), 0)` is NaN wherever that of `f` is, even
+# where the value of `f` is not used: replace `x` before `f` sees it.
 
 
 # %%
@@ -123,8 +123,8 @@ def merge_attention(
 #   ones, over *all* keys, and so is `upstream`, the gradient of the loss with respect to `out`. It recomputes the
 #   weights from `lse`, so no scores have to be saved.
 #
-# These are the devices whose keys each device has at each step of a ring of four, and whether it can use them if the
-# order is contiguous:
+# For a ring of four, here is whose keys each device has at each step, and whether it can use them if the order is
+# contiguous:
 
 # %%
 if __name__ == "__main__":
@@ -142,10 +142,10 @@ if __name__ == "__main__":
 #
 # - JAX's own derivative of the forward pass saves the keys and values of every step, which together are those of the
 #   whole sequence. Write the derivative with `jax.custom_vjp`, from this device's `q`, `k`, `v`, `out` and `lse`.
-#   Compute everything else, such as this device's index along the axis, inside both passes: an array from outside is a
-#   leaked tracer as soon as the function is wrapped in `jax.checkpoint`.
-# - A sum should not wait for the computation of the same step. So send it at the beginning of a step, and add your
-#   contribution to the sum that has arrived at the end. Then each sum is one device behind its keys, and one more
+#   Compute everything else, such as this device's index along the axis, inside both passes: an array from outside
+#   becomes a leaked tracer as soon as the function is wrapped in `jax.checkpoint`.
+# - A sum should not wait for the computation of the same step. So send it at the beginning of a step and, at the end,
+#   add your contribution to the sum that has arrived. Then each sum is one device behind its keys, and one more
 #   transfer at the end brings it home.
 #
 # | budget | |
@@ -251,7 +251,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | chunks | each of the `2 n` on exactly one device |
-# | FLOPs of the device with most work | at most 1.05 times the mean |
+# | FLOPs of the device with the most work | at most 1.05 times the mean |
 # | predicted time on 8 H100s | at most 0.65 times the contiguous order's |
 #
 # `check` uses your order in a program that multiplies queries, keys and values of each pair of chunks that is not

@@ -187,10 +187,10 @@ if __name__ == "__main__":
 # and the step sends `num_microbatches` times the bytes. One reduction at the end is enough, since the order of
 # summation does not matter.
 #
-# Sequences are padded to one length, and padding must not count. `batch["mask"]` is 1 for each row of an MLP's batch,
-# or token of a Transformer's, that counts, and 0 elsewhere. The loss is the mean over **all unmasked rows or tokens, on
-# all devices**. Devices and microbatches hold different numbers of them, some none at all, so a mean of their means is
-# not the same. Here are three devices with the losses of their tokens:
+# Sequences are padded to one length, and padding must not count. `batch["mask"]` is 1 for each row (of an MLP's batch)
+# or token (of a Transformer's) that counts, and 0 elsewhere. The loss is the mean over **all unmasked rows or tokens,
+# on all devices**. Devices and microbatches hold different numbers of them, some none at all, so a mean of their means
+# is not the same. Here are three devices with the losses of their tokens:
 
 # %%
 if __name__ == "__main__":
@@ -302,13 +302,13 @@ if __name__ == "__main__":
 # - An iteration of a loop ends when both its computations **and** its communication have ended. An iteration's
 #   communication hides behind the computations of that same iteration only.
 # - Adding the earlier microbatches' gradients is a computation like any other. So is dividing the result of a
-#   reduction, which has to wait for it: outside a loop, it delays whatever your program computes next. Dividing the
-#   result of a `lax.scan` costs nothing extra.
+#   reduction. That division has to wait for the reduction, and outside a loop it delays whatever your program computes
+#   next. Dividing the result of a `lax.scan` costs nothing extra.
 #
 # | budget | |
 # |---|---|
 # | exposed communication on 8 A5000s | at most 0.35 times that of synchronising once after the whole backward pass |
-# | predicted time | at most that version's, less 0.16 times its exposed time: extra work in the wait gains nothing |
+# | predicted time | at most that version's minus 0.16 times its exposed time: needless work in the wait gains nothing |
 # | bytes sent per device | 2(n-1)/n of the parameters' bytes, and of 4 bytes for the unmasked count |
 # | any other collective | none |
 #
@@ -409,8 +409,8 @@ def overlapped_gradients(
 #
 # With 4,096 rows per device, computation per device also stays the same: a step takes about as long, the overlap works
 # as before, and each step processes eight times as many rows. But the batch is eight times larger. Up to the critical
-# batch size that saves nearly eight times the steps, if the learning rate is adapted (linear scaling with a warm-up is
-# the usual rule); beyond it the extra rows hardly improve the gradient, and most of the added work is lost.
+# batch size, that cuts the number of steps nearly eightfold if the learning rate is adapted (linear scaling with a
+# warm-up is the usual rule); beyond it the extra rows hardly improve the gradient, and most of the added work is lost.
 #
 # With the same global batch, training is unchanged, step for step. Each device has 512 rows, an eighth of the
 # computation, and the same bytes to hide behind it: `2 * W * (n - 1) / (n * bandwidth)` is now longer than the backward
@@ -446,7 +446,7 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # And here is the timeline of your `overlapped_gradients` on 8 A5000s, predicted from its program alone: the row of
-# transfers is under the row of computations. Below it is what is in memory at the peak.
+# transfers is under the row of computations. Below the timeline you see what is in memory at the peak.
 
 # %%
 if __name__ == "__main__":

@@ -50,12 +50,12 @@ PyTree = Any
 # later multiplied by its **gate**, without the bias. The bias is not a parameter: it only steers the choice, and has no
 # gradient.
 #
-# Shapes must be known before any token is, so each expert has `capacity` *places* for a device's tokens. Tokens take
-# places in order: the first token that chooses an expert gets place 0, the next one place 1, until the expert is full.
-# A choice whose expert is full is *dropped*: it contributes nothing to the token's result.
+# Shapes must be known before any token has been routed, so each expert has `capacity` *places*, or slots, for a
+# device's tokens. Tokens take places in order: the first token that chooses an expert gets place 0, the next one place
+# 1, until the expert is full. A choice whose expert is full is *dropped*: it contributes nothing to the token's result.
 #
-# Here are four tokens, three experts, one choice each and two places. The second token's two largest gates are equal,
-# and `top_k` takes the lower index; the third token finds expert 0 full:
+# Here are four tokens with one choice each, and three experts with two places each. The second token's two largest
+# gates are equal, and `top_k` takes the lower index; the third token finds expert 0 full:
 
 # %%
 if __name__ == "__main__":
@@ -68,7 +68,7 @@ if __name__ == "__main__":
 # %% [markdown]
 # Write `route`. Everything is exact: the experts, the places, and which choices are dropped.
 #
-# - Of equal scores, the lower index counts as larger, as in `lax.top_k`. Choices are in order of their scores.
+# - Ties go to the lower index, as in `lax.top_k`. Choices are in order of their scores.
 # - The place of a choice is the number of earlier tokens that chose the same expert; if that is `capacity` or more, the
 #   place is `capacity`, and the choice is dropped. A dropped choice keeps its gate.
 # - Gates are *not* divided by the sum of those chosen. With `k = 1` that quotient is the constant 1, and the router
@@ -229,7 +229,7 @@ def dispatch(x: jax.Array, experts: jax.Array, places: jax.Array, num_experts: i
 if __name__ == "__main__":
     y = jnp.array([[10.0, 20.0], [30.0, 40.0]])
     print(
-        "places of 2 experts, beyond the end filled:",
+        "places of 2 experts, zeros beyond the end:",
         y.at[jnp.array([0, 1]), jnp.array([1, 2])].get(mode="fill", fill_value=0),
     )
 
@@ -263,8 +263,8 @@ def combine(y: jax.Array, gates: jax.Array, experts: jax.Array, places: jax.Arra
 # ## The layer: `moe_layer`
 #
 # Experts are split over `axis_name`: with `n` devices, the first `experts/n` are on the first device. Each device has
-# its own tokens, and routes them to *all* experts. So it fills places `[experts, capacity, width]`, and the part for
-# each device's experts must go there. From each of the `n` devices, every device gets the places of its own experts:
+# its own tokens, and routes them to *all* experts. So it fills places `[experts, capacity, width]`, and each device
+# must be sent the part for its experts. From each of the `n` devices, every device gets the places of its own experts:
 #
 # | | shape on each device |
 # |---|---|
@@ -325,15 +325,15 @@ def moe_layer(params: PyTree, x: jax.Array, k: int, capacity: int, axis_name: st
 #
 # Experts wait for the first all-to-all, and the result waits for the second. The shared expert needs neither, so both
 # the compiler and the timeline move it to where the device would wait, but it is not enough to fill both waits. What
-# else is there to compute? Other places: if they are cut into chunks, the experts compute one chunk while another
-# travels.
+# else is there to compute? The tokens in other places: if places are cut into chunks, the experts compute one chunk
+# while another travels.
 
 # %%
 if __name__ == "__main__":
     send, compute, chunks = 1.0, 1.5, 4
     whole = send + compute + send
     print(f"send, compute, send back:  {whole:.2f}")
-    print(f"in {chunks} chunks, each waiting only for its own:  {send / chunks + compute + send / chunks:.2f}")
+    print(f"in {chunks} chunks, each waiting only for its own transfer:  {send / chunks + compute + send / chunks:.2f}")
 
 # %% [markdown]
 # Write it with `num_chunks` equal chunks of places: first the first `capacity / num_chunks` places of all experts, then
@@ -411,9 +411,9 @@ if __name__ == "__main__":
 # | all-to-all | that of `moe_layer`, in each layer |
 # | any other collective | none |
 #
-# Parameters after one step and after two must equal one device's, and `check` also compares the update divided by
-# `learning_rate`, which is your gradient, leaf by leaf. On the single device, tokens compete for places in the same
-# groups.
+# Parameters after one step and after two must equal those of a single device, and `check` also compares the update
+# divided by `learning_rate`, which is your gradient, leaf by leaf. On the single device, tokens compete for places in
+# the same groups.
 #
 # Useful: `lax.scan` over `params["layers"]`, `jax.tree.map_with_path`, whose paths have entries with a `key`.
 
@@ -474,8 +474,9 @@ def moe_step(
 # %% [markdown]
 # ## In your own words
 #
-# A colleague has 4 nodes of 8 devices and 64 experts, and splits experts over all 32 devices: "fewer experts for each,
-# and that is all that matters". How does this change what is sent over which links, and what would you propose instead?
+# A colleague has 4 nodes of 8 devices and 64 experts, and splits experts over all 32 devices: "fewer experts per
+# device, and nothing else matters". How does this change what is sent over which links, and what would you propose
+# instead?
 
 # %% [markdown]
 # ### BEGIN SOLUTION

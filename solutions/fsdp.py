@@ -113,7 +113,7 @@ def shard_params(params: PyTree, axis_name: str, min_size: int) -> tuple[PyTree,
 # | bytes sent per device | (n-1)/n of the leaf | (n-1)/n of the leaf |
 # | all-reduce | none | none |
 #
-# Values and gradients must equal one device's up to rounding: 2e-5 of the leaf's largest element.
+# Values and gradients must equal those of a single device up to rounding: 2e-5 of the leaf's largest element.
 #
 # A spec works like a tuple: `axis_name in spec`, `spec.index(axis_name)`. In JAX's messages, `float32[3,2,8]{V:data}`
 # is an array that varies over `data`: each device may hold a different value. The result of an all-gather also has such
@@ -240,15 +240,15 @@ if __name__ == "__main__":
 # %% [markdown]
 # Operations can only run concurrently if neither depends on the other. The gather of the *next* layer does not depend
 # on this layer's computation. Inside one iteration of a `lax.scan`, a transfer can overlap with computation; between
-# iterations nothing is in flight. So an iteration must find the weights it computes with already whole in its carry,
-# and gather those for the next iteration. A transfer starts as soon as its operand is ready, wherever in the iteration
-# it is written.
+# iterations nothing is in flight. So each iteration must have the whole weights that it computes with in its carry from
+# the start, and gather those for the next iteration. A transfer starts as soon as its operand is ready, wherever in the
+# iteration it is written.
 #
 # For the forward pass, that is all. You must write the backward pass yourself: JAX's derivative of a scan saves the
 # carry of every iteration, which now contains a whole layer. `jax.checkpoint` does not help, since it saves the inputs
 # of an iteration. Write the backward pass as your own scan, in reverse, over each layer's *input* and the *parts* of
-# its weights. Its iteration for layer `i` gathers layer `i - 1`, recomputes layer `i` forward, computes it backward,
-# and reduce-scatters the gradients of layer `i`, each as soon as it is ready.
+# its weights. Its iteration for layer `i` gathers layer `i - 1`, recomputes layer `i`'s forward pass, runs its backward
+# pass, and reduce-scatters each of its gradients as soon as it is ready.
 #
 # This function is the whole step. It takes the parts and returns the parts updated by plain SGD
 # (`part - learning_rate * gradient`) and the loss:
@@ -273,8 +273,8 @@ if __name__ == "__main__":
 # | all-reduce | once per leaf that stays whole, once for the loss, once for the unmasked count |
 # | any other collective | none |
 #
-# Parameters after one step and after three must equal one device's. `check` also recovers your gradient, leaf by leaf,
-# as the update divided by `learning_rate`, and compares it.
+# Parameters after one step and after three must equal those of a single device. `check` also recovers your gradient,
+# leaf by leaf, as the update divided by `learning_rate`, and compares it.
 #
 # Useful: `lax.scan(..., reverse=True)`, `jax.vjp(model.layer, weights, x)`, `jax.custom_vjp` (or none: a step is not
 # differentiated), `lax.psum_scatter`, `lax.pmean`. The first and the last layer have only one neighbour, and may need

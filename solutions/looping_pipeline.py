@@ -114,9 +114,9 @@ if __name__ == "__main__":
         print(f"stage {stage}:", " ".join(row))
 
 # %% [markdown]
-# Two cases are different: more microbatches than stages, and fewer. Draw one of each, with 2 stages and 3 microbatches,
-# and with 4 stages and 2 microbatches. In which case does a microbatch wait for the stage, and in which does the stage
-# wait for a microbatch?
+# There are two cases to distinguish: more microbatches than stages, and fewer. Draw one of each, with 2 stages and 3
+# microbatches, and with 4 stages and 2 microbatches. In which case does a microbatch wait for the stage, and in which
+# does the stage wait for a microbatch?
 #
 # `loop_position` returns `(microbatch, repeat)`, or `None` for a tick in which the stage has nothing to do. It is
 # called for every tick and every stage, and for ticks after the end.
@@ -205,7 +205,7 @@ def execute_looping_pipeline(
         stage: ``(x, microbatch, repeat) -> y``: this device's layers of a repeat; ``x`` and ``y``
             ``[microbatch_size, ...]``.
         microbatches: Inputs of the first layer, ``[num_microbatches, microbatch_size, ...]``, varying over
-            ``axis_name``; stage 0's count.
+            ``axis_name``; only those on stage 0 are used.
         num_repeats: Number of times a microbatch passes each stage.
         axis_name: The mesh axis of the stages.
 
@@ -238,7 +238,7 @@ def execute_looping_pipeline(
 
 
 # %% [markdown]
-# ## Averaging behind earlier repeats: `looping_train_step`
+# ## Overlapping averages with earlier repeats: `looping_train_step`
 #
 # On a mesh with the axes `data` and `pipe`, every group of devices along `pipe` is a separate pipeline that works on
 # its own rows. After the backward pass, the gradients of all layers are averaged over `data`. That is a long transfer
@@ -280,9 +280,9 @@ if __name__ == "__main__":
 #   axes**: no gradient is reduced unless you say so.
 # - `batch` has the rows of this device's pipeline, the same on all its stages. Split them into `num_microbatches` equal
 #   parts, in order.
-# - Stage 0 embeds (`model.embed(params["embed"], inputs)`), the last stage has the loss,
-#   `model.loss(params["head"], x, targets, mask)`. `batch["mask"]` is 1 for each row of an MLP's batch, or token of a
-#   Transformer's, that counts, and 0 for padding; the loss is the mean over the unmasked part, and 0 if everything is
+# - Stage 0 embeds (`model.embed(params["embed"], inputs)`), and the last stage computes the loss,
+#   `model.loss(params["head"], x, targets, mask)`. `batch["mask"]` is 1 for each row (of an MLP's batch) or token (of a
+#   Transformer's) that counts, and 0 for padding; the loss is the mean over the unmasked part, and 0 if everything is
 #   masked.
 # - `key` is the same on every device. Index `i` along `data_axis` uses `fold_in(key, i)`, the result of
 #   `fold_key_over_axes(key, (data_axis,))` from the chapter `data_parallel`, and layer number `l` of the model computes
@@ -322,7 +322,7 @@ def looping_train_step(
     data_axis: str,
     learning_rate: jax.Array,
 ) -> tuple[PyTree, jax.Array]:
-    """Take one step of SGD, averaging gradients behind earlier repeats' backward pass. Runs inside ``shard_map``.
+    """Take one step of SGD, averaging gradients during earlier repeats' backward pass. Runs inside ``shard_map``.
 
     Args:
         params: Whole ``embed`` and ``head``, and this stage's ``layers``, ``[num_repeats, layers_per_stage, ...]``; all

@@ -64,7 +64,7 @@ if __name__ == "__main__":
 # - Microbatch 0 is the first `batch / num_microbatches` rows, in order, and so on. Every leaf of `batch` is split this
 #   way.
 # - Reject a batch that cannot be split into equal parts: raise a `ValueError` that names both numbers, the rows and
-#   `num_microbatches`. Nobody would train on a silently dropped row.
+#   `num_microbatches`. If rows were dropped silently, nobody would notice.
 #
 # | | |
 # |---|---|
@@ -240,8 +240,8 @@ def execute_pipeline(
 # `model.embed(params["embed"], batch["inputs"])`, though only the first stage's are used, and to compute the loss on
 # every stage, though only the last stage's counts.
 #
-# Padding must not count: `batch["mask"]` is 1 for each row of an MLP's batch, or token of a Transformer's, that counts,
-# and 0 elsewhere. `model.loss(params["head"], x, targets, mask)` is the mean over the unmasked part, and 0 if
+# Padding must not count: `batch["mask"]` is 1 for each row (of an MLP's batch) or token (of a Transformer's) that
+# counts, and 0 elsewhere. `model.loss(params["head"], x, targets, mask)` is the mean over the unmasked part, and 0 if
 # everything is masked. The loss that you return is that mean over **all** rows, **the same on every stage**. It is not
 # the mean of the parts' means, since parts may have different unmasked counts.
 #
@@ -363,8 +363,8 @@ if __name__ == "__main__":
 # This function is the whole step, by plain SGD (`leaf - learning_rate * gradient`):
 # - On entry, every leaf of `params` varies over both axes.
 # - Which device has which part of a gradient? A stage's layers belong only to that stage, and its copies along
-#   `data_axis` have seen other rows. The embedding and the head are the same on all devices, and each stage has a share
-#   of their gradient.
+#   `data_axis` have seen different rows. The embedding and the head are the same on all devices, and each stage has a
+#   share of their gradient.
 # - `key` is the same on every device. Index `i` along `data_axis` uses `fold_in(key, i)`, the result of
 #   `fold_key_over_axes(key, (data_axis,))` from the chapter `data_parallel`.
 # - The returned loss is the mean over all unmasked rows or tokens on all devices, the same everywhere, and gradients
@@ -378,8 +378,8 @@ if __name__ == "__main__":
 # | any other collectives | as in `pipeline_loss` |
 #
 # A block is the activations of one microbatch. In numbers, at the size above: at most 530 MiB of temporaries.
-# Parameters after one step and after three must equal one device's. `check` also compares the update divided by
-# `learning_rate`, which is your gradient, leaf by leaf.
+# Parameters after one step and after three must equal those of a single device. `check` also compares the update
+# divided by `learning_rate`, which is your gradient, leaf by leaf.
 #
 # Useful: `jax.value_and_grad`, `lax.psum`, `jax.checkpoint`.
 

@@ -132,8 +132,8 @@ if __name__ == "__main__":
 # The function was traced once, for all devices, with the shape of a block. (`{V:data}` is explained in a minute.)
 # Without the `pmean` each device would subtract the mean of its own two rows.
 #
-# A handful of collectives does nearly all of the work. The last column is the bytes each device sends, for $n$ devices
-# in a ring.
+# A handful of collectives do nearly all of the work. The last column gives the bytes that each device sends, for $n$
+# devices in a ring.
 # | collective | what each device ends up with | bytes sent |
 # |---|---|---|
 # | `lax.psum`, `lax.pmean` (all-reduce) | the sum or the mean of all blocks, of $W$ bytes each | $2W(n-1)/n$ |
@@ -439,7 +439,7 @@ if __name__ == "__main__":
 # These times are predictions from published hardware figures. The page `lenses` explains how each is derived, and
 # `validation` how far they can be trusted. Timings on your CPU say nothing about GPUs, so the course does not use them.
 #
-# ## Where to go on
+# ## Where to go next
 #
 # `meshcraft list` shows the chapters in order, and `meshcraft start CHAPTER` opens one. In a chapter's notebook you
 # write functions that run inside `shard_map`, and the `check(...)` below each of them measures what you have seen here:

@@ -14,7 +14,7 @@
 # them you have to write the backward pass yourself.
 #
 # First you write three well-known orders as text. Then you split the backward pass in two, and write one program that
-# runs *any* valid order. Finally, you let a pipeline run without ever draining, and pay for that with old weights.
+# runs *any* valid order. Finally, you let a pipeline run without ever draining, and pay for that with stale weights.
 #
 # | function | what it does |
 # |---|---|
@@ -92,8 +92,8 @@ if __name__ == "__main__":
 # | time of a step | `3 (M + S - 1)`, for `S` stages and `M` microbatches: a bubble of `(S-1)/(M+S-1)`, as GPipe's |
 # | in flight on stage `s` | at most `min(S - s, M)` microbatches |
 #
-# `check` tries several `S` up to 8 and `M` up to 16, also with fewer microbatches than stages. Any order that meets the
-# table is right.
+# `check` tries several `S` up to 8 and `M` up to 16, also with fewer microbatches than stages. Any order that meets
+# these limits is accepted.
 
 
 # %%
@@ -366,7 +366,7 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | `ppermute` | two a tick, each of one microbatch's activations; you may leave out up to half of them |
+# | `ppermute` | two per tick, each of one microbatch's activations; you may leave out up to half of them |
 # | any other collective | none |
 # | bubble, with zero-cost communication | at most 1.03 times the table's (ZB-H1, 4 stages, 12 microbatches) |
 # | live temporaries, there | at most 1.35 times the reference's: slots, not an entry for each microbatch |
@@ -484,7 +484,7 @@ if __name__ == "__main__":
 #   leaves vary over both axes. Return the same for the next step.
 # - Each pipeline along `data_axis` has its own rows, as many as the others. Gradients are those of the mean over all
 #   rows.
-# - Return the mean loss over all rows too, of the weights that were used, the same on every device.
+# - Also return the mean loss over all rows, at the weights that were used, the same on every device.
 #
 # | budget | |
 # |---|---|
@@ -579,8 +579,8 @@ if __name__ == "__main__":
 # ## Lab: the same gradients from all of them
 #
 # Your split layer runs in your executor on 4 stages (`data` x `pipe` = 2 x 4), with each of these tables, and is
-# compared with one device, whose loss is in brackets. The interleaved table has 8 parts instead of 4, so its model is a
-# different one. Compiling them takes about 15 seconds.
+# compared with a single-device run, whose loss is in brackets. The interleaved table has 8 parts instead of 4, so its
+# model is a different one. Compiling them takes about 15 seconds.
 
 # %%
 if __name__ == "__main__":

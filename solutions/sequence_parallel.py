@@ -17,7 +17,7 @@
 #
 # | function | what it does |
 # |---|---|
-# | `enter_tensor_region` | turns tokens in parts into whole sequences, with the right derivative |
+# | `enter_tensor_region` | gathers a split sequence into a whole one, with the right derivative |
 # | `leave_tensor_region` | the reverse: the other half of the pair |
 # | `sp_block` | a layer that saves no whole activations for its backward pass |
 # | `selective_recompute` | the same without the attention scores, for 2% more FLOPs |
@@ -72,8 +72,8 @@ if __name__ == "__main__":
 # complete gradient of its own tokens. If `x` is whole, every device gets the complete gradient of all tokens.
 #
 # JAX derives this from the collective that you choose, and from types. With `as_varying(x, axis_name)`, an array that
-# is the same on every device of an axis becomes one that *varies* over it: no data moves, but in the derivative it
-# does.
+# is the same on every device of an axis becomes one that *varies* over it: no data moves in the forward pass, but in
+# the backward pass it does.
 #
 # | | `split=True` | `split=False` |
 # |---|---|---|
@@ -193,7 +193,7 @@ if __name__ == "__main__":
 # width of `4 h` and `a` heads, on `n` devices:
 #
 # ```text
-# inputs of the 2 norms and of the 2 products behind them, q, k, v,
+# inputs of the 2 norms and of the 2 products after them, q, k, v,
 #     mixed values, hidden features before and after GELU              16 x 4 bytes x s b h / n
 # masks of 2 dropouts                                                   2 x 1 byte  x s b h / n
 # scores: what attention saves                                          2 x 4 bytes x a s^2 b / n
@@ -228,9 +228,10 @@ if __name__ == "__main__":
 # | all-reduce | none | of the whole leaves' gradients, once |
 # | any other collective | none | none |
 # | live temporaries of 12 layers | | at most the formula's bytes for 15 layers without scores, plus the scores of 2 |
-# | FLOPs of matrix products | | at most 1.05 of those without recomputation |
+# | FLOPs of matrix products | | at most 1.05 times those without recomputation |
 #
-# Three more layers, and the scores of two, are room for what one layer's backward pass needs. Useful: `jax.checkpoint`.
+# The three extra layers, and the scores of two, leave room for what one layer's backward pass needs. Useful:
+# `jax.checkpoint`.
 
 
 # %%
@@ -242,7 +243,7 @@ def sp_block(params: PyTree, x: jax.Array, key: jax.Array, rate: float, attend: 
             "down": ...}}``: this device's part of split leaves; whole leaves, typed as the same on every device.
         x: This device's part of each sequence, ``[batch, seq/axis, width]``.
         key: For dropout, the same on every device of ``axis_name``.
-        rate: Share of elements that are dropped of what is added, a Python number; 0 drops nothing.
+        rate: Dropout rate of what is added to the residual, a Python number; 0 drops nothing.
         attend: Causal attention, from ``(qkv, num_heads)`` to mixed values.
         axis_name: The mesh axis that features and sequences are split over.
 
@@ -273,7 +274,7 @@ def sp_block(params: PyTree, x: jax.Array, key: jax.Array, rate: float, attend: 
 # %% [markdown]
 # ## Only the scores: `selective_recompute`
 #
-# How much of a layer are the scores? For a head of 128 features and sequences of 4,096 tokens:
+# What share of a layer's memory and FLOPs do the scores take? For a head of 128 features and sequences of 4,096 tokens:
 
 # %%
 if __name__ == "__main__":
@@ -284,8 +285,8 @@ if __name__ == "__main__":
         print(f"{again / layer:4.1%} of the FLOPs to compute them again")
 
 # %% [markdown]
-# The longer the sequence, the larger the share of the scores. They are also cheap: one product of queries and keys, and
-# a softmax. So recompute them, and nothing else that contains a product.
+# The longer the sequence, the larger the share of the scores. Scores are also cheap to recompute: one product of
+# queries and keys, and a softmax. So recompute them, and nothing else that contains a product.
 #
 # In all other respects this function is `sp_block`: the same values, gradients and collectives. `attend` is not an
 # argument here; use the one above.
@@ -294,7 +295,7 @@ if __name__ == "__main__":
 # |---|---|
 # | collectives | those of `sp_block` |
 # | live temporaries of 12 layers | at most the formula's bytes for 15 layers without scores, plus the scores of 2 |
-# | FLOPs of matrix products | at most 1.05 of those without recomputation |
+# | FLOPs of matrix products | at most 1.05 times those without recomputation |
 
 
 # %%
@@ -305,7 +306,7 @@ def selective_recompute(params: PyTree, x: jax.Array, key: jax.Array, rate: floa
         params: As for ``sp_block``.
         x: This device's part of each sequence, ``[batch, seq/axis, width]``.
         key: For dropout, the same on every device of ``axis_name``.
-        rate: Share of elements that are dropped of what is added, a Python number.
+        rate: Dropout rate of what is added to the residual, a Python number.
         axis_name: The mesh axis that features and sequences are split over.
 
     Returns:
@@ -373,7 +374,7 @@ def attend_in_chunks(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int) -> ja
 
 # %%
 def ulysses_attention(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int, axis_name: str) -> jax.Array:
-    """Apply causal attention to sequences in parts, by way of heads in parts. Runs inside ``shard_map``.
+    """Apply causal attention to split sequences, splitting heads in between. Runs inside ``shard_map``.
 
     Args:
         q: Queries of this device's tokens, ``[batch, seq/axis, num_heads, head_dim]``.
@@ -383,7 +384,7 @@ def ulysses_attention(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int, axis
         axis_name: The mesh axis that sequences are split over.
 
     Returns:
-        What this device's tokens attend to, like ``q``.
+        The output of attention for this device's tokens, like ``q``.
     """
     ### BEGIN SOLUTION
     copies = max(1, lax.axis_size(axis_name) // k.shape[2])
@@ -409,7 +410,7 @@ def ulysses_attention(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int, axis
 # ### BEGIN SOLUTION
 # An all-reduce sends `2 (n-1)/n A`, a gather or a scatter half of that. So two all-reduces send as many bytes as two
 # gathers and two scatters; only a block that gathers again in the backward pass sends more, 10 transfers of `(n-1)/n A`
-# instead of 8. Of the 34, 10 stay whole: inputs of the two norms (4), of the two products behind them (4), two masks
+# instead of 8. Of the 34, 10 stay whole: inputs of the two norms (4), of the two products after them (4), two masks
 # (2). The other 24 are split. On eight devices a plain layer saves `10 + 24/8 = 13` times `s b h`, of which 10, or 77%,
 # are whole; with sequence parallelism `34/8 = 4.25`. So the "few norms" are three quarters of what is saved.
 # ### END SOLUTION

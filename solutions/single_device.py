@@ -193,8 +193,8 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | operations in the program | no more for 24 microbatches than for 8 |
-# | matrix products in the program's text, 24 microbatches | at most half of those executed (so: a loop) |
-# | live temporaries | at most 1.15 times the reference's, which holds one microbatch's and one gradient |
+# | matrix products in the program's text, 24 microbatches | at most half of those executed (in other words, a loop) |
+# | live temporaries | at most 1.15 times the reference's, which holds one microbatch's activations and one gradient |
 # | FLOPs of matrix products | at most 1.15 times the reference's: no pass is run twice |
 #
 # Values and gradients must equal those of the whole batch up to rounding: 2e-5 of the leaf's largest element.
@@ -237,7 +237,7 @@ def accumulate_gradients(
 #
 # A Python loop over 96 layers writes the layer into the program 96 times, and the compiler optimises each copy anew. If
 # all layers have parameters of the same shapes, stack them: every leaf gets a leading dim, the layer. One scan over
-# this dim runs a single body, and the program is no longer for 96 layers than for two.
+# this dim runs a single body, and the program for 96 layers is as short as that for two.
 
 # %%
 if __name__ == "__main__":
@@ -251,7 +251,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | operations in the program, backward pass included | no more for 48 layers than for 24 |
-# | matrix products in the program's text, 48 layers | at most half of those executed (so: a loop) |
+# | matrix products in the program's text, 48 layers | at most half of those executed (in other words, a loop) |
 #
 # Values and gradients must equal those of a Python loop up to rounding: 2e-5 of the leaf's largest element.
 #

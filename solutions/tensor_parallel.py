@@ -20,7 +20,7 @@
 # | `init_dense` | draws each device's part of a dense layer, as if one device had drawn all of it |
 # | `column_parallel_dense` | a dense layer with its outputs split: gathers rows on the way in |
 # | `row_parallel_dense` | a dense layer with its inputs split: sums and scatters rows on the way out |
-# | `tp_mlp` | one after the other, with no communication in between |
+# | `tp_mlp` | these two, one after the other, with no communication in between |
 # | `tp_attention` | the same with attention heads |
 # | `tp_train_step` | a whole step on `data` x `tensor`, with every gradient at the right scale |
 
@@ -73,15 +73,15 @@ if __name__ == "__main__":
 # | `"rows"` | `[d_in/axis, d_out]` | `[d_out]` |
 # | `None` | `[d_in, d_out]` | `[d_out]` |
 #
-# - Kernel entries have mean 0 and the standard deviation `d_in ** -0.5` of the **whole** layer. Normal or uniform, as
-#   you like. Biases are zero.
+# - Kernel entries have mean 0 and standard deviation `d_in ** -0.5`, with the `d_in` of the **whole** layer. Normal or
+#   uniform, as you like. Biases are zero.
 # - Parts of one kernel are drawn independently. Arrays that are not split are the same on every device of the axis.
 # - Devices along *other* axes of the mesh hold equal copies.
-# - Another key, such as the next seed's, gives numbers that no device draws with this one.
+# - A different key, such as the next seed's, must give numbers that no device draws with this one.
 #
 # | budget | |
 # |---|---|
-# | standard deviation of a whole kernel | 0.9 to 1.1 times one device's |
+# | standard deviation of a whole kernel | 0.9 to 1.1 times that of a single device |
 # | largest temporary, kernels split over 6 devices | at most two of a kernel's parts |
 # | operations per device there | at most 400 for each element of its parts |
 # | communication | none |
@@ -230,7 +230,7 @@ def row_parallel_dense(params: PyTree, x: jax.Array, axis_name: str) -> jax.Arra
 # %%
 if __name__ == "__main__":
     rows, width, hidden = 4096, 4096, 16384
-    sizes = {"rows of the width": rows * width, "hidden features": rows * hidden, "the kernels": 2 * width * hidden}
+    sizes = {"rows x width": rows * width, "rows x hidden": rows * hidden, "the kernels": 2 * width * hidden}
     for what, size in sizes.items():
         print(f"{what:18} {4 * size * 7 / 8 / 2**20:6.0f} MiB per device")
 
@@ -342,8 +342,8 @@ if __name__ == "__main__":
     of_w, of_c = jax.shard_map(
         gradients, mesh=make_mesh({"tensor": 4}), in_specs=(P("tensor"), P(), P("tensor")), out_specs=P("tensor")
     )(jnp.ones(4), jnp.ones(1), rows)
-    print(f"the mean loss on one device: {rows.mean():.1f} for each entry of w, {4 * rows.mean():.1f} for c")
-    print("each device's own loss: parts of w", of_w, "copies of c", of_c)
+    print(f"gradient of the mean loss: {rows.mean():.1f} for each entry of w, {4 * rows.mean():.1f} for c")
+    print("gradients of each device's own loss: parts of w", of_w, "copies of c", of_c)
 
 # %% [markdown]
 # Each part of `w`, and each copy of `c`, receives gradients from the losses of all four devices. `check` compares every
@@ -490,7 +490,7 @@ if __name__ == "__main__":
         drawn = jax.shard_map(draw, mesh=mesh, in_specs=P(), out_specs=spec)(jax.random.key(0))
         local = drawn.addressable_shards[0].data.shape
         spread = jnp.std(drawn) * 256**0.5
-        print(f"split by {split!s:8} {drawn.shape}, on each device {local!s:10} std {spread:.3f} times one device's")
+        print(f"split by {split!s:8} {drawn.shape}, parts {local!s:10} std {spread:.3f} times a single device's")
 
 # %% [markdown]
 # ## Lab: where the time goes

@@ -159,7 +159,7 @@ if __name__ == "__main__":
 # | | `up` and `down` as for `tp_mlp` |
 # | whole leaves | the norms, and the bias of `down` |
 #
-# | budget | forward | with backward |
+# | budget | forward | forward and backward |
 # |---|---|---|
 # | gathers, each of `(n-1)/n` of the activations | 2 | 4 |
 # | scatters, each of `(n-1)/n` of the activations | 2 | 4 |
@@ -190,7 +190,7 @@ def tp_transformer_block(
             "down": ...}}``, this device's part; all varying over ``axis_name``.
         x: This device's part of each sequence, ``[batch, seq/axis, width]``.
         key: For dropout, the same on every device of ``axis_name``.
-        rate: Share of elements that are dropped of what is added, a Python number; 0 drops nothing.
+        rate: Dropout rate of what is added to the residual, a Python number; 0 drops nothing.
         gather_matmul: ``[batch, seq/axis, d]`` and ``[d, f/axis]`` to ``[batch, seq, f/axis]``.
         matmul_scatter: ``[batch, seq, f/axis]`` and ``[f/axis, d]`` to ``[batch, seq/axis, d]``.
         axis_name: The mesh axis that features and sequences are split over.
@@ -245,7 +245,7 @@ if __name__ == "__main__":
 #   further.
 # - `up` and `down` have biases, as before.
 #
-# | budget | forward | with backward |
+# | budget | forward | forward and backward |
 # |---|---|---|
 # | gathers | 1 | 2 |
 # | scatters | 1 | 2 |
@@ -271,7 +271,7 @@ def parallel_transformer_block(
         params: ``{"norm": ..., "attention": {"qkv": ..., "out": ...}, "up": ..., "down": ...}``, this device's part.
         x: This device's part of each sequence, ``[batch, seq/axis, width]``.
         key: For dropout, the same on every device of ``axis_name``.
-        rate: Share of elements that are dropped of what is added, a Python number; 0 drops nothing.
+        rate: Dropout rate of what is added to the residual, a Python number; 0 drops nothing.
         gather_matmul: As for ``tp_transformer_block``.
         matmul_scatter: As for ``tp_transformer_block``.
         axis_name: The mesh axis that features and sequences are split over.
@@ -296,9 +296,9 @@ def parallel_transformer_block(
 # %% [markdown]
 # ## The embedding: `vocab_parallel_embed`
 #
-# With 32,000 tokens of width 2,048, the embedding has 66 million parameters, more than a layer. It is split over the
-# vocabulary: each device has `vocab/tensor` rows of the table, the first device the first rows, and so on. Every device
-# gets all tokens, but has embeddings for only some of them:
+# With a vocabulary of 32,000 and width 2,048, the embedding has 66 million parameters, more than a layer. It is split
+# over the vocabulary: each device has `vocab/tensor` rows of the table, the first device the first rows, and so on.
+# Every device gets all tokens, but has embeddings for only some of them:
 
 # %%
 if __name__ == "__main__":
@@ -388,7 +388,7 @@ if __name__ == "__main__":
 # | largest temporary | 1.5 times `batch x seq x vocab/n` elements |
 # | sent, forward and backward | the activations once each way, and three numbers per token in all-reduces |
 #
-# With `T` tokens that is `2 (n-1)/n 4 T width` bytes, and `2 (n-1)/n 4 (3 T + 1)`.
+# With `T` tokens, these are `2 (n-1)/n 4 T width` and `2 (n-1)/n 4 (3 T + 1)` bytes.
 #
 # Useful: `lax.pmax`, `lax.psum`, `jnp.take_along_axis`.
 
@@ -427,10 +427,10 @@ def vocab_parallel_loss(
 # ## The whole step: `tp_transformer_step`
 #
 # Along `data_axis`, devices have different sequences and copies of all parameters. Along `tensor_axis`, they share one
-# model. Now every gradient must come out at the scale of a single device, and this is where published code goes wrong.
-# Take the smallest model that has both kinds of leaf: `y = sum(a * x) + b`, with the four elements of `a` split over
-# four devices, and a copy of `b` on each, added to the device's partial sum. The loss is `y` after a `psum`, so it is
-# the same everywhere, and typed so:
+# model. Now every gradient must come out at the scale of a single device, and this is where published code often goes
+# wrong. Take the smallest model that has both kinds of leaf: `y = sum(a * x) + b`, with the four elements of `a` split
+# over four devices, and a copy of `b` on each, added to the device's partial sum. The loss is `y` after a `psum`, so it
+# is the same everywhere, and typed so:
 
 # %%
 if __name__ == "__main__":
@@ -466,7 +466,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | exposed communication, 8 H100s | at most 0.4 times that of a step that gathers and scatters all at once |
-# | predicted time | at most that step's, less 0.15 times its exposed time: extra work in the wait gains nothing |
+# | predicted time | at most that step's minus 0.15 times its exposed time: needless work in the wait gains nothing |
 # | largest temporary | half of all logits |
 # | activations sent | 1.5 times the gathers and scatters of all layers, embedding and loss, forward and backward |
 # | all-reduce | whole leaves once over `tensor_axis`, every leaf once over `data_axis`, and the sums of the loss |
@@ -505,7 +505,7 @@ def tp_transformer_step(
         learning_rate: A scalar.
 
     Returns:
-        ``(params, loss)``: updated, and the mean loss over all sequences, the same on every device.
+        ``(params, loss)``: the updated parameters, and the mean loss over all sequences, the same on every device.
     """
     ### BEGIN SOLUTION
     block = parallel_transformer_block if parallel else tp_transformer_block
@@ -604,8 +604,8 @@ if __name__ == "__main__":
 # ## Lab: where the time goes
 #
 # Finally, your step with two layers of width 4,096 on eight H100s, with either kind of layer. Nothing is computed: the
-# program is exported and simulated. Compare the exposed time with the bytes, and look for the communication that is
-# still exposed in the picture: which transfers are not in a layer?
+# program is exported and simulated. Compare the exposed time with the bytes, and look in the picture for the
+# communication that is still exposed: which transfers are not in a layer?
 
 # %%
 if __name__ == "__main__":

@@ -249,8 +249,8 @@ def whole_weights(parts: PyTree, specs: PyTree, dtype: str, data_axis: str, shar
 #
 # | budget | |
 # |---|---|
-# | sent over `tensor` | each activation that a block moves once forward and once backward; rings 1.25 times that |
-# | sent all at once, with `rings` | nothing |
+# | sent over `tensor` | every activation that a block moves, once in each pass; 1.25 times that with `rings` |
+# | sent in one piece (not around a ring), with `rings` | nothing |
 # | all-reduced | nothing |
 # | any other collective | none |
 
@@ -425,7 +425,7 @@ def run_ticks_back(compute, before, own, carry, of_own, inputs, of_outputs, bloc
 # | permuted over `pipe` | a microbatch per tick, forward and backward; at most 1.5 times that |
 # | all-reduced | every gradient over the axes over which its leaf is whole |
 # | sent over `tensor` | as much as `stage_3d` sends in each tick, and with `remat` its forward pass again |
-# | sent all at once, with `rings` | nothing |
+# | sent in one piece (not around a ring), with `rings` | nothing |
 # | any other collective | none |
 # | live temporaries, 8 repeats | at most 1.3 times the reference's |
 #
@@ -538,7 +538,7 @@ def layers_3d(
 # | exposed over `data`, 8 H100s | at most 0.7 times that of gathering in every tick |
 # | live temporaries | at most 1.3 times the reference's |
 #
-# Values and gradients must equal one device's. The gradient is that of `jax.grad`, leaf by leaf, complete.
+# Values and gradients must equal those of a single device. The gradient is that of `jax.grad`, leaf by leaf, complete.
 #
 # Useful: you may distribute the last stage's outputs over the stages with `lax.psum_scatter`, so that each computes the
 # loss of some microbatches.

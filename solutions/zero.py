@@ -78,7 +78,7 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | bytes of state on each device | 8/n for each element of a split leaf, 8 of a whole one, 4 for the count |
+# | bytes of state on each device | 8/n for each element of a split leaf, 8 for each of a whole leaf, 4 for the count |
 # | communication | none |
 #
 # Useful: `shard_params(params, axis_name, min_size)`, imported above, returns this device's parts and their specs.
@@ -294,9 +294,9 @@ if __name__ == "__main__":
 # | any other collective | none |
 # | live temporaries | at most 2 times the reference's: one whole gradient, and no whole moments |
 #
-# Parameters, moments, losses and norms after one step and after three must equal one device's. `check` also compares
-# your raw gradient, leaf by leaf: it recovers it from your first moments, `(m_after - beta1 * m_before) / (1 - beta1)`,
-# and undoes the clipping with the norm that you return.
+# Parameters, moments, losses and norms after one step and after three must equal those of a single device. `check` also
+# compares your raw gradient, leaf by leaf: it recovers it from your first moments,
+# `(m_after - beta1 * m_before) / (1 - beta1)`, and undoes the clipping with the norm that you return.
 #
 # Useful: `lax.psum_scatter(..., tiled=True)`, `lax.pmean`.
 
@@ -383,7 +383,7 @@ if __name__ == "__main__":
 # | any other collective | none |
 #
 # Memory is judged for 12 layers of width 4,096 and hidden size 16,384, with 4 microbatches. There a layer's gradient
-# has 512 MiB, the whole gradient 6 GiB, and a device's part of it an eighth of that.
+# takes 512 MiB, the whole gradient 6 GiB, and a device's part of it an eighth of that.
 #
 # The model's parts are `model.embed(params["embed"], inputs)`, `model.layer(layer_params, x)` for one layer, and
 # `model.loss(params["head"], x, targets)`. A scan's carry must have the same type before and after its body: zeros do
@@ -472,8 +472,8 @@ def zero2_step(
 # ZeRO-2 saves `W * (n - 1) / n` bytes of gradients, `7/8 W` here. The paper's claim is for one microbatch: a
 # reduce-scatter and an all-gather, `2 W (n - 1) / n` in all. With `M` microbatches, the gradient is reduce-scattered
 # `M` times, so a device sends `(M + 1) W (n - 1) / n`: with 16 microbatches 17 times `W (n - 1) / n` instead of 2,
-# which is 8.5 times as much. ZeRO-1 with accumulation still sends twice that, since whole gradients can be added up on
-# each device before a single reduce-scatter.
+# which is 8.5 times as much. ZeRO-1 with accumulation still sends only `2 W (n - 1) / n`, since whole gradients can be
+# added up on each device before a single reduce-scatter.
 #
 # I would agree if the transfers are hidden behind the backward pass, which needs enough tokens in every microbatch.
 # Otherwise I would try fewer and larger microbatches with recomputed activations, which save memory and send less.
@@ -540,10 +540,9 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: what a device holds
 #
-# Finally, your two steps at the size that they are judged at, on 8 H100s. Nothing is computed here: `export` captures
-# the program, and `predict` analyses it. Between steps a device keeps the parameters and its parts of the moments, 5
-# bytes per parameter. Most of what is added at the peak is gradients. Compare it with the table at the top of this
-# notebook.
+# Finally, your two steps at the size they are graded on, on 8 H100s. Nothing is computed here: `export` captures the
+# program, and `predict` analyses it. Between steps a device keeps the parameters and its parts of the moments, 5 bytes
+# per parameter. Most of what is added at the peak is gradients. Compare it with the table at the top of this notebook.
 
 # %%
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "exposed communication": ("exposed communication",),
         "predicted time": (_TIME,),
         "temporaries, forward and backward": ("live temporaries",),
-        "may be the same over the other axes": ("gradients", "gradient norm"),
+        "may be replicated over the other axes": ("gradients", "gradient norm"),
         "bytes sent per device": (_SENT,),
         "any other collective": ("other collectives",),
         "[..., rows/axis, width]``.": ("values",),

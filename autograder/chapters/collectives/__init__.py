@@ -41,7 +41,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "ring_reduce_scatter": {
         "A partial sum that has visited all devices is complete": ("values",),
-        "send each chunk straight to its owner and add them up there, all of them are live at once": (
+        "send every chunk straight to its owner and add the chunks up there, all of them are live at once": (
             "live temporaries",
         ),
         **_EVERY_RING,

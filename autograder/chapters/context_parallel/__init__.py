@@ -48,7 +48,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "Write the derivative with `jax.custom_vjp`": HELD,
         "Compute everything else": (),
         "A sum should not wait": ("exposed communication",),
-        "So send it at the beginning of a step, and add your contribution": (),
+        "So send it at the beginning of a step and, at the end, add your contribution": (),
         "one more transfer at the end brings it home": (),
         "| bytes sent, forward |": SENT,
         "| bytes sent, forward and backward |": SENT,
@@ -64,7 +64,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "zigzag_order": {
         "every device computes the same number of pairs": ("most loaded device",),
         "| chunks |": ("values",),
-        "| FLOPs of the device with most work |": ("most loaded device",),
+        "| FLOPs of the device with the most work |": ("most loaded device",),
         "| predicted time on 8 H100s |": TIME,
         "For each device a pair of chunk numbers": ("values",),
     },

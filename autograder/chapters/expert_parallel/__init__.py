@@ -36,12 +36,12 @@ MOVING = {"| FLOPs of matrix products |": ("FLOPs",), "| live temporaries |": ("
 PROMISES = {
     "route": {
         "The bias is not a parameter: it only steers the choice": BOTH,
-        "Shapes must be known before any token is": (),
+        "Shapes must be known before any token has been routed": (),
         "A choice whose expert is full is *dropped*": ("values",),
         "`top_k` takes the lower index": ("values",),
         "Write `route`": (),
         "Everything is exact": ("values",),
-        "Of equal scores, the lower index counts as larger": ("values",),
+        "Ties go to the lower index": ("values",),
         "The place of a choice is the number of earlier tokens": ("values",),
         "Gates are *not* divided by the sum of those chosen": BOTH,
         "would never get a gradient": (),
@@ -72,7 +72,7 @@ PROMISES = {
         "zeros for a token whose choices are all dropped": ("values",),
     },
     "moe_layer": {
-        "the part for each device's experts must go there": (),
+        "each device must be sent the part for its experts": (),
         "So a device can route without knowing anything about the others": (),
         "computes several experts at once": (),
         "The transpose of an all-to-all is the all-to-all back": (),
@@ -103,7 +103,7 @@ PROMISES = {
         "| all-reduce |": ("all-reduce bytes",),
         "| all-to-all |": ("all-to-all bytes",),
         "| any other collective |": ("other collectives",),
-        "must equal one device's, and `check` also compares": VALUES,
+        "must equal those of a single device, and `check` also compares": VALUES,
         "``(params, loss)``: the updated parameters": VALUES,
     },
 }

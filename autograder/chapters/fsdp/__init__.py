@@ -44,7 +44,7 @@ PROMISES = {
         "| bytes sent per device |": BOTH_WAYS,
         "| all-reduce |": ("other collectives",),
         "Do not change the gradient of a leaf that stayed whole": ("gradients", "other collectives"),
-        "Values and gradients must equal one device's": ("values", "gradients"),
+        "Values and gradients must equal those of a single device": ("values", "gradients"),
         "A tree like ``shards`` with whole leaves.": ("values", "gradients"),
     },
     "fsdp_loss": {
@@ -62,7 +62,9 @@ PROMISES = {
     },
     "fsdp_train_step": {
         "Operations can only run concurrently": (),
-        "So an iteration must find the weights it computes with already whole in its carry": ("predicted time",),
+        "So each iteration must have the whole weights that it computes with in its carry from the start": (
+            "predicted time",
+        ),
         "You must write the backward pass yourself": ("live temporaries", "predicted time"),
         "Write the backward pass as your own scan": ("live temporaries", "predicted time"),
         "until you average them, once per leaf and step": ("gradients", "all-reduce bytes"),
@@ -74,7 +76,7 @@ PROMISES = {
         "| reduce-scatter |": ("reduce-scatter bytes",),
         "| all-reduce |": ("all-reduce bytes",),
         "| any other collective |": ("other collectives",),
-        "Parameters after one step and after three must equal one device's": VALUES,
+        "Parameters after one step and after three must equal those of a single device": VALUES,
         "``(shards, loss)``: the updated parts": VALUES,
     },
     "hybrid_shard_step": {

@@ -63,7 +63,7 @@ PROMISES = {
     },
     "execute_schedule": {
         "Every device sends in every tick": (),
-        "| `ppermute` | two a tick": ("permute bytes",),
+        "| `ppermute` | two per tick": ("permute bytes",),
         "| any other collective | none |": ("other collectives",),
         "| bubble, with zero-cost communication | at most 1.03": ("bubble",),
         "| live temporaries, there |": ("live temporaries",),
@@ -75,7 +75,7 @@ PROMISES = {
         "Write one step of this recursion": (),
         "Return the same for the next step": ("values",),
         "Gradients are those of the mean": ("gradients", "gradient norm"),
-        "Return the mean loss over all rows too": ("values",),
+        "Also return the mean loss over all rows": ("values",),
         "| weights on a device | two versions |": ("values",),
         "| all-reduce over `data` | every gradient once": ("all-reduce bytes",),
         "| all-reduce over `pipe` | a number |": ("all-reduce bytes",),

@@ -67,7 +67,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "`x` and the result are in parts": ("values",),
         "the first half is for what attention adds": ("values",),
         "enter typed as the same on every device of `axis_name`": (),
-        "are room for what one layer's backward pass needs": (),
+        "leave room for what one layer's backward pass needs": (),
         "Then their gradients come out complete and the same everywhere": ("gradients", "gradient norm"),
         "`q`, `k` and `v` come from one product": GATHERED,
         "| `x` and the result |": ("values",),
@@ -105,7 +105,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "| all-to-all of keys and values |": ("all-to-all bytes",),
         "| any other collective |": OTHER,
         "| largest temporary |": ("largest temporary",),
-        "What this device's tokens attend to, like ``q``.": ("values",),
+        "The output of attention for this device's tokens, like ``q``.": ("values",),
     },
 }
 

@@ -69,7 +69,7 @@ PROMISES = {
         **STEP,
         "Write the step: loss and gradient": (),
         "The gradient of a leaf that stays whole is averaged, once.": ("gradients", "all-reduce bytes"),
-        "after one step and after three must equal one device's": VALUES,
+        "after one step and after three must equal those of a single device": VALUES,
     },
     "zero2_step": {
         **STEP,
