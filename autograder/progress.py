@@ -38,7 +38,7 @@ class Progress(msgspec.Struct):
     cells: dict[str, str] = {}
 
     def changed(self, name: str, cells: Mapping[str, str]) -> bool:
-        """Whether a function's cell is another one than when it was judged; no where that is not known."""
+        """Whether a function's cell differs from when it was judged; no where that is not known."""
         return self.cells.get(name) not in (None, _digest(cells.get(name, "")))
 
 

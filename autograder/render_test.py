@@ -87,7 +87,9 @@ def test_at_80_columns_the_words_of_a_case_stay_whole():
 
 
 def test_what_a_fact_says_is_not_said_twice():
-    fact = Fact("values", Kind.FORM, False, "of another form", "as specified", line="f:1", message="expected a scalar")
+    fact = Fact(
+        "values", Kind.FORM, False, "of the wrong structure", "as specified", line="f:1", message="expected a scalar"
+    )
     result = Result("f", 0, 1, FAIL, (fact,), "f:1", "expected a scalar")
     for shown in (facts_html(result), printed(result)):
         assert shown.count("expected a scalar") == 1 and shown.count("f:1") == 1
@@ -138,7 +140,7 @@ def test_numbers_are_short_and_exact_where_whole():
 @pytest.mark.parametrize(
     ("fact", "expected"),
     [
-        (Fact("gradients", Kind.GRADIENTS, False, "missing", "present"), "Wrong gradients earn nothing"),
+        (Fact("gradients", Kind.GRADIENTS, False, "missing", "present"), "Wrong gradients earn no points"),
         (Fact("bubble", Kind.TIME, False, 0.5, 0.4, point=True), "At most half of the points without “bubble”"),
         (Fact("bytes", Kind.COMMUNICATION, False, 5, 4), ""),
     ],

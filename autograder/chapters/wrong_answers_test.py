@@ -269,7 +269,7 @@ def test_what_knows_the_public_cases_alone_earns_nothing(name, cheat):
     result = judged_unseen(chapter, task, handed_in(chapter, task, cheat), seed=SEEDS.get(chapter, 0))
     assert (result.verdict, result.points) == (FAIL, 0), result.message
     if task not in OF_VALUES:
-        assert not result.message and all(fact.measured_text != "of another form" for fact in result.facts)
+        assert not result.message and all(fact.measured_text != "of the wrong structure" for fact in result.facts)
 
 
 # Seeds whose unseen case differs from the public ones in the attributes that the cheats examine.

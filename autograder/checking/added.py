@@ -28,11 +28,11 @@ def with_fault(chapter: str, result: Result, used: Mapping[str, str], judged: Ca
         found = judged(other)
         if result.verdict == PARTIAL and found.missed:
             short = listed(f"“{fact.name}”" for fact in found.missed)
-            first = f"{other.name}, which {result.name} calls, falls short of {short} by itself: mend that first."
+            first = f"{other.name}, which {result.name} calls, falls short of {short} by itself: fix that first."
             return replace(result, message=f"{first} check({other.name}) shows more.")
         if result.verdict == FAIL and (found.reason or not found.facts):
             wrong = found.reason.partition(" earn")[0].lower() or "an error"
-            first = f"{other.name}, which {result.name} calls, has {wrong} by itself: mend that first."
+            first = f"{other.name}, which {result.name} calls, has {wrong} by itself: fix that first."
             return replace(result, message=f"{first} check({other.name}) shows more.")
     return result
 

@@ -39,7 +39,7 @@ def check_course(
     chapters: Annotated[list[str] | None, Argument(metavar="[CHAPTER]...", help="All, if left out.")] = None,
     sizes: Annotated[bool, Option("--sizes", help="Count files and lines instead.")] = False,
     promises: Annotated[
-        bool, Option("--promises", help="Show what each notebook requires, and which fact holds it, instead.")
+        bool, Option("--promises", help="Show what each notebook requires, and which fact checks it, instead.")
     ] = False,
     seconds: Annotated[
         Path | None, Option(metavar="FILE", help="With --sizes: seconds of tests, of pytest --junitxml=FILE.")
@@ -111,7 +111,7 @@ def problems(entry: Chapter, root: Path) -> Iterator[Problem]:
     try:
         contract, mutants, alternatives = _modules(entry.name)
     except Exception as error:
-        yield f"it cannot be imported: {type(error).__name__}: {error}", "mend that"
+        yield f"it cannot be imported: {type(error).__name__}: {error}", "fix that"
         return
     yield from _answers(entry.name, contract, mutants, alternatives)
     yield from _own_page(entry.name, contract)
@@ -171,14 +171,14 @@ def _built(name: str) -> Iterator[Problem]:
     build = f"meshcraft build {name}"
     try:
         if notebook.stale(name):
-            yield f"exercises/{name}/{name}.ipynb is not built from the present solution", build
+            yield f"exercises/{name}/{name}.ipynb is not built from the current solution", build
     except notebook.BuildError as error:
-        yield str(error), "mend that"
+        yield str(error), "fix that"
     references.cache_clear()
     try:
         measured = reference_metrics.measure(name)
     except notebook.BuildError as error:
-        yield str(error), "mend that"
+        yield str(error), "fix that"
         return
     if references(name) != measured:
         folder = contract_folder(name).relative_to(home(name)).as_posix()

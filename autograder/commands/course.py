@@ -102,7 +102,9 @@ def feedback(
         if to_zip:
             out().print(f"wrote {to_zip}", markup=False, soft_wrap=True)
     if not pages and not problems:
-        complain(f"no page was written: nothing has been graded of {', '.join(names)}; `meshcraft grade` comes first")
+        complain(
+            f"no page was written: no submission of {', '.join(names)} has been graded; `meshcraft grade` comes first"
+        )
     for student, why in problems.items():
         complain(f"no page for {one_line(student)}: {one_line(why)}")
     raise typer.Exit(exit_status or (SHORT if problems else 0))
@@ -160,7 +162,7 @@ def _tell_penalties(taken_off: dict[str, float]) -> None:
     """Name, beside a file for an LMS, the penalties in its scores, since no column of the file does."""
     if taken_off:
         each = ", ".join(f"{one_line(name)} −{number(points)}" for name, points in taken_off.items())
-        text = f"lateness is taken off already: {each}; the LMS must not take it off again"
+        text = f"late penalties are already deducted: {each}; the LMS must not deduct them again"
         err().print(text, markup=False, soft_wrap=True)
 
 

@@ -217,7 +217,7 @@ def _level(scheduler: str, unsafe_local: bool) -> str:
     with spinner("looking for a sandbox"):
         level = best_level(allow_unsafe=unsafe_local)
     if level == "unsafe-local":
-        complain("no sandbox: students' code runs with your rights on this machine (--unsafe-local)")
+        complain("no sandbox: students' code runs with your permissions on this machine (--unsafe-local)")
     return level
 
 

@@ -16,14 +16,14 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The course folder: 
 Chapters = Annotated[list[str] | None, typer.Option(metavar="CHAPTER", help="Repeat it for more; all, if left out.")]
 DueDates = Annotated[
     list[str] | None,
-    typer.Option(metavar="[CHAPTER=]TIME", help="2026-12-01T18:00, here or with +01:00; none takes it away."),
+    typer.Option(metavar="[CHAPTER=]TIME", help="2026-12-01T18:00, in local time or with +01:00; `none` removes it."),
 ]
 LatePerDay = Annotated[
-    str | None, typer.Option(metavar="PERCENT", help="What each day begun takes off the points earned.")
+    str | None, typer.Option(metavar="PERCENT", help="Deducted from the points for each day late or part of one.")
 ]
-LateAtMost = Annotated[str | None, typer.Option(metavar="PERCENT", help="What lateness takes off at most.")]
+LateAtMost = Annotated[str | None, typer.Option(metavar="PERCENT", help="The most that lateness deducts.")]
 LateGrace = Annotated[
-    float | None, typer.Option(metavar="MINUTES", help="How late counts as on time; 15, for example.")
+    float | None, typer.Option(metavar="MINUTES", help="Minutes late that still count as on time; 15, for example.")
 ]
 Points = Annotated[
     list[str] | None,
@@ -52,7 +52,7 @@ SiteAddress = Annotated[
 Exchange = Annotated[Path | None, typer.Option(metavar="FOLDER", help="nbgrader's exchange, which students can reach.")]
 Budget = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help="Processor time of a submission before a person looks; 0: the usual."),
+    typer.Option(metavar="SECONDS", help="CPU time a submission may take before it needs a person; 0: the default."),
 ]
 Variants = Annotated[
     bool | None,

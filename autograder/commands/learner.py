@@ -46,7 +46,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LABCONFIG = ROOT / "autograder" / "release"
 ChapterName = Annotated[str, typer.Argument(metavar="CHAPTER", help="A chapter, as `meshcraft list` names it.")]
 FunctionName = Annotated[str | None, typer.Argument(metavar="[FUNCTION]", help="One function; all, if left out.")]
-NotebookFile = Annotated[Path | None, typer.Option(help="Another notebook than the one in the working folder.")]
+NotebookFile = Annotated[Path | None, typer.Option(help="A notebook other than the one in the working folder.")]
 
 
 class Mesh(str, Enum):  # noqa: UP042  typer shows the values
@@ -241,14 +241,14 @@ def show_hint(path: Path, chapter: str, function: str | None, number: int | None
     if not name:
         from autograder.render import Prose
 
-        text = f"all functions of {chapter} pass; `meshcraft hint {chapter} FUNCTION` shows one's hints all the same"
+        text = f"all functions of {chapter} pass; `meshcraft hint {chapter} FUNCTION` still shows the hints of one"
         out().print(Prose(text), crop=False)
         return
     if name not in hints:
         raise UsageError(f"{chapter} has no hints for {name!r}, only for: {', '.join(hints)}")
     tiers, before = hints[name], known.hints.get(name, 0)
     if every and not before:
-        raise UsageError(f"no hint for {name} was shown yet; `meshcraft hint {chapter} {name}` shows the first")
+        raise UsageError(f"no hint for {name} has been shown yet; `meshcraft hint {chapter} {name}` shows the first")
     if number is not None and not 1 <= number <= min(before + 1, len(tiers)):
         raise UsageError(
             f"{name} has {len(tiers)} hints, and you have seen {before}; without a number you get the next"

@@ -27,7 +27,7 @@ def machines(
     from course.machines import MACHINES
 
     if name is None and (devices or nodes):
-        raise UsageError("--devices and --nodes are of one machine; name it")
+        raise UsageError("--devices and --nodes apply to one machine; name it")
     shown = MACHINES if name is None else (find_machine(name, devices, nodes),)
     if as_json:
         from dataclasses import asdict
@@ -57,7 +57,7 @@ def memory(
     parameters: Annotated[int, typer.Option(help="Their number, where it is known; 0: counted from the sizes.")] = 0,
     batch: Annotated[int, typer.Option(help="Sequences in a step, over all devices.")] = 1,
     microbatches: Annotated[int, typer.Option(help="Parts that each device's share is run in.")] = 1,
-    plan: Annotated[str, typer.Option(help="float32, cast, mixed, mixed32 or bfloat16.")] = "mixed",
+    precision: Annotated[str, typer.Option(help="float32, cast, mixed, mixed32 or bfloat16.")] = "mixed",
     optimizer: Annotated[str, typer.Option(help="adam, adam16, momentum or sgd.")] = "adam",
     remat: Annotated[str, typer.Option(help="none, attention or block.")] = "none",
     dropout: Annotated[bool, typer.Option("--dropout/--no-dropout", help="Whether its masks are saved.")] = True,
@@ -89,7 +89,7 @@ def memory(
         raise UsageError("--devices and --nodes need a machine: name one, as in --machine 8xH100")
     found = None if machine is None else find_machine(machine, devices, nodes)
     try:
-        step = {"batch": batch, "microbatches": microbatches, "plan": plan, "optimizer": optimizer, "remat": remat}
+        step = {"batch": batch, "microbatches": microbatches, "plan": precision, "optimizer": optimizer, "remat": remat}
         splits = {"fsdp": fsdp, "min_size": min_size, "sequence_parallel": sequence_parallel}
         result = budget(sizes, mesh=axes, dropout=dropout, **splits, **step)
         if found is not None:
@@ -130,7 +130,7 @@ def parse_mesh(text: str) -> dict[str, int]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         axis, _, size = part.partition("=")
         if not axis.isidentifier() or not size.isdecimal() or int(size) < 1 or axis in axes:
-            raise UsageError(f"--mesh {text} does not read as axis sizes; write it as data=4,tensor=2")
+            raise UsageError(f"--mesh {text} is not a list of axis sizes; write it as data=4,tensor=2")
         axes[axis] = int(size)
     return axes
 
@@ -158,7 +158,7 @@ def _print_budget(result: Any, needed: int, margin: float, found: Any, fits: boo
     rows = table("on one device", "MB", "bytes", "", gap=3, right=("MB",))
     for row in result.rows:
         rows.add_row(row.name, f"{row.bytes / 1e6:,.0f}", row.formula, row.note)
-    rows.add_row("[bold]together[/]", f"[bold]{result.total / 1e6:,.0f}[/]", "", "")
+    rows.add_row("[bold]total[/]", f"[bold]{result.total / 1e6:,.0f}[/]", "", "")
     rows.add_row(f"with {margin:.0%} more", f"{needed / 1e6:,.0f}", "", "a margin, not a measurement")
     for row in result.left_out:
         rows.add_row(row.name, f"{row.bytes / 1e6:,.0f}", row.formula, "not in the sum", style="dim")

@@ -65,7 +65,7 @@ def test_memory_as_json_says_what_it_counted(meshcraft):
         (["machines", "dgx"], "no machine is called 'dgx'; there are: 8xA5000"),
         (["memory", "--machine", "dgx"], "no machine is called 'dgx'"),
         (["memory", "--devices", "64"], "--devices and --nodes need a machine"),
-        (["machines", "--nodes", "2"], "--devices and --nodes are of one machine; name it"),
+        (["machines", "--nodes", "2"], "--devices and --nodes apply to one machine; name it"),
         (["memory", "--mesh", "data:4"], "write it as data=4,tensor=2"),
         (["memory", "--mesh", "data=2,data=2"], "write it as data=4,tensor=2"),
         (["memory", "--margin", "nan"], "--margin nan: it is a share of the sum, 0 or more"),
@@ -75,7 +75,7 @@ def test_memory_as_json_says_what_it_counted(meshcraft):
         (["memory", "--min-size", "5"], "give --fsdp too"),
         (["memory", "--fsdp", "--mesh", "data=1", "--min-size=-4"], "min_size is -4, and it must be at least 0"),
         (["memory", "--hidden=-1"], "hidden is -1, and it must be at least 0, which means four times the width"),
-        (["memory", "--plan", "float8"], "there are: float32, cast, mixed, mixed32, bfloat16"),
+        (["memory", "--precision", "float8"], "there are: float32, cast, mixed, mixed32, bfloat16"),
         (["memory", "--batch", "16", "--mesh", "data=16", "--machine", "8xH100"], "needs 16 devices and 8xH100 has 8"),
     ],
 )

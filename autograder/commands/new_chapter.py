@@ -40,7 +40,9 @@ alternatives.py, hints.md). The page "An exercise of your own" says how."""
 
 
 def new_chapter(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The word that finds everything: my_chapter.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Its name, shared by its files and functions: my_chapter.")
+    ],
     title: Annotated[str, typer.Option(help="As readers see it; from the name, if none.")] = "",
     summary: Annotated[str, typer.Option(help="A few words for the table of chapters.")] = "what you learn in it",
     function: Annotated[str, typer.Option(metavar="NAME", help="Its first function; NAME_mean, if none.")] = "",
@@ -53,12 +55,12 @@ def new_chapter(
     from autograder.release.notebook import ROOT
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise UsageError(f"{name!r} must be a Python name of small letters, digits and _, as my_chapter")
+        raise UsageError(f"{name!r} must be a Python name of small letters, digits and _, such as my_chapter")
     if name in {entry.name for entry in NOTEBOOKS} or (ROOT / "solutions" / f"{name}.py").exists():
         raise UsageError(f"there is a {name} already")
     words = {"name": name, "function": function or f"{name}_mean", "summary": summary}
     if not words["function"].isidentifier() or keyword.iskeyword(words["function"]):
-        raise UsageError(f"{function!r} must be the name of a Python function, as my_function")
+        raise UsageError(f"{function!r} must be the name of a Python function, such as my_function")
     words["title"] = title or name.replace("_", " ").capitalize()
     if course is not None:
         _in_course(course, words, after)
@@ -69,7 +71,7 @@ def new_chapter(
         require_chapter(after)
     files = _files(words)
     if there := [str(path) for path in files if (ROOT / path).exists()]:
-        raise UsageError(f"{listed(there)} would be overwritten; move it away, or choose another name than {name}")
+        raise UsageError(f"{listed(there)} would be overwritten; move it away, or choose a name other than {name}")
     curriculum = _with_chapter(ROOT, words, after)
     _write(ROOT, files)
     (ROOT / CURRICULUM).write_text(curriculum, encoding="utf-8")
@@ -89,7 +91,7 @@ def _in_course(folder: Path, words: dict[str, str], after: str) -> None:
     for more in ("chapter.toml", "page.md"):
         files[Path("chapters", name, more)] = _filled(TEMPLATE / f"{more}{SUFFIX}", words)
     if there := [str(path) for path in files if (folder / path).exists()]:
-        raise UsageError(f"{listed(there)} would be overwritten; move it away, or choose another name than {name}")
+        raise UsageError(f"{listed(there)} would be overwritten; move it away, or choose a name other than {name}")
     _write(folder, files)
     out().print(NEXT_IN_COURSE.format(name=name), markup=False, soft_wrap=True)
 

@@ -85,7 +85,7 @@ def collect_git(
 
     A repository is matched by its name: fsdp-ada is ada's, as GitHub Classroom names it.
 
-    Exit status 1: a repository is nobody's, or has no notebook to take; it is named.
+    Exit status 1: a repository belongs to no student, or has no notebook; the output names it.
     """
     from autograder.grading.nbgrader.repositories import COMMIT, FETCH, collect_git
 
@@ -208,5 +208,5 @@ def changes(
 
 def tell(sentence: str, number: int) -> None:
     """Say what was changed and how to undo it; ``number`` is 0 if nothing was."""
-    undo = f"; `meshcraft changes --undo {number}` takes it back" if number else "; it was so already"
+    undo = f"; `meshcraft changes --undo {number}` takes it back" if number else "; nothing changed"
     out().print(plain(f"{sentence}{undo}"), markup=False, soft_wrap=True)

@@ -7,11 +7,11 @@ import typer
 
 # The model. Its sizes, if left out, are those of one of 1.1 billion parameters.
 Model = Annotated[
-    str | None, typer.Option(help="A published model, as mixtral-8x7b; sizes that are given replace its own.")
+    str | None, typer.Option(help="A published model, such as mixtral-8x7b; sizes given here override its own.")
 ]
 Layers = Annotated[
     int | None,
-    typer.Option(help="Layers; 16 if left out, as the other sizes are those of a model of 1.1 billion parameters."),
+    typer.Option(help="Layers; 16. All defaults here together describe a model of 1.1 billion parameters."),
 ]
 Width = Annotated[int | None, typer.Option(help="Width of the residual stream; 2048.")]
 Heads = Annotated[int | None, typer.Option(help="Attention heads; 16.")]
@@ -20,12 +20,12 @@ Seq = Annotated[int | None, typer.Option(help="Tokens in a sequence; 1024.")]
 Hidden = Annotated[int | None, typer.Option(help="Width inside the MLP; 0: four times the width.")]
 KvHeads = Annotated[int | None, typer.Option(help="Heads of keys and values; 0: as many as heads.")]
 HeadWidth = Annotated[int | None, typer.Option(help="Of one head; 0: the width over the heads.")]
-Gated = Annotated[bool | None, typer.Option("--gated/--no-gated", help="A gated MLP, as SwiGLU.")]
+Gated = Annotated[bool | None, typer.Option("--gated/--no-gated", help="A gated MLP, such as SwiGLU.")]
 ParallelBlock = Annotated[
     bool | None, typer.Option("--parallel-block/--no-parallel-block", help="Attention and MLP with one input.")
 ]
 Experts = Annotated[int | None, typer.Option(help="Routed experts in a layer, in place of one MLP; 0: none.")]
-ExpertsPerToken = Annotated[int | None, typer.Option(help="Of the routed ones, those that a token is sent to.")]
+ExpertsPerToken = Annotated[int | None, typer.Option(help="Routed experts that a token is sent to.")]
 SharedExperts = Annotated[int | None, typer.Option(help="Experts that compute every token, in addition.")]
 ExpertHidden = Annotated[int | None, typer.Option(help="Width inside one expert; 0: that of the MLP.")]
 DenseLayers = Annotated[int | None, typer.Option(help="First layers with an MLP in place of experts.")]
@@ -40,7 +40,7 @@ Efficiency = Annotated[
 CourseStep = Annotated[
     bool, typer.Option("--course", help="The course's own step: breadth-first, plain kernels, rings, pairs.")
 ]
-Dtypes = Annotated[str, typer.Option(help="float32, cast, mixed, mixed32 or bfloat16, as for `memory --plan`.")]
+Dtypes = Annotated[str, typer.Option(help="float32, cast, mixed, mixed32 or bfloat16, as for `memory --precision`.")]
 Optimizer = Annotated[str, typer.Option(help="adam, adam16, momentum or sgd.")]
 Remats = Annotated[str, typer.Option(help="What may be tried of none, attention, half, block.")]
 Zeros = Annotated[str | None, typer.Option(help="Stages of ZeRO that may be tried: 0,1,2,3; 3 is FSDP.")]
@@ -61,7 +61,10 @@ Kernels = Annotated[
 Rings = Annotated[
     bool | None, typer.Option("--rings/--no-rings", help="Overlap communication with matmuls over `tensor`.")
 ]
-Pairs = Annotated[bool | None, typer.Option("--pairs/--no-pairs", help="Weights of two repeats side by side.")]
+Pairs = Annotated[
+    bool | None,
+    typer.Option("--pairs/--no-pairs", help="Concatenate the weights of two repeats for each block of ticks."),
+]
 SequenceParallel = Annotated[bool, typer.Option(help="`tensor` splits the sequence between products.")]
 Margin = Annotated[float, typer.Option(help="Of memory, for what is not counted, as a share of it.")]
 All = Annotated[bool, typer.Option("--all", help="Every configuration considered, each with its reason.")]

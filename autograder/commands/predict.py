@@ -115,7 +115,7 @@ def predict(
 def profile(
     chapter: Annotated[str, typer.Argument(metavar="CHAPTER", help="A chapter, as `meshcraft list` names it.")],
     function: Annotated[str, typer.Argument(metavar="FUNCTION", help="One of its functions.")],
-    notebook: Annotated[Path | None, typer.Option(help="Another notebook than the one in the working folder.")] = None,
+    notebook: Annotated[Path | None, typer.Option(help="A notebook other than the one in the working folder.")] = None,
     machine: MachineName = None,
     devices: Devices = None,
     nodes: Nodes = None,
@@ -246,7 +246,9 @@ def _check_what(what: str, function: str | None, *, of_script: bool) -> None:
             f"{what} is a file, and a file takes no FUNCTION: leave {function!r} out, or name a chapter in its place"
         )
     if of_script:
-        raise UsageError("--args and --mesh are of a script's function: meshcraft predict script.py:step --args ...")
+        raise UsageError(
+            "--args and --mesh apply only to a script's function: meshcraft predict script.py:step --args ..."
+        )
 
 
 def _check(

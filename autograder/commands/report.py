@@ -61,4 +61,4 @@ def report(
 
 
 def _share(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.0f}%"
+    return "" if share is None else f"{share:.0%}"

@@ -79,7 +79,7 @@ def test_shapes_take_axes_of_a_mesh_that_is_given(predicted):
         ),
         (["mine.py:step", "--mesh", "data:4"], "write it as data=4,tensor=2"),
         (["fails.py:step"], "fails.py:3: the script cannot be imported: KeyError: 'no data'"),
-        (["fsdp", "fsdp_loss", "--args", "f32[8]"], "--args and --mesh are of a script's function"),
+        (["fsdp", "fsdp_loss", "--args", "f32[8]"], "--args and --mesh apply only to a script's function"),
     ],
 )
 def test_what_cannot_be_predicted_is_a_sentence(predicted, arguments, message):

@@ -66,7 +66,7 @@ def _serve(built: Path, page: str, heading: str, port: int | None, open_it: bool
                 f"port {port} cannot be used ({error.strerror}); without --port a free one is taken"
             ) from None
         if _is_shown(built):
-            return _say(f"http://{HOST}:{PORT}/{where}", "which another `meshcraft site` shows already", open_it)
+            return _say(f"http://{HOST}:{PORT}/{where}", "already served by another `meshcraft site`", open_it)
         server = _server(built, 0)
     with suppress(KeyboardInterrupt), server:
         _say(f"http://{HOST}:{server.server_port}/{where}", "press Ctrl-C to end it", open_it)
@@ -96,7 +96,7 @@ def _bring_up_to_date(built: Path, say: Callable[[str], None]) -> None:
         raise UsageError(
             f"the pages have to be built, and {missing[0]} is not installed; install what builds them: {_INSTALL}"
         )
-    err().print("building the pages; the first time it takes some minutes", style="dim")
+    err().print("building the pages; the first time, this takes a few minutes", style="dim")
     command = [sys.executable, "-m", "mkdocs", "build", "-f", str(ROOT / "site" / "mkdocs.yml"), "-d", str(built)]
     lines = []
     environment = {**os.environ, "NO_COLOR": "1", "NO_MKDOCS_2_WARNING": "1"}

@@ -36,7 +36,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of
 SHORT, USAGE, FAULT, INTERRUPTED = 1, 2, 3, 130
 # What an option takes that is written NAME=VALUE.
 NAMED = re.compile(r"([A-Za-z_][\w]*)=(.*)", re.DOTALL)
-AFTER_FULL = "free some space and run the same command again, nothing recorded so far is lost"
+AFTER_FULL = "free some space and run the same command again; nothing recorded so far is lost"
 
 
 class UsageError(Exception):

@@ -50,15 +50,17 @@ def train(
     real: Annotated[bool, _strategy("This machine's GPUs, not emulated devices.", "--real")] = False,
     microbatches: Annotated[int, _strategy("Parts of each device's rows.")] = 1,
     remat: Annotated[bool, _strategy("Compute layers again in the backward pass.", "--remat")] = False,
-    repeats: Annotated[int, _strategy("Of a pipeline, for each microbatch.")] = 1,
+    repeats: Annotated[int, _strategy("Times a microbatch passes through each pipeline stage.")] = 1,
     rings: Annotated[bool, _strategy("Send activations while others are multiplied.", "--rings")] = False,
     dtype: Annotated[str, _strategy("float32 or bfloat16.")] = "float32",
     run: Annotated[Path, _run("Its folder: checkpoints, log, card, sample.")] = Path("run"),
     resume: Annotated[bool, _run("Continue from its newest checkpoint.", "--resume")] = False,
     save_every: Annotated[int, _run("Steps between checkpoints.", min=1)] = 250,
-    evaluate_every: Annotated[int | None, _run("Steps between.")] = None,
-    evaluation_batches: Annotated[int | None, _run("At most; all of the text, if left out.", min=1)] = None,
-    machine: Annotated[str, _run("Predict the step for this one.")] = "8xH100",
+    evaluate_every: Annotated[int | None, _run("Steps between evaluations.")] = None,
+    evaluation_batches: Annotated[
+        int | None, _run("Batches of an evaluation, at most; all of the text, if left out.", min=1)
+    ] = None,
+    machine: Annotated[str, _run("Machine to predict the step for.")] = "8xH100",
     prompt: Annotated[str, _run("Start of the sample.")] = "\n",
     sample: Annotated[int, _run("Bytes of the sample at the end.", min=0)] = 400,
     seed: Annotated[int | None, _run("Of parameters and batches.")] = None,
@@ -246,7 +248,7 @@ def _stopping(agreed: Callable[[int], bool] | None) -> Iterator[Callable[[int], 
         if received:
             raise KeyboardInterrupt
         received.append(number)
-        complain("saving a checkpoint, then stopping; once more stops at once")
+        complain("saving a checkpoint, then stopping; press Ctrl-C again to stop at once")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

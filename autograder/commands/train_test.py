@@ -130,7 +130,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_losses(train, tmp_path, wh
     other = train("--resume", "--width", "32")
     assert other.status == 2 and "width is 16 there and 32 here, hidden is 64 there and 128 here" in other.err
     found = train("--resume", *PLAIN)
-    assert found.status == 0 and "training goes on after step 5" in found.err
+    assert found.status == 0 and "training resumes after step 5" in found.err
     assert losses(tmp_path / "run") == whole
     (row,) = json.loads((tmp_path / "run" / "card.json").read_text())["rows"].values()
     assert row["resumed_from"] == 5 and [step for step, _ in row["evaluations"]] == [6, STEPS]
@@ -151,7 +151,7 @@ def test_two_processes_train_as_one_and_when_one_is_killed_the_run_ends_and_goes
     assert running.returncode == 3 and "process 1 was ended by SIGKILL" in err and "--resume --run run" in err, err
     assert time.monotonic() - start < 60 and out == "" and not any(worker.is_running() for worker in workers)
     found = train("--resume", *PLAIN)
-    assert found.status == 0 and "goes on after step" in found.err
+    assert found.status == 0 and "resumes after step" in found.err
     assert apart(losses(tmp_path / "run"), whole) < 1e-4
 
 
@@ -173,7 +173,7 @@ def test_a_function_of_a_notebook_that_fails_is_named_with_its_line(train, tmp_p
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ("--mesh data=x", "does not read as axis sizes"),
+        ("--mesh data=x", "is not a list of axis sizes"),
         ("--mesh data=8 --batch 12", "batch 12 is not divisible by data=8 x 1 microbatches = 8"),
         (
             "--mesh data=2,pipe=2 --strategy compiler",

@@ -105,7 +105,7 @@ def opening(event: Event) -> str:
     """The opening line of a run, with the loss to beat."""
     mesh = ", ".join(f"{axis}={size}" for axis, size in event["mesh"].items())
     several = f" in {event['processes']} processes" if event["processes"] > 1 else ""
-    begins = f"goes on after step {event['step']:,}" if event["step"] else "begins"
+    begins = f"resumes after step {event['step']:,}" if event["step"] else "begins"
     return (
         f"{event['strategy']} on {mesh}{several}: compiled in {event['seconds']:.0f} s; training {begins}. "
         f"A bigram model's validation loss is {event['bigram_loss']:.3f}"

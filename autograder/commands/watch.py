@@ -67,7 +67,9 @@ class Watch:
         if other.read_bytes() == before:
             kept.unlink()
         else:
-            out().print(f"{other} now follows {later}, which was saved later; as it was, it is in {kept}", markup=False)
+            out().print(
+                f"{other} now follows {later}, which was saved later; its previous version is in {kept}", markup=False
+            )
 
     def saved(self) -> bool:
         """Return True if a file was written since the last call and the write has finished; then call ``look``."""
@@ -187,8 +189,12 @@ class Watch:
         if results and not short:
             following = self._following()
             more = f"next: {following}" if following else f"all functions of {self.chapter} pass"
-            profile = "" if load(self.chapter).task(self.current).at_scale is None else ", and its profile with p"
-            out().print(f"{more}{' with n' if following else ''}{profile}", style="bold", markup=False)
+            profile = (
+                ""
+                if load(self.chapter).task(self.current).at_scale is None
+                else f"; press p for the profile of {self.current}"
+            )
+            out().print(f"{more}{' (press n)' if following else ''}{profile}", style="bold", markup=False)
 
     def _following(self, names: list[str] | None = None) -> str:
         states = self.states

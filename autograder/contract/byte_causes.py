@@ -26,7 +26,7 @@ def of_few_bytes(sent: Sequence[Collective], low: float, inputs: Iterable[Leaf],
         )
     total, microbatches = sum(c.total_bytes for c in sent), getattr(case.sizes, "num_microbatches", 1)
     if microbatches > 1 and abs(total * microbatches / low - 1) < 1e-4:
-        return f"that is {microbatches} times as much, and there are as many microbatches. In which of them is it sent?"
+        return f"that is {microbatches} times as much, one for each microbatch. In which of them is it sent?"
     return NEVER_SENT
 
 
@@ -55,7 +55,7 @@ def of_many_bytes(
         if len(twin) == 1 and twin[0].count == c.count > 1 and abs(excess - both) <= 1e-3 * excess:
             sends = f"the {array(c)} over {' and '.join(c.axes)} sends in 1 of its {c.count} runs forward"
             return c, (
-                f"the {in_bytes(excess)} too many are just what {sends} and 1 of {c.count} backward: does the loop "
+                f"the excess of {in_bytes(excess)} is exactly what {sends} and 1 of {c.count} backward: does the loop "
                 "make one step too many?"
             )
         if 1 <= runs <= c.count and abs(excess - runs * c.wire_bytes) <= 1e-3 * excess:
@@ -64,7 +64,7 @@ def of_many_bytes(
                 each = f"the {array(c)} over {over} sends {in_bytes(c.wire_bytes)} in each of its {c.count} runs"
                 return c, f"{each}, and {in_bytes(least)} in all are enough"
             how = f" in {runs} of its {c.count} runs" if c.count > 1 else ""
-            return c, f"the {in_bytes(excess)} too many are just what the {array(c)} over {over} sends{how}"
+            return c, f"the excess of {in_bytes(excess)} is exactly what the {array(c)} over {over} sends{how}"
     return largest, f"most of it is {described(largest)}{'.' if inserted(largest) else ''}{inserted(largest)}"
 
 

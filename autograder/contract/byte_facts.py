@@ -171,7 +171,7 @@ def state_bytes(cases: list[Evidence], expected: Callable[[Evidence], int], whol
         if resident != form or not e.outputs:
             message = (
                 f"{e.case.place} each device holds {in_bytes(resident)} and should hold {in_bytes(form)}; "
-                f"the whole tree has {in_bytes(whole(e))}"
+                f"the whole tree takes {in_bytes(whole(e))}"
             )
         how = {"direction": Limit.EXACTLY, "unit": Unit.BYTES, "naive": whole(e)}
         return at(e, name, Kind.MEMORY, message, resident, form, **how)
@@ -189,7 +189,7 @@ def _bytes_message(e: Evidence, by: str, sent: list[Collective], total: float, l
     where = f"{e.case.place} a device sends {in_bytes(total)}{by}"
     if total < low:
         if total >= low * (1 - FEW_BYTES):
-            few = f"only {in_bytes(low - total)} are missing, as of a loss, a count or a small leaf"
+            few = f"only {in_bytes(low - total)} are missing, about as much as a loss, a count or a small leaf"
             return f"{where} and should send at least {in_bytes(low)}: {few}. Which is never sent?"
         return f"{where} and should send at least {in_bytes(low)}: {of_few_bytes(sent, low, e.inputs, e.case)}"
     many = _many(e, sent, total, high, low)[1]

@@ -116,7 +116,7 @@ def of_leaves(wrong: Sequence[str], every: Sequence[str]) -> str:
         return f"{'Both' if len(every) == 2 else f'All {len(every)}'} leaves are wrong here."
     names = [leaf.partition("/")[2] for leaf in wrong]
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return f"Wrong here are {len(names)} of {len(every)} leaves: {', '.join(names[:4])}{more}."
+    return f"{len(names)} of {len(every)} leaves are wrong here: {', '.join(names[:4])}{more}."
 
 
 def _unwritten(measured: np.ndarray, right: np.ndarray) -> str:
@@ -149,7 +149,7 @@ def _first_step(e: Evidence, leaf: str, right: np.ndarray) -> str:
 def _elsewhere(measured: np.ndarray, expected: np.ndarray, near: float) -> str:
     if measured.size < 3 or np.max(np.abs(np.sort(measured, axis=None) - np.sort(expected, axis=None))) > near:
         return ""
-    return "All its numbers are right, and not in their places: in which order do parts come, and from whom?"
+    return "All its numbers are right, but in the wrong places: in what order do the parts come, from which devices?"
 
 
 def _alike(measured: np.ndarray, expected: np.ndarray, near: float, case: Case[Any]) -> str:
@@ -175,7 +175,11 @@ def not_finite(e: Evidence, measured: np.ndarray) -> str:
     nan, infinite = int(np.sum(np.isnan(measured))), int(np.sum(np.isinf(measured)))
     counts = [f"{number:,} {what}" for number, what in ((nan, "NaN"), (infinite, "infinite")) if number]
     masked = any(leaf.name.endswith("mask") for leaf in e.inputs)
-    asks = " The mask may be 0 everywhere on a device: what is divided by what counts there?" if masked and nan else ""
+    asks = (
+        " The mask may be 0 everywhere on a device: what is divided by the unmasked count there?"
+        if masked and nan
+        else ""
+    )
     if nan and not masked and hasattr(e.case.sizes, "num_microbatches"):
         asks = " Is anything that a stage computes in an idle tick used? Zero times NaN is NaN: leave it out."
     if measured.size == 1:
@@ -215,7 +219,7 @@ def _unrounded(measured: np.ndarray, expected: np.ndarray, right: np.ndarray) ->
     low = found.astype(jnp.bfloat16).astype(np.float32)
     if not found.size or np.any(low != wanted):
         return ""
-    return "These are numbers of float32 that should have been rounded to bfloat16: where are they sent, and as what?"
+    return "These float32 numbers should have been rounded to bfloat16: where, and in which dtype, are they sent?"
 
 
 def _rounded(errors: np.ndarray, expected: np.ndarray) -> str:
@@ -225,8 +229,8 @@ def _rounded(errors: np.ndarray, expected: np.ndarray) -> str:
     if worst > ROUNDED or np.mean(sizes > worst / 100) < 0.5 or not 0.1 < up < 0.9 or distinct(expected) < FEW:
         return ""
     return (
-        f"{ROUNDING}, at most {worst:.1g} of the largest element: is something of lower precision, "
-        "or by a formula that is only nearly the specified one?"
+        f"{ROUNDING}, at most {worst:.1g} of the largest element: is something computed in lower "
+        "precision, or by a formula that only approximates the specified one?"
     )
 
 

@@ -25,7 +25,7 @@ _ROLES = {"replica": "data", "stage": "pipe", "model": "tensor"}
 def times(ratio: float) -> str:
     """A ratio in words; one near 1 is expressed as a difference."""
     if abs(ratio - 1) < ROUNDED:
-        return f"off by {abs(ratio - 1):.2g} of what it should be"
+        return f"off by {abs(ratio - 1):.2g} times what it should be"
     return f"{ratio:.4g} times what it should be"
 
 

@@ -19,7 +19,7 @@ from course.program.program import spec_of
 
 # float32 sums in different orders agree to about 1e-6 of the largest element; bfloat16 inside gives 1e-3.
 TOLERANCE = 2e-5
-LOSS_ALONE = "All other results are right: of which rows is the loss the mean, and over which devices?"
+LOSS_ALONE = "All other results are right: over which rows, and over which devices, is the loss averaged?"
 
 
 def worst(facts: Sequence[Fact], name: str = "values", kind: Kind = Kind.VALUES) -> Fact:
@@ -33,7 +33,7 @@ def worst(facts: Sequence[Fact], name: str = "values", kind: Kind = Kind.VALUES)
     failed = [fact for fact in facts if fact.passed is False]
     chosen = failed[0] if failed else facts[0]
     others = {fact.case for fact in failed} - {chosen.case}
-    more = f"(also falls short: {'; '.join(sorted(others))})" if others else ""
+    more = f"(also fails in: {'; '.join(sorted(others))})" if others else ""
     return replace(chosen, message=with_more(chosen.message, more))
 
 
@@ -217,7 +217,7 @@ def precise_in(
         few = [(" or ".join(kinds), taken[kinds], n) for kinds, n in least(e).items() if taken[kinds] < n]
         if few and not message:
             message = "".join(
-                f"{kinds} is taken in {dtype} of {counted(there, 'element')}, and {n:,} are needed. "
+                f"{kinds} is computed in {dtype} for {counted(there, 'element')}, and {n:,} are needed. "
                 for kinds, there, n in few
             )
             message += hint
@@ -252,7 +252,8 @@ def same_program_size(name: str, smaller: Evidence, larger: Evidence, what: str,
     elif runs[1] <= runs[0]:
         message = (
             f"the program runs {counted(runs[0], 'matrix product')} in the case {cases[0]} and {runs[1]} in "
-            f"{cases[1]}, where there is more to do: it does as much in both. Are they taken one after the other?"
+            f"{cases[1]}, where there is more to do: it does the same amount in both. Are all parts processed, one "
+            "after the other?"
         )
         shown = counted(runs[1], "matrix product"), f"more than {runs[0]}"
     return at(larger, name, Kind.PROGRAM, message, *shown, unit=Unit.OPERATIONS)
@@ -335,7 +336,7 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
         if not np.any(expected):
             text = f"{wrong:,} of {errors.size:,} elements {'is' if wrong == 1 else 'are'} not zero and should be"
         elif errors.size == 1:
-            text = f"off by {float(f'{error:.1e}'):g} of what it should be"
+            text = f"off by {float(f'{error:.1e}'):g} times what it should be"
     return at(e, name, kind, f"{where}: {text}.", **figures)
 
 

@@ -201,7 +201,7 @@ def test_gradients_that_are_wrong_or_not_there_leave_no_points_to_any_other_fact
     ):
         assert (good.passed, bad.passed, bad.kind) == (True, False, Kind.GRADIENTS)
         assert conclude("f", 4, [good, bad]).points == 0
-        assert conclude("f", 4, [good, bad]).reason == "Wrong gradients earn nothing, whatever else is met."
+        assert conclude("f", 4, [good, bad]).reason == "Wrong gradients earn no points, whatever other limits are met."
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ CAUSES = {
     "nothing": (0 * DRAWN, "All of it is zero."),
     "rounded": (np.float32(jax.numpy.bfloat16(1) * DRAWN.astype(jax.numpy.bfloat16)), "off by a little, at most 0.002"),
     "nearly": (DRAWN * np.float32(1.004), "All of it is 1.004 times what it should be."),
-    "other order": (DRAWN[::-1], "All its numbers are right, and not in their places"),
+    "other order": (DRAWN[::-1], "All its numbers are right, but in the wrong places"),
     "other masks": (DRAWN + 9 * np.float32(MASKS[0]) - 9 * MASKS[1], "as two masks of dropout agree by chance"),
     "mean of all": (np.tile(DRAWN.mean(0), (4, 1)), "Its 4 parts along dim 0 are all the same, the mean of what they"),
     "sum of pairs": (np.tile(DRAWN[:2] + DRAWN[2:], (2, 1)), "Its 2 parts along dim 0 are all the same, the sum of"),
@@ -255,7 +255,7 @@ def test_the_cause_of_wrong_numbers_is_said_where_they_show_it(what, secret):
 
 
 @pytest.mark.parametrize(
-    ("factor", "excerpt"), [(1.004, "off by 0.004 of what it should be"), (8, "axes 'data' and 'tensor'")]
+    ("factor", "excerpt"), [(1.004, "off by 0.004 times what it should be"), (8, "axes 'data' and 'tensor'")]
 )
 def test_a_single_number_is_off_by_a_difference_or_by_sizes(factor, excerpt):
     one = {"gradients/loss": np.float32(3)}
@@ -333,7 +333,7 @@ def test_wrong_leaves_are_named_where_there_are_several():
     e = replace(evidence(DRAWN, secret=True), expected={name: DRAWN for name in names})
     some = {name: DRAWN if name in names[1:3] else DRAWN + 1 for name in names}
     excerpt = arrays_match("gradients", [replace(e, measured=some)], "gradients").message
-    assert excerpt.endswith("Wrong here are 2 of 4 leaves: a, d.")
+    assert excerpt.endswith("2 of 4 leaves are wrong here: a, d.")
     every = {name: DRAWN + 1 for name in names}
     assert (
         "All 4 leaves are wrong here." in arrays_match("gradients", [replace(e, measured=every)], "gradients").message
@@ -359,7 +359,9 @@ def test_bytes_too_many_are_laid_to_the_collective_that_sends_as_many():
     large = Collective("all_reduce", ("data",), 8, 4000, 7000.0, 1, "mine:4", (1000,), "f32")
     small = Collective("all_reduce", ("data",), 8, 4, 7.0, 12, "mine:9", (), "f32")
     fact = bytes_sent("bytes", [sends(large, small)], "all_reduce", lambda _: 7007)
-    assert "the 77 bytes too many are just what the all-reduce of f32[] over data sends in 11 of its 12" in fact.message
+    assert (
+        "the excess of 77 bytes is exactly what the all-reduce of f32[] over data sends in 11 of its 12" in fact.message
+    )
     assert fact.line == "mine:9"
     other = bytes_sent("bytes", [sends(large, small)], "all_reduce", lambda _: 7001)
     assert "most of it is all-reduce of f32[1000]" in other.message
@@ -370,7 +372,7 @@ def test_bytes_too_many_are_laid_to_the_collective_that_sends_as_many():
     [
         (({"dot_general": 2, "add": 5}, 4), ({"dot_general": 2, "add": 5}, 16), ""),
         (({"dot_general": 2, "add": 15}, 4), ({"dot_general": 8, "add": 9}, 16), "more `matmul` operations: it grows"),
-        (({"dot_general": 8, "add": 5}, 16), ({"dot_general": 8, "add": 5}, 16), "it does as much in both"),
+        (({"dot_general": 8, "add": 5}, 16), ({"dot_general": 8, "add": 5}, 16), "it does the same amount in both"),
         (({"dot_general": 2}, 4), ({"dot_general": 2, "slice": 1}, 16), "more `slice` operations"),
     ],
 )

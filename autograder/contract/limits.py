@@ -19,7 +19,7 @@ MOST_ARRAYS = 6
 REFERENCE, NAIVE = "reference", "naive"
 _CHANGES = (
     "the program changes with its sizes: {}. It must be the same operations on larger arrays: decide by the arguments "
-    "you are given, not by how large arrays are, and cut them into as many parts at every size."
+    "you are given, not by how large arrays are, and cut them into the same number of parts at every size."
 )
 
 
@@ -58,10 +58,10 @@ def temporaries_at_most(judged: Judged, most: Callable[[Case[Any]], int], hint: 
 def _at_the_peak(e: Evidence, allowed: str, hint: str) -> tuple[str, str]:
     """The message, which ends with a table of what is alive, and the line of the largest array."""
     at_peak, alive = e.memory.temporaries, e.memory.alive
-    message = f"at the peak {in_bytes(at_peak)} of temporaries live at once, {allowed}"
+    message = f"at the peak {in_bytes(at_peak)} of temporaries are live at once, {allowed}"
     if not alive:
         return f"{message}. {hint}", ""
-    message += f"; the largest, {_array(alive[0])}, has {in_bytes(alive[0].bytes)}"
+    message += f"; the largest, {_array(alive[0])}, takes {in_bytes(alive[0].bytes)}"
     ranked = sorted(Counter(alive).items(), key=lambda entry: -entry[0].bytes * entry[1])
     rows = [
         (in_bytes(one.bytes * count), f"{count} x {_array(one)}", _made_by(one.kind), one.line)
@@ -110,7 +110,7 @@ def largest_within(
     largest, elements, limit = e.memory.largest, e.memory.largest_numbers, factor * most(e.case)
     message, line = "", ""
     if largest and elements > limit:
-        message = f"an array {_array(largest)} is held at some moment, {elements:,} elements. {hint}"
+        message = f"at some point an array {_array(largest)} with {elements:,} elements is live. {hint}"
         line = largest.line
     return facts.at(e, name, Kind.MEMORY, message, elements, limit, unit=Unit.ELEMENTS, line=line, weight=weight)
 
@@ -131,12 +131,12 @@ def time_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
         as_much = e.costs.flops <= 1.02 * known.get("flops", {}).get(REFERENCE, 0)
         waits = bool(sent) and late > more / 2 > 0
         first = sent[0] if waits else others[0] if as_much and others else e.timeline.critical[0]
-        before = f"{_ms(late)} ms more of it than in the reference nothing computes; " if waits else ""
+        before = f"nothing computes for {_ms(late)} ms more of it than in the reference; " if waits else ""
         before = before or ("besides the products, " if as_much and first.kind != "dot_general" else "")
         return (
             f"on {e.timeline.machine} a step would take {_ms(e.timeline.seconds)} ms, {times}; {before}"
-            f"{_ms(first.seconds)} ms of the critical path are {plain(first.kind)}, {counted(first.count, 'time')}. "
-            f"{hint}"
+            f"{_ms(first.seconds)} ms of the critical path are spent in {plain(first.kind)}, "
+            f"{counted(first.count, 'time')}. {hint}"
         ), first.line
 
     return _within("predicted time", Kind.TIME, "seconds", _seconds, look, judged, ratio, **_MS, **how)
@@ -233,8 +233,8 @@ def time_gained(judged: Judged, share: float, hint: str, *, weight: float = 1) -
     if took > most:
         message = (
             f"on {e.timeline.machine} a step takes {_ms(took)} ms, and the naive baseline takes {_ms(known[NAIVE])} "
-            f"ms. Hiding the communication should save at least {share:.2g} of what that exposes, and work that only "
-            f"fills the wait saves nothing. {hint}"
+            f"ms. Hiding the communication should save at least {share:.2g} times what the baseline exposes, and "
+            f"work that only fills the wait saves nothing. {hint}"
         )
     shown = {key: 1e3 * known[key] for key in (REFERENCE, NAIVE) if key in known}
     how = {"unit": Unit.MILLISECONDS, "of": e.timeline.machine, "weight": weight}

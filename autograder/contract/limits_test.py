@@ -106,14 +106,14 @@ def test_arrays_at_the_peak_are_named_with_shape_dtype_and_line_the_largest_firs
     e = replace(evidence(), memory=Memory(0, 0, 0, 416 * MiB, (stack, product, product, *many)))
     found = temporaries_at_most(judged(e, REFERENCES), lambda _: MiB, "Look.")
     text, *rows = found.message.split("\n")
-    assert text.endswith("the largest, f32[2x4096x4096], has 128 MiB. Look.") and found.line == "mine:3"
+    assert text.endswith("the largest, f32[2x4096x4096], takes 128 MiB. Look.") and found.line == "mine:3"
     assert [row.split() for row in rows[1:4]] == [
         ["128", "MiB", "1", "x", "f32[2x4096x4096]", "kept", "by", "a", "loop", "mine:3"],
         ["128", "MiB", "2", "x", "f32[4096x4096]", "matmul", "mine:5"],
         ["16", "MiB", "1", "x", "bf16[10]", "add", "mine:10"],
     ]
     assert len(rows) == 8 and rows[-1].split() == ["96", "MiB", "smaller", "ones"]
-    assert worst([found, replace(found, case="another")]).message.split("\n")[0].endswith("(also falls short: another)")
+    assert worst([found, replace(found, case="another")]).message.split("\n")[0].endswith("(also fails in: another)")
 
 
 def test_exposed_communication_says_which_transfer_is_waited_for_and_how_often_it_runs():

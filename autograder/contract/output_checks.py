@@ -38,7 +38,7 @@ def broadcast(found: Any, wanted: Any) -> str:
         return "."
     return (
         f": broadcasting gave it {list(shapes[0])}, since arrays whose shapes differ are combined without an error if "
-        "a dim is missing or has size 1. Which operand has another shape than you think?"
+        "a dim is missing or has size 1. Which operand has a different shape from what you think?"
     )
 
 

@@ -18,10 +18,10 @@ MUCH_MORE = 1.25
 WHICH_DTYPE = "which dtype should travel?"
 LATER_LOSSES = "The loss of step 0 is right"
 FIRST_LOSS = (
-    "The loss is wrong before anything is updated, and gradients are those of the loss: begin with it. "
-    "Of which rows is it the mean, and over which devices?"
+    "The loss is wrong before anything is updated, and the gradients follow from it: begin with the loss. "
+    "Over which rows, and over which devices, is it averaged?"
 )
-FOLLOW = "In a step they follow from the gradients, which are wrong, too: begin with those."
+FOLLOW = "In a step, the values follow from the gradients, which are wrong, too: begin with the gradients."
 # Bytes that differ by a smaller share are those of a few single numbers, a loss or a count.
 FEW_BYTES = 0.02
 
@@ -47,7 +47,7 @@ class Kind(StrEnum):
 # The largest share of points for a correct answer that misses the point of its exercise.
 MISSES_THE_POINT = 0.5
 _WRONG = {
-    Kind.FORM: "results of another form",
+    Kind.FORM: "results of the wrong structure",
     Kind.VALUES: "wrong values",
     Kind.GRADIENTS: "wrong gradients",
     Kind.TOOLS: "collectives that are not allowed",
@@ -264,7 +264,7 @@ class Result:
             wrong[Kind.VALUES] = f"wrong {listed(values)}"
         if wrong:
             text = " and ".join(wrong.values()).capitalize()
-            return f"{text} earn nothing, whatever else is met. {self.together}".strip()
+            return f"{text} earn no points, whatever other limits are met. {self.together}".strip()
         point = [f"“{fact.name}”" for fact in self.missed if fact.point]
         half = f"At most half of the points without {listed(point)}: the exercise is about that." if point else ""
         return f"{half} {self._costs}".strip()

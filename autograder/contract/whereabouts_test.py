@@ -154,5 +154,5 @@ def test_a_grid_ends_its_message_and_is_not_shown_where_inputs_are_secret():
     )
     other = replace(e, case=replace(e.case, name="another"))
     shown = arrays_match("values", [e, other], "values", picture=lambda _: table)
-    assert shown.kind is Kind.VALUES and shown.message.endswith(table) and "also falls short: another" in shown.message
+    assert shown.kind is Kind.VALUES and shown.message.endswith(table) and "also fails in: another" in shown.message
     assert "yours" not in arrays_match("values", [replace(e, secret=True)], "values", picture=lambda _: table).message

@@ -21,7 +21,7 @@ from course.program.compiled.plugin import AotMissing
 
 # Ratio to the reference's.
 RATIO = 1.15
-ANOTHER = "the program for GPUs is another than the one that is judged, so it was not compiled"
+ANOTHER = "the program for GPUs differs from the one that is judged, so it was not compiled"
 NAMES = ("compiled program", "overlap", "compiled time", "compiled temporaries")
 EXPOSED = "compiled exposed"
 

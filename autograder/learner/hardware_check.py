@@ -192,7 +192,7 @@ def speed_fact(result: Comparison, case: str) -> Fact:
     passed = {PASS: True, FAIL: False}.get(result.outcome)
     message = (
         f"a step takes {result.ratio:.3f} times as long as the reference's; after {result.pairs} pairs that is, with "
-        f"95% certainty on each side, {result.low:.3f} to {result.high:.3f}, and the limit is {result.threshold:g}. "
+        f"95% confidence on each side, {result.low:.3f} to {result.high:.3f}, and the limit is {result.threshold:g}. "
     )
     if passed is None:
         message += "Inconclusive: run it again on a machine that does nothing else."
@@ -232,7 +232,7 @@ def memory_fact(measured: Peak | None, reference: Peak, case: str) -> Fact:
         return _not_measured(MEMORY, case, "compiling took as much memory as the whole run, which hides the step's own")
     limit = MEMORY_RATIO * reference.bytes
     peak = measured and measured.bytes
-    message = "the device has not enough memory for the program, and the reference runs on it."
+    message = "the device does not have enough memory for the program, but the reference runs on it."
     if peak is not None:
         message = (
             f"at its peak a device has {peak:,} resident bytes, {peak / reference.bytes:.2f} times the reference's."

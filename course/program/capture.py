@@ -176,8 +176,8 @@ def _mesh_of(tops: list[Any], count: int) -> dict[str, int]:
         axes = {name: int(size) for name, size in re.findall(r'"([^"]+)"=(\d+)', said[1])} if said else {}
         if said and said[2]:
             raise ProgramError(
-                f"mesh {axes} has its devices in another order than jax.devices(); make it with jax.make_mesh, whose "
-                "order is the machine's"
+                f"mesh {axes} has its devices in a different order from jax.devices(); make it with jax.make_mesh, "
+                "whose order is the machine's"
             )
         if found and axes and axes != found:
             raise ProgramError(

@@ -59,7 +59,7 @@ def route_oracle(inputs: dict[str, Any], case: Case[Routing]) -> dict[str, Any]:
 
 def route_facts(judged: Judged) -> list[Fact]:
     values = {
-        "values/experts": "What is added to a gate for the choice, and which of equal scores counts as larger? ",
+        "values/experts": "What is added to a gate for the choice, and which of equal scores wins? ",
         "values/gates": "The experts are right. Of which numbers is a gate, and is it more than the softmax? ",
         "values/places": "The experts are right. Which tokens come first, and when is an expert full? ",
     }

@@ -95,7 +95,7 @@ def step_facts(judged: Judged) -> list[Fact]:
         "Has each tick the weights of its own repeat, on every stage, and is each pipeline's loss weighed by how much "
         "counts in it?"
     )
-    gradients = "Of which leaves have devices seen other rows, and of which has each stage only a share?"
+    gradients = "Of which leaves have devices seen different rows, and of which has each stage only a share?"
     slow = "What is computed more often than it must be?"
     too_much = "What is kept of every tick until the backward pass comes to it? A tick's input would do."
     return [

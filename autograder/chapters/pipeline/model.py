@@ -247,7 +247,7 @@ def most_bytes(case: Case[Training]) -> int:
 
 def step_facts(judged: Judged) -> list[Fact]:
     values = "Is each pipeline's loss weighed by how much counts in it, and does each use the key of its own place?"
-    gradients = "Of which leaves have devices seen other rows, and of which has each stage only a share?"
+    gradients = "Of which leaves have devices seen different rows, and of which has each stage only a share?"
     too_much = (
         "What does the backward pass of a tick need, and which of it could be computed again? What is wrapped in "
         "jax.checkpoint as a whole is all there again while it runs backward: how much is that?"

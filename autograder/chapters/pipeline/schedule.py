@@ -103,7 +103,7 @@ def split_oracle(inputs: dict[str, Any], case: Case[Blocks]) -> dict[str, Any]:
 
 
 def split_facts(judged: Judged) -> list[Fact]:
-    hint = "Dropping a row or filling one up trains on another batch than intended."
+    hint = "Dropping a row or filling one up trains on a different batch from the one intended."
     return [
         facts.arrays_match("values", judged.cases, "values", "Microbatch 0 is the first rows, in their order."),
         refused("uneven batch", judged.cases, "a batch with one row too many", hint),

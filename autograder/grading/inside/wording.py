@@ -8,7 +8,7 @@ import re
 from types import FrameType
 from typing import Any
 
-_WHEN = "is not known while the function is traced: it is one program for all devices and all numbers"
+_WHEN = "is not known while the function is traced: one program is made for all devices and all values"
 _VARIES = re.compile(r"JitTracer\(([^()]*)\)|Traced<([^>]*)>(?:with<[^>]*>)?|\w*Tracer<([^>]*)>")
 # Error text, prefixed with its type, and its replacement; the pattern's groups fill it in.
 SENTENCES: tuple[tuple[str, str], ...] = (
@@ -19,8 +19,8 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"TracerIntegerConversionError",
-        f"a list's index, `range` and a number of steps must be Python numbers, and this index {_WHEN}. Of an array "
-        "made with jnp.asarray(list) a traced index takes an element; lax.fori_loop counts to a traced number",
+        f"a list's index, `range` and a number of steps must be Python numbers, and this index {_WHEN}. A traced "
+        "index can select an element of an array, jnp.asarray(list)[i]; lax.fori_loop counts to a traced number",
     ),
     (
         r"TracerArrayConversionError",
@@ -35,7 +35,7 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     (
         r"ConcretizationTypeError[\s\S]*?(?:arange|shape)",
         f"the size of an array must be a Python number, and this value {_WHEN}. Take the largest size that is needed "
-        "and choose with jnp.where what counts",
+        "and select what counts with jnp.where",
     ),
     (
         r"(?:ConcretizationTypeError|NonConcreteBooleanIndexError)",
@@ -44,7 +44,7 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Slice entries must be static|slice indices must have static",
-        f"a slice [a:b] needs Python numbers, and this beginning {_WHEN}. lax.dynamic_slice_in_dim(x, start, length) "
+        f"a slice [a:b] needs Python numbers, and this start {_WHEN}. lax.dynamic_slice_in_dim(x, start, length) "
         "cuts from a traced start, and lax.dynamic_update_slice_in_dim(x, part, start, 0) writes there",
     ),
     (
@@ -59,12 +59,12 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"no_such_device: (\d+) of (\d+)",
-        r"a pair of this ppermute names device \1, and the axis has \2 here, 0 the first. How many it has differs from "
-        "case to case: lax.axis_size(axis_name)",
+        r"a pair of this ppermute names device \1, and the axis has \2 devices here, numbered from 0. Their number "
+        "differs from case to case: use lax.axis_size(axis_name)",
     ),
     (
         r"no_such_device: (.*)",
-        r"a pair of this ppermute names a device that is not there: \1. Counting round a ring ends with % size",
+        r"a pair of this ppermute names a device that is not there: \1. To go round a ring, take the index % size",
     ),
     (
         r"all_to_all split_axis \((\d+)\) has to be divisible by the size of the named axis (.+?) \((\d+)\)",
@@ -73,7 +73,7 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"reduce_scatter operand scatter dimension size (\d+) must match shard count (\d+)",
-        r"without tiled=True, lax.psum_scatter takes its scatter_dimension away, which must then have the size of the "
+        r"without tiled=True, lax.psum_scatter removes its scatter_dimension, which must then have the size of the "
         r"axis, \2, and here has \1. With tiled=True each device keeps \1/\2 of that dim: is that wanted?",
     ),
     (
@@ -83,7 +83,7 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"all_to_all requires the size of the mapped axis axis_name to equal x\.shape\[split_axis\]",
-        "without tiled=True, lax.all_to_all takes its split_axis away, which must then have the size of the axis. With "
+        "without tiled=True, lax.all_to_all removes its split_axis, which must then have the size of the axis. With "
         "tiled=True it keeps that dim, with one part for each device",
     ),
     (
@@ -92,13 +92,13 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"[Uu]nbound axis name:? (\w)\b",
-        r"there is no axis '\1' in this mesh: is a name given where a tuple of names is taken? A string is taken apart "
+        r"there is no axis '\1' in this mesh: is a name given where a tuple of names is expected? A string is split "
         r"into its letters; (axis_name,) is a tuple of one",
     ),
     (
         r"[Uu]nbound axis name:? (\w+)|unbound axis: (\w+)",
         r"there is no axis '\1\2' in this mesh. Which axes it has depends on the case: take names of axes from the "
-        r"arguments (axis_name and the like, or the entries of specs), and write none of your own",
+        r"arguments (axis_name and the like, or the entries of specs), and do not hard-code any",
     ),
     (
         r"carry input and (?:carry )?output must have (?:equal types|the same type structure)[\s\S]*? has type "
@@ -162,7 +162,8 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Input dtypes \((.*?)\) have no available implicit dtype promotion",
-        r"arrays of the dtypes \1 are not combined silently here: bring one of them to the other's with x.astype(...)",
+        r"arrays of the dtypes \1 are not combined silently here: convert one of them to the other's dtype with "
+        "x.astype(...)",
     ),
     (
         r"cannot reshape array of shape (\(.*?\)) \(size (\d+)\) into shape (\(.*?\)) \(size (\d+)\)",
@@ -170,13 +171,13 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"_IndexUpdateRef|_IndexUpdateHelper",
-        "x.at[i] alone is no array yet: x.at[i].set(value) and x.at[i].add(value) give a new array, and x.at[i].get() "
-        "what is there, with a mode for indices beyond the end",
+        "x.at[i] alone is not an array: x.at[i].set(value) and x.at[i].add(value) return a new one, and x.at[i].get() "
+        "returns what is there, with a mode for indices beyond the end",
     ),
     (
         r"JAX arrays are immutable",
-        "an array is immutable and cannot be assigned into: x = x.at[i].set(value) gives a new one with another "
-        "element, and lax.dynamic_update_slice_in_dim one with another part",
+        "an array is immutable and cannot be assigned into: x = x.at[i].set(value) gives a new one with that "
+        "element replaced, and lax.dynamic_update_slice_in_dim one with a part replaced",
     ),
     (
         r"UnexpectedTracerError|Too many leaves for PyTreeDef|No constant handler for type.*Tracer",
@@ -187,7 +188,7 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         r"Gradient only defined for scalar-output functions. Output had shape: (\(.*?\))",
         r"the gradient is that of a scalar, and this function returns an array of shape \1: is a mean or sum missing?",
     ),
-    (r"RecursionError", "the function calls itself for ever: which call has to end?"),
+    (r"RecursionError", "the function calls itself without end: what should stop the recursion?"),
     (
         r"Custom VJP bwd rule must produce[\s\S]*? of type (\w+\[[^\]]*\])(\{[^}]*\})? corresponding[\s\S]*? of type "
         r"\1(\{[^}]*\})",
@@ -199,10 +200,10 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     (
         r"cond branches must have equal output types[\s\S]*?has type (\w+\[[^\]]*\])(\{[^}]*\})? but[\s\S]*?has type "
         r"\1(\{[^}]*\})?,",
-        r"the branches of a lax.cond must give one type of value, and one gives \1\2, the other \1\3: V names "
+        r"the branches of a lax.cond must return values of the same type, and one gives \1\2, the other \1\3: V names "
         r"the axes that a value varies over. as_varying(x, axis) makes a constant vary like the other branch's result",
     ),
-    (r"pcast.*varying.*already|already varying", "this value varies over the axis already: leave lax.pcast out here"),
+    (r"pcast.*varying.*already|already varying", "this value already varies over the axis: leave out lax.pcast here"),
     (
         r"Custom node type mismatch|pytree structure|Dict key mismatch|different (?:pytree )?structure",
         "two trees that are mapped together differ in structure: one has leaves or keys that the other lacks",

@@ -34,7 +34,7 @@ CREATE TABLE IF NOT EXISTS spent (key TEXT PRIMARY KEY, seconds REAL NOT NULL);
 """
 REMEDIES = (
     ("locked", "another program uses it; wait, or end that program, and run the same command again"),
-    ("full", "the disk is full; free some space and run the same command again, nothing recorded so far is lost"),
+    ("full", "the disk is full; free some space and run the same command again; nothing recorded so far is lost"),
     ("readonly", "it cannot be written; make the course folder writable for you and run the same command again"),
     ("unable to open", "make sure that the course folder exists and that you may write in it"),
     ("disk i/o", "the disk reports an error; check that it is not full, then run the same command again"),

@@ -197,7 +197,7 @@ def _in_this_course(fact: Fact, variant: Variant | None) -> Fact:
 def stopped(task: Task, problem: Problem) -> Result:
     """The result of a function that has no Program to judge."""
     if problem.verdict == FAIL:
-        measured, limit = "of another form", "as specified"
+        measured, limit = "of the wrong structure", "as specified"
         form = Fact("values", Kind.FORM, False, measured, limit, line=problem.line, message=problem.message)
         return Result(task.name, 0.0, task.points, FAIL, (form,))
     return Result(

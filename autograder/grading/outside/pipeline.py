@@ -86,7 +86,7 @@ class Budget:
             raise Stopped(
                 LIMIT_EXCEEDED,
                 f"all functions of a submission have {most}, together, and too little of it was left for this one: "
-                "mend the function that takes so long (limit on a submission's time)",
+                "fix the function that takes so long (limit on a submission's time)",
             )
         wall, cpu = min(wall * share, self.wall_s), min(cpu * share, self.cpu_s)
         return dataclasses.replace(

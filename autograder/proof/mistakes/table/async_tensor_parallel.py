@@ -25,7 +25,7 @@ MISTAKES = {
             inside="ring_gather_matmul",
         ),
         "a derivative that adds to a kernel's gradient in every step": Mistake(
-            r"besides the products, .* ms of the critical path are add, 7 times",
+            r"besides the products, .* ms of the critical path are spent in add, 7 times",
             {"return product(*vary_alike(x, kernel))": "return ring(*vary_alike(x, kernel), keep=False)[0]"},
             inside="ring_gather_matmul",
             never="What it costs",

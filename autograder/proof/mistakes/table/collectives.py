@@ -130,7 +130,7 @@ MISTAKES = {
             {"lax.fori_loop(0, size - 1, pass_on": "lax.fori_loop(0, x.size, pass_on"},
         ),
         "JAX's own collective": Mistake(
-            r"Collectives that are not allowed earn nothing.*all-gather.*allowed here: permute",
+            r"Collectives that are not allowed earn no points.*all-gather.*allowed here: permute",
             {"    return place(whole, last, size - 1)": "    return lax.all_gather(x, axis_name, tiled=True)"},
             EDITED,
         ),
@@ -143,7 +143,7 @@ MISTAKES = {
             r"jax\.debug\.print.*Take it out",
             {"    whole, last =": '    jax.debug.print("{}", index)\n    whole, last ='},
         ),
-        "calls itself for ever": Mistake(
+        "calls itself without end": Mistake(
             r"calls itself", {"    return place(whole, last, size - 1)": "    return ring_all_gather(x, axis_name)"}
         ),
     },

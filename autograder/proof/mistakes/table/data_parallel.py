@@ -40,7 +40,7 @@ MISTAKES = {
             line="total, _ = lax.scan(accumulate, nothing, microbatches)",
         ),
         "mean of the means": Mistake(
-            r"begin with “values”.*begin with it\. Of which rows.*only 21 bytes are missing",
+            r"begin with “values”.*begin with the loss\. Over which rows.*only 21 bytes are missing",
             {
                 'share = jnp.sum(microbatch["mask"]) / count': "share = 1 / (num_microbatches * lax.axis_size(axis_name))"
             },
@@ -80,7 +80,7 @@ MISTAKES = {
     },
     "overlapped_gradients": {
         "means of devices added up": Mistake(
-            r"8 elements\. The mask may be 0 everywhere on a device: what is divided by what counts there\?",
+            r"8 elements\. The mask may be 0 everywhere on a device: what is divided by the unmasked count there\?",
             {'count = lax.psum(jnp.sum(batch["mask"]), axis_name)': 'count = jnp.sum(batch["mask"])'},
         )
     },

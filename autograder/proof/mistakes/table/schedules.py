@@ -64,7 +64,7 @@ MISTAKES = {
             {'versions["older"], microbatches, pipe_axis)': 'versions["newest"], microbatches, pipe_axis)'},
         ),
         "loss of one pipeline": Mistake(
-            r"leaf loss .* in step \d .*All other results are right: of which rows is the loss the mean",
+            r"leaf loss .* in step \d .*All other results are right: over which rows, and over which devices",
             {
                 "lax.pmean(lax.psum(jnp.where(last, own, 0), pipe_axis), data_axis)": (
                     "lax.psum(jnp.where(last, own, 0), pipe_axis)"

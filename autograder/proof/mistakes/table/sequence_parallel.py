@@ -17,7 +17,7 @@ MISTAKES = {
             never="so the masks are right",
         ),
         "left to JAX": Mistake(
-            r"GiB of temporaries live at once.*Which whole activation is saved in front of a product",
+            r"GiB of temporaries are live at once.*Which whole activation is saved in front of a product",
             {"    @jax.checkpoint\n    def into": "    def into", "    @jax.checkpoint\n    def back": "    def back"},
         ),
         "bias before the scatter": Mistake(
@@ -47,7 +47,7 @@ MISTAKES = {
     },
     "selective_recompute": {
         "scores kept": Mistake(
-            r"2\.312 GiB of temporaries live at once.*what is cheap to compute again\?",
+            r"2\.312 GiB of temporaries are live at once.*what is cheap to compute again\?",
             {"jax.checkpoint(attend, static_argnums=1)": "attend"},
         )
     },

@@ -6,7 +6,7 @@ from autograder.proof.mistakes import EDITED, Mistake
 MISTAKES = {
     "row_parallel_dense": {
         "tiled left out": Mistake(
-            r"without tiled=True, lax\.psum_scatter takes its scatter_dimension away.*With tiled=True each device keeps",
+            r"without tiled=True, lax\.psum_scatter removes its scatter_dimension.*With tiled=True each device keeps",
             {"scatter_dimension=x.ndim - 2, tiled=True": "scatter_dimension=x.ndim - 2"},
             EDITED,
         ),

@@ -11,7 +11,7 @@ MISTAKES = {
             never="microbatches|'pipe' or",
         ),
         "weights sent in float32": Mistake(
-            r"Which dtype should travel\?.*numbers of float32 that should have been rounded to bfloat16.*in bfloat16 all would be",
+            r"Which dtype should travel\?.*float32 numbers should have been rounded to bfloat16.*in bfloat16 all would be",
             {"sent = part.astype(dtype)": "sent = part"},
             never="lower precision|loop run too often",
         ),

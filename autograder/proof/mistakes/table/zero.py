@@ -14,7 +14,7 @@ SCATTERED = {
 MISTAKES = {
     "shard_optimizer_state": {
         "split along the first dim": Mistake(
-            r"Wrong split dims earn nothing.*leaf .* on mesh data=8: measured P\('data'\)",
+            r"Wrong split dims earn no points.*leaf .* on mesh data=8: measured P\('data'\)",
             {
                 "parts, specs = shard_params(params, axis_name, min_size)": (
                     "parts, specs = shard_params(params, axis_name, min_size)\n"
@@ -63,7 +63,7 @@ MISTAKES = {
             never="decay|leaf params",
         ),
         "stacked biases decay": Mistake(
-            r"Norm and state are right.*which of them decay\? Wrong here are 3 of 10 leaves: params/layers/down/bias",
+            r"Norm and state are right.*which of them decay\? 3 of 10 leaves are wrong here: params/layers/down/bias",
             {'leaf.ndim - (path[0].key == "layers")': "leaf.ndim"},
         ),
         "count before this update": Mistake(
@@ -79,7 +79,7 @@ MISTAKES = {
             never=r"the clipping, the two corrections|at \[0\]",
         ),
         "loss of this device's rows": Mistake(
-            r"leaf loss .*All other results are right: of which rows is the loss the mean",
+            r"leaf loss .*All other results are right: over which rows, and over which devices, is the loss averaged",
             {"state, lax.pmean(loss, axis_name), norm": "state, loss, norm"},
             never="the clipping, the two corrections",
         ),
@@ -98,14 +98,14 @@ MISTAKES = {
     },
     "zero2_step": {
         "parts stacked by the reverse scan": Mistake(
-            r"at the peak [\d.]+ GiB.*has 384 MiB\. "
+            r"at the peak [\d.]+ GiB.*takes 384 MiB\. "
             r"No stack of whole gradients lives then: is there a second stack of parts\?"
             r".*alive at the peak: +384 MiB +1 x f32\[\S+\] .* zero2_step:\d+ +384 MiB",
             SCATTERED,
             never="Whose gradient is whole",
         ),
         "whole sums, scattered once a step": Mistake(
-            r"Whose gradient is whole.*that is 4 times as much, and there are as many microbatches",
+            r"Whose gradient is whole.*that is 4 times as much, one for each microbatch",
             {
                 "t.at[number].add(part_of(g, s))": "t.at[number].add(g)",
                 "t + part_of(g, s)": "t + g",
