@@ -19,7 +19,7 @@ Vocab = Annotated[int | None, typer.Option(help="Size of the vocabulary; 32,000.
 Seq = Annotated[int | None, typer.Option(help="Tokens in a sequence; 1024.")]
 Hidden = Annotated[int | None, typer.Option(help="Width inside the MLP; 0: four times the width.")]
 KvHeads = Annotated[int | None, typer.Option(help="Heads of keys and values; 0: as many as heads.")]
-HeadWidth = Annotated[int | None, typer.Option(help="Of one head; 0: the width over the heads.")]
+HeadWidth = Annotated[int | None, typer.Option(help="Width of one head; 0: the width over the heads.")]
 Gated = Annotated[bool | None, typer.Option("--gated/--no-gated", help="A gated MLP, such as SwiGLU.")]
 ParallelBlock = Annotated[
     bool | None, typer.Option("--parallel-block/--no-parallel-block", help="Attention and MLP with one input.")
@@ -66,7 +66,7 @@ Pairs = Annotated[
     typer.Option("--pairs/--no-pairs", help="Concatenate the weights of two repeats for each block of ticks."),
 ]
 SequenceParallel = Annotated[bool, typer.Option(help="`tensor` splits the sequence between products.")]
-Margin = Annotated[float, typer.Option(help="Of memory, for what is not counted, as a share of it.")]
+Margin = Annotated[float, typer.Option(help="Added for what is not counted, as a share of the counted memory.")]
 All = Annotated[bool, typer.Option("--all", help="Every configuration considered, each with its reason.")]
 Card = Annotated[
     Path | None, typer.Option("--card", metavar="FILE", help="Print the best configuration's run card, and keep it.")

@@ -56,7 +56,8 @@ def predict(
     ],
     function: Annotated[str | None, typer.Argument(metavar="[FUNCTION]", help="One of the chapter's.")] = None,
     arguments: Annotated[
-        str | None, typer.Option("--args", help="Of a script's function: `params, f32[64@data, 128], rate=0.1`.")
+        str | None,
+        typer.Option("--args", help="Arguments of a script's function: `params, f32[64@data, 128], rate=0.1`."),
     ] = None,
     mesh: Annotated[
         str, typer.Option(help="Axis sizes for --args, where the script has no mesh: data=4,model=2.")

@@ -70,7 +70,7 @@ class Unit(StrEnum):
     RELATIVE = "relative"
     DEVICE_TIME = "of the devices' time"
     BEST_CHOICE = "of the best choice's"
-    ONE_DEVICE = "of one device's"
+    ONE_DEVICE = "times a single device's"
     REFERENCE = "times the reference's"
     COLLECTIVES = "of collectives"
     PRODUCTS = "products"
