@@ -202,7 +202,7 @@ def ratios() -> dict[str, object]:
         assert np.allclose(list(row.values()), (4, 8, 1) if split else 1, atol=5e-4)
     wrong = float(optax.global_norm(found[0])) / float(optax.global_norm(right))
     norms = (
-        f"norm over all leaves on 2 x 4: {wrong:.3f} times one device's\n"
+        f"norm over all leaves on 2 x 4: {wrong:.3f} times a single device's\n"
         f"clipped to the same norm, copies get {1 / wrong:.3f} of their update, and parts {4 / wrong:.3f}"
     )
     return {"ratios": table, "norms": norms}
