@@ -167,7 +167,7 @@ def check_notebook(
     """
     _tasks(chapter, functions)
     executor().start_early()
-    tracer().start_early()
+    tracer(chapter).start_early()
     return check_cells(read_notebook(path), chapter, functions, progress=progress, more=more)
 
 

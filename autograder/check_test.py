@@ -251,6 +251,15 @@ def test_python_that_never_ends_is_stopped_at_its_line(notebook, monkeypatch):
     assert "s of processor time; does a loop ever end?" in result.message
 
 
+@pytest.mark.parametrize("module", ["autograder.chapters.fsdp.tasks", "course.training", "solutions.fsdp"])
+def test_a_notebook_can_import_what_official_grading_can_and_no_more(notebook, module):
+    here = notebook(
+        HEAD, f"def shard_params(params, axis_name, min_size):\n    import {module}\n    return params, params"
+    )
+    result = judged(here)
+    assert result.verdict == STUDENT_ERROR and f"No module named '{module}'" in result.message, result
+
+
 def test_tracing_is_limited_in_processor_time_and_what_waits_in_wall_time(monkeypatch):
     def judged_here(body):
         task = load("fsdp").task("shard_params")

@@ -50,7 +50,7 @@ class FromNotebook:
             trace_request(self.chapter, task, self.notebook, cases, limits, platform, patient=True, with_uses=True)
             for task, cases, platform in exports
         ]
-        worker = tracer()
+        worker = tracer(self.chapter)
         worker.seconds = len(exports) * (limits.wall_s or 0) + 120  # it ends its children itself
         every = trace_together(worker, requests)
         for (task, _, platform), traced in zip(exports, every, strict=True):
@@ -203,9 +203,9 @@ def executor() -> Worker:
 
 
 @cache
-def tracer() -> Worker:
-    """The only tracer process of this kernel or command; it exits with its parent."""
-    return _ending_with_this(local_tracer())
+def tracer(chapter: str) -> Worker:
+    """The only tracer process of this kernel or command for the chapter; it exits with its parent."""
+    return _ending_with_this(local_tracer(chapter))
 
 
 def _ending_with_this(worker: Worker) -> Worker:

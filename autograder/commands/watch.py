@@ -341,7 +341,7 @@ def run(chapter: str, path: Path, *, script: bool) -> None:
         if script or twin.exists():
             watched.pair()
         judge.executor().start_early()
-        judge.tracer().start_early()
+        judge.tracer(chapter).start_early()
         out().print(
             f"watching {path}{f' and {twin}' if twin.exists() else ''}: save it to have it judged", markup=False
         )

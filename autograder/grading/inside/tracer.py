@@ -31,14 +31,12 @@ from autograder.grading.inside.running import STATEMENT_SECONDS, Ran, lab_statem
 from autograder.grading.inside.tracing import Problem, time_limit, trace_cases
 from autograder.grading.inside.uses import uses
 from course import predict, render  # noqa: F401  imported by labs; loaded once for all forks
-from course.curriculum import earlier
 
 MAX_RESULT = 64 * 2**20
 
 
 def trace_request(request: TraceRequest, result: BinaryIO) -> None:
     """Serve one request in the confined child: write the Programs of each function, or the reason there are none."""
-    sys.meta_path.insert(0, _NotHere(request.chapter))  # type: ignore[arg-type]
     ran = _run(request)
     wire.write(result, {"ran": True})  # from here on, only a graded function can end the process
     for number, wanted in enumerate(request.functions):
@@ -82,19 +80,6 @@ def _run(request: TraceRequest) -> Ran:
     return ran
 
 
-class _NotHere:
-    """Refuse to import answers, which sandboxes never mount, in a process without a sandbox."""
-
-    answers = ("autograder.learner.baselines", "autograder.proof.mutants", "autograder.proof.alternatives")
-
-    def __init__(self, chapter: str):
-        self.earlier = {f"solutions.{entry.name}" for entry in earlier(chapter)}
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name in self.answers or (name.startswith("solutions.") and name not in self.earlier):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
 @cache
 def prepare(chapter: str, task: str, case: str, lab: tuple[str, ...]) -> None:
     """Do once the work every submission needs: build what a task's cases consist of. No student code is involved."""
@@ -112,6 +97,8 @@ def _nothing(*_: Any) -> Any:
 def main() -> None:
     """Serve requests from standard input until it ends."""
     prctl(PR_SET_DUMPABLE, 0)  # else a student's process can open this one's memory through /proc and write to it
+    # The finder of an editable installation, which would import what the mounts leave out.
+    sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
     # Unbuffered: a fork must not find the next request in a buffer.
     requests, answers = FileIO(0), sys.stdout.buffer
     while True:

@@ -37,7 +37,7 @@ from autograder.grading.inside.running import ALL_SECONDS, PATIENT_SECONDS
 from autograder.grading.inside.tracing import Problem, Traced
 from autograder.grading.outside.judge import Stopped, judge, plan, stopped
 from autograder.grading.outside.released import lab_code
-from autograder.grading.outside.workers import TRIES, Worker, sandboxed
+from autograder.grading.outside.workers import TRACER, TRIES, Worker, sandboxed
 from course.program import Program, ProgramError
 
 # For tracing one function, and for each request to the executor. Processor time is a submission's actual allowance;
@@ -143,7 +143,7 @@ class Grader:
         self.occupied = 0  # by the executor, in bytes, after its last answer
         wall = limits.wall_s or 0
         # The tracer ends its children itself; its own deadline is for one that hangs.
-        self.tracer = sandboxed("autograder.grading.inside.tracer", chapter, level, greets=False, seconds=wall + 30)
+        self.tracer = sandboxed(TRACER, chapter, level, greets=False, seconds=wall + 30)
         self.executor = sandboxed(
             "autograder.grading.inside.executor", chapter, level, greets=True, seconds=wall, cpu_s=limits.cpu_s
         )

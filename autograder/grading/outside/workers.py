@@ -19,6 +19,7 @@ from autograder.grading.outside.sandbox import PLAIN, Mount, Sandbox
 from course.curriculum import contract_folder, earlier, home, is_own
 
 ROOT = Path(__file__).resolve().parents[3]
+TRACER = "autograder.grading.inside.tracer"
 TRIES = 3
 START_SECONDS = 180.0
 # Of a worker; each request brings its own limits. A naive program at its largest size takes 3 GiB of memory.
@@ -145,15 +146,15 @@ def local_executor(seconds: float = 120) -> Worker:
     return local_worker("autograder.grading.inside.executor", greets=True, seconds=seconds)
 
 
-def local_tracer(seconds: float = 300) -> Worker:
-    """A tracer in a separate process on the learner's machine."""
-    return local_worker("autograder.grading.inside.tracer", greets=False, seconds=seconds)
+def local_tracer(chapter: str, seconds: float = 300) -> Worker:
+    """A tracer in a separate process on the learner's machine, which can import what official grading can."""
+    return sandboxed(TRACER, chapter, "unsafe-local", greets=False, seconds=seconds)
 
 
 def sandboxed(
     module: str, chapter: str, level: str, *, greets: bool, seconds: float, cpu_s: float | None = None
 ) -> Worker:
-    """A worker of official grading: it sees what ``mounted`` lists and nothing else."""
+    """A worker of official grading: it can import what ``mounted`` lists and nothing else."""
     mounts = [Mount(path, str(path.relative_to(ROOT))) for path in mounted(chapter)]
     mounts += [Mount(path, str(path.relative_to(home(chapter)))) for path in own_mounted(chapter)]
     env = {"MESHCRAFT_CONFINE": "1"}

@@ -16,7 +16,7 @@ from autograder.grading.inside.tracing import Problem, Traced
 from autograder.grading.outside.pipeline import LIMITS, trace_request, traced_by
 from autograder.grading.outside.released import lab_code
 from autograder.grading.outside.sandbox import best_level
-from autograder.grading.outside.workers import sandboxed
+from autograder.grading.outside.workers import TRACER, sandboxed
 from autograder.proof.notebooks import ANSWER, CHAPTER, HEAD, TASK
 from autograder.release.notebook import ROOT
 from course.curriculum import CHAPTERS
@@ -32,7 +32,7 @@ def cells(*sources):
 @pytest.fixture(scope="module")
 def official():
     with_limits = replace(LIMITS, cpu_s=20, wall_s=40.0)
-    worker = sandboxed("autograder.grading.inside.tracer", CHAPTER, best_level(), greets=False, seconds=60)
+    worker = sandboxed(TRACER, CHAPTER, best_level(), greets=False, seconds=60)
 
     def look(*sources, task=CONTRACT):
         notebook = Notebook(tuple(cells(HEAD, *sources)), "")

@@ -15,7 +15,7 @@ from autograder.grading.outside.judge import _run, plan
 from autograder.grading.outside.pipeline import LIMITS, trace_request, traced_by
 from autograder.grading.outside.sandbox import best_level
 from autograder.grading.outside.saved import same
-from autograder.grading.outside.workers import local_tracer, local_worker, sandboxed
+from autograder.grading.outside.workers import TRACER, local_tracer, local_worker, sandboxed
 from autograder.proof.notebooks import CHAPTER, TASK, read_rows
 
 ROWS = read_rows()
@@ -29,8 +29,8 @@ def looks():
     """The ways to check a notebook, by name: each returns the same as ``traced_by``."""
     workers = {
         "kernel": local_worker("autograder.proof.notebooks.kernel", greets=False, seconds=60),
-        "official": sandboxed("autograder.grading.inside.tracer", CHAPTER, best_level(), greets=False, seconds=60),
-        "file": local_tracer(60),
+        "official": sandboxed(TRACER, CHAPTER, best_level(), greets=False, seconds=60),
+        "file": local_tracer(CHAPTER, 60),
     }
 
     def look(way, cells):
