@@ -245,7 +245,7 @@ def check_solution(
         return function, locate_file(function)
 
     def text(label: str, number: int) -> str:
-        return linecache.getline(str(Path(module.__file__ or "").with_name(label)), number)
+        return linecache.getline(str(Path(module.__file__ or "").parent / label), number)
 
     report = _judged(chapter, planned, find, progress, more)
     return replace(report, functions=tuple(with_quotes(result, text) for result in report.functions))

@@ -11,13 +11,13 @@ import nbformat
 import pytest
 
 from autograder.chapters.mutant import patch
-from autograder.check import check, check_notebook
+from autograder.check import check, check_notebook, check_solution
 from autograder.checking import judging as checking
 from autograder.checking import kernel
 from autograder.checking.added import with_fault
 from autograder.checking.judging import judge_function, plan_of_callee
 from autograder.contract.task import every_task, find_task, load
-from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, PASS, REFUSED, STUDENT_ERROR, Fact, Kind, conclude
+from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, PASS, REFUSED, STUDENT_ERROR, Fact, Kind, Report, conclude
 from autograder.grading.inside.intake import IntakeError
 from autograder.grading.outside.judge import plan
 from autograder.learner.compiled import CompiledFacts
@@ -272,6 +272,13 @@ def test_tracing_is_limited_in_processor_time_and_what_waits_in_wall_time(monkey
     monkeypatch.setattr(checking, "TRACE_WALL_SECONDS", 1.5)
     result = judged_here("time.sleep(60)")
     assert result.verdict == LIMIT_EXCEEDED and "1.5 s, in which it computed for 0 s" in result.message
+
+
+def test_a_solution_that_falls_short_in_a_line_of_the_course_is_a_verdict(monkeypatch):
+    failed = Fact("sent", Kind.COMMUNICATION, False, 2, 1, "too many", line="course/mesh.py:3")
+    report = Report("fsdp", (conclude("shard_params", 2, [failed]),))
+    monkeypatch.setattr("autograder.check._judged", lambda *_: report)
+    assert check_solution("fsdp", ["shard_params"]).functions[0].missed == report.functions[0].missed
 
 
 def test_outcome_is_a_number_to_nbgrader_a_table_to_people_and_text_elsewhere():

@@ -14,7 +14,8 @@ from typer import Argument, Option
 from autograder.commands.hints import read_hints
 from autograder.commands.sizes import print_sizes
 from autograder.commands.terminal import SHORT, AsJson, UsageError, bar, print_json, require_chapter, show, table
-from course.curriculum import CHAPTERS, Chapter, contract_folder, home, own_page
+from autograder.contract.verdict import counted
+from course.curriculum import CHAPTERS, ROOT, Chapter, contract_folder, home, is_own, own_page
 
 # The files of a chapter, and how to create each; references and exercises are built.
 FILES = {
@@ -32,6 +33,8 @@ FILES = {
 # Of a chapter in a course folder, which has no page on the site.
 OWN_FILES = {name.removeprefix("autograder/"): do for name, do in FILES.items() if not name.startswith("site/")}
 MUTANTS, ALTERNATIVES, HINTS = 5, (2, 3), (3, 4)
+# How the sentences begin that a new chapter's author replaces.
+PLACEHOLDERS = ("Say here what", "Tell here how", "Name papers and sections here")
 Problem = tuple[str, str]
 
 
@@ -47,8 +50,6 @@ def check_course(
     as_json: AsJson = False,
 ) -> None:
     """Report missing or stale parts of the course's chapters, with remedies. Exit status 1 if there are any."""
-    from autograder.release.notebook import ROOT
-
     if seconds and not sizes:
         raise UsageError("--seconds adds a column to --sizes; give --sizes, too")
     names = {require_chapter(name) for name in chapters or []}
@@ -114,7 +115,8 @@ def problems(entry: Chapter, root: Path) -> Iterator[Problem]:
         yield f"it cannot be imported: {type(error).__name__}: {error}", "fix that"
         return
     yield from _answers(entry.name, contract, mutants, alternatives)
-    yield from _own_page(entry.name, contract)
+    yield from _headings(entry.name, contract)
+    yield from _placeholders(entry, root)
     yield from _built(entry.name)
 
 
@@ -135,12 +137,15 @@ def _answers(name: str, contract: Any, mutants: Any, alternatives: Any) -> Itera
     hints = read_hints(name) if (contract_folder(name) / "hints.md").exists() else {}
     for task in tasks:
         if wrong[task] < MUTANTS:
-            yield f"{task} has {wrong[task]} mutants of at least {MUTANTS}", f"write more in {folder}/mutants.py"
+            yield (
+                f"{task} has {counted(wrong[task], 'mutant')} of at least {MUTANTS}",
+                f"write more in {folder}/mutants.py",
+            )
         if not ALTERNATIVES[0] <= (count := len(alternatives.get(task, ()))) <= ALTERNATIVES[1]:
             do = "write more in" if count < ALTERNATIVES[0] else "keep the three that differ most in"
-            yield f"{task} has {count} alternatives, not two or three", f"{do} {folder}/alternatives.py"
+            yield f"{task} has {counted(count, 'alternative')}, not two or three", f"{do} {folder}/alternatives.py"
         if hints and not HINTS[0] <= (count := len(hints.get(task, ()))) <= HINTS[1]:
-            yield f"{task} has {count} hints, not three or four", f"edit {folder}/hints.md"
+            yield f"{task} has {counted(count, 'hint')}, not three or four", f"edit {folder}/hints.md"
     for task in sorted({*wrong, *alternatives, *hints} - {*tasks}):
         yield f"{task} is no function of the contract", f"rename it in {folder}/, or take it out"
     shown = {name for mutant in mutants for fact in mutant.fails for name in (fact, f"{mutant.task}.{fact}")}
@@ -148,12 +153,25 @@ def _answers(name: str, contract: Any, mutants: Any, alternatives: Any) -> Itera
         yield f"no mutant fails {fact!r}", f"write one in {folder}/mutants.py, or drop the fact and its line in `read`"
 
 
-def _own_page(name: str, contract: Any) -> Iterator[Problem]:
-    """Check that the page of a course's own chapter has the headings that its facts refer to."""
-    if path := own_page(name):
-        lines = {line.strip("# ") for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")}
-        for heading in sorted({heading for page, heading in contract.read.values() if page == name} - lines):
-            yield f"page.md has no heading “{heading}”, which READ refers to", f"edit chapters/{name}/page.md or READ"
+def _headings(name: str, contract: Any) -> Iterator[Problem]:
+    """Check that the pages have the headings that facts refer to."""
+    for page in sorted({page for page, _ in contract.read.values()}):
+        path = own_page(page) or ROOT / "site" / "pages" / f"{page}.md"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        headings = {line.strip("# ") for line in lines if line.startswith("#")}
+        for heading in sorted({heading for at, heading in contract.read.values() if at == page} - headings):
+            shown = path.relative_to(home(page) if is_own(page) else ROOT)
+            yield f"{shown} has no heading “{heading}”, which READ refers to", "edit the page or READ"
+
+
+def _placeholders(entry: Chapter, root: Path) -> Iterator[Problem]:
+    """Check that no page or notebook still has a sentence that `new-chapter` wrote for its author to replace."""
+    files = ["solutions/{0}.py", "site/pages/{0}.md", "site/pages/profiling/{0}.md", "chapters/{0}/page.md"]
+    for file in (name.format(entry.name) for name in files):
+        lines = (root / file).read_text(encoding="utf-8").splitlines() if (root / file).is_file() else []
+        for number, line in enumerate(lines, 1):
+            if line.lstrip("# ").startswith(PLACEHOLDERS):
+                yield f"{file}, line {number}, is a placeholder of the template", "write it"
 
 
 # Facts of weight 0, which no mutant needs to fail.

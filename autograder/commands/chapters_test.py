@@ -4,6 +4,7 @@ import ast
 import json
 import shutil
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -63,6 +64,18 @@ def test_what_no_mutant_fails_too_many_alternatives_and_stale_files_are_named(qu
     assert "gone is no function of the contract" in found and f"no mutant fails {fact!r}" in found
     built = [what for what, do in found.items() if do == "meshcraft build collectives"]
     assert len(built) == 2 and "exercises/collectives/collectives.ipynb" in built[0] and "references.json" in built[1]
+
+
+def test_a_heading_that_no_page_has_and_what_the_template_says_are_named(tmp_path):
+    contract = replace(load("collectives"), read={"values": ("collectives", "No such heading")})
+    (found,) = chapters._headings("collectives", contract)
+    assert "collectives.md has no heading “No such heading”" in found[0]
+    (tmp_path / "site" / "pages").mkdir(parents=True)
+    page = tmp_path / "site" / "pages" / "collectives.md"
+    page.write_text("# Collectives\n\nSay here what the chapter is about: sums.\n")
+    assert [what for what, _ in chapters._placeholders(COLLECTIVES, tmp_path)] == [
+        "site/pages/collectives.md, line 3, is a placeholder of the template"
+    ]
 
 
 def test_a_solution_that_cannot_be_measured_is_a_sentence(monkeypatch):

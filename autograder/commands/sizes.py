@@ -11,7 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from autograder.commands.terminal import UsageError, print_json, show, table
-from course.curriculum import Chapter
+from course.curriculum import CHAPTERS, Chapter
 
 PARTS = ("contract", "solution", "pages", "examples", "tests")
 REST = "other tests"
@@ -49,6 +49,9 @@ def print_sizes(root: Path, entries: Sequence[Chapter], seconds: Path | None, as
     if spent:
         shown.add_row(REST, *[""] * len(total), *_cell(spent, REST))
     shown.add_row("in all", *(f"{count:,}" for count in total.values()), *every, style="bold")
+    if len(entries) < len(CHAPTERS):
+        show(shown)
+        return
     code = table("Python in", "lines", gap=0, right=("lines",), rule=True)
     for folder, lines in python.items():
         code.add_row(folder, f"{lines:,}")

@@ -144,6 +144,8 @@ def test_bytes_of_several_kinds_are_added_up_and_the_largest_is_named():
     assert (over.passed, over.measured, over.limit, over.line) == (False, 350, 349, "mine:5")
     assert over.message.endswith("most of it is all-gather of f32[5x2] over data, 3 times. Look.")
     assert bytes_at_most("bytes", [replace(e, costs=Costs(0, 0, 0, (), {}))], kinds, lambda _: 0, "").passed
+    thirds = replace(e, costs=Costs(0, 0, 0, (replace(sent[0], wire_bytes=560 / 3, count=1),), {}))
+    assert bytes_at_most("bytes", [thirds], [sent[0].kind], lambda _: 2 * (2 / 3) * 4 * 5 * 7, "").passed
 
 
 def test_collectives_are_counted_up_to_a_number_and_over_one_axis_where_that_is_asked():

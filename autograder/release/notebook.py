@@ -173,10 +173,14 @@ def read_cells(path: Path) -> list[Cell]:
     cells = jupytext.reads(text, fmt="py:percent").cells
     if len(starts) != len(cells):
         raise BuildError(f"{path}: every cell must begin with '# %%'; {len(starts)} do, of {len(cells)}")
-    return [
+    found = [
         Cell(cell.cell_type, PAGE_MARK.sub("", cell.source).strip("\n"), f"{path}:{line}")
         for cell, line in zip(cells, starts, strict=True)
     ]
+    for cell in found:
+        if "--8<--" in cell.source:
+            raise BuildError(f"{cell.where}: a section mark is a line of its own, `# --8<-- [start:NAME]`")
+    return found
 
 
 def _story(path: Path) -> list[NotebookNode]:

@@ -101,6 +101,7 @@ def test_rebuilding_is_byte_identical_leaves_nothing_else_and_says_what_would_ch
         ("# ### BEGIN SOLUTION\n# Because.\n# ### END SOLUTION", "# Because.", r"small.py: no question"),
         ("    # a lab\n", '    x = """a\nb"""\n', r"small.py:19: the lab's body changes when dedented"),
         ("import math\n", "import math\n1 +\n", r"small.py:4: the cell is not Python"),
+        ("import math\n", "import math\n# ;--8<-- [start:x]\n", r"small.py:4: a section mark is a line of its own"),
     ],
 )
 def test_a_module_that_breaks_a_rule_is_told_where_and_what_to_do(repository, old, new, message):

@@ -20,8 +20,14 @@ LOADED, FASTER = 1.05, 0.65
 
 
 def order_of(case: Case[Any]) -> list[list[int]]:
-    """The chunks of each device: contiguous, or one from the front and one from the back; moved by ``turn`` places."""
+    """The chunks of each device: contiguous, or one from the front and one from the back, moved by ``turn`` places.
+
+    With ``shuffled`` they are in random order.
+    """
     n = shards_of(case)
+    if case.sizes.shuffled:
+        numbers = np.random.default_rng(case.sizes.turn).permutation(n * case.sizes.chunks)
+        return numbers.reshape(n, -1).tolist()
     order = [[i] if case.sizes.chunks == 1 else [i, 2 * n - 1 - i] for i in range(n)]
     return [order[(i + case.sizes.turn) % n] for i in range(n)]
 

@@ -13,7 +13,7 @@ from autograder.chapters.context_parallel.order import given, in_sequence, on_de
 from autograder.chapters.context_parallel.wrapping import Heads, shards_of
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN
-from autograder.contract.draws import axis_names, draw_leaves
+from autograder.contract.draws import axis_names, draw_leaves, shift_scores
 from autograder.contract.oracles import compile_oracle
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
@@ -27,7 +27,10 @@ EXPOSED, TEMPORARIES, TIME = 0.3, 1.15, 1.2
 
 
 def draw_heads(rng: np.random.Generator, case: Case[Heads]) -> dict[str, Any]:
-    return draw_leaves(rng, WRAPPING.wrap(print, case).inputs)
+    inputs = draw_leaves(rng, WRAPPING.wrap(print, case).inputs)
+    if case.sizes.large:
+        shift_scores(rng, inputs["q"], inputs["k"])
+    return inputs
 
 
 def attention(q: Any, k: Any, v: Any) -> jax.Array:
@@ -122,7 +125,8 @@ def _unseen_heads(rng: np.random.Generator) -> Case[Heads]:
         num_kv_heads=heads[1],
         head_dim=7,
     )
-    return Case(UNSEEN, mesh, sizes.but(chunks=int(rng.integers(1, 3)), turn=int(rng.integers(0, 3))))
+    order: dict[str, Any] = {"turn": int(rng.integers(0, 3)), "shuffled": bool(rng.integers(2))}
+    return Case(UNSEEN, mesh, sizes.but(chunks=int(rng.integers(1, 3)), **order))
 
 
 _HEADS = Heads(rows=1, length=3, num_heads=4, num_kv_heads=2, head_dim=5)
@@ -140,7 +144,11 @@ RING_ATTENTION = Task(
             quick=True,
         ),
         Case("context=4, forward alone", {"context": 4}, _HEADS.but(backward=False)),
-        Case("model=2 x ring=4, moved", {"model": 2, "ring": 4}, _HEADS.but(turn=1, num_heads=2)),
+        Case(
+            "model=2 x ring=4, in any order, large scores",
+            {"model": 2, "ring": 4},
+            _HEADS.but(shuffled=True, turn=1, large=True, num_heads=2, head_dim=4),
+        ),
         Case("data=2 x context=1", {"data": 2, "context": 1}, _HEADS),
     ),
     unseen=_unseen_heads,

@@ -45,6 +45,8 @@ class Heads(Sizes):
         length: Tokens of a chunk.
         chunks: Chunks of a device: one in contiguous order, or two in zigzag order.
         turn: The number of places by which devices' chunks are moved along the axis.
+        shuffled: Whether chunks are in no order at all; ``turn`` then seeds it.
+        large: Whether the exponentials of scores overflow.
         num_heads: Heads of the queries.
         num_kv_heads: Heads of the keys and values.
         head_dim: Features of a head.
@@ -58,6 +60,8 @@ class Heads(Sizes):
     head_dim: int
     chunks: int = 2
     turn: int = 0
+    shuffled: bool = False
+    large: bool = False
     backward: bool = True
 
 
@@ -71,12 +75,12 @@ class Chunks(Sizes):
 
 @dataclass(frozen=True, kw_only=True)
 class Training(ModelSizes):
-    """A Transformer over ``data`` x ``context``; ``chunks`` and ``turn`` as for ``Heads``.
+    """A Transformer over ``data`` x ``context``; ``chunks`` of a device as for ``Heads``.
 
     Attributes:
         rows: Sequences at each place of the data axis.
         chunks: Chunks of a device.
-        turn: The number of places by which devices' chunks are moved along the axis.
+        turn, shuffled: As for ``Heads``.
         steps: Number of steps.
         rate_scale: The factor of the drawn learning rate.
     """
@@ -84,6 +88,7 @@ class Training(ModelSizes):
     rows: int
     chunks: int = 2
     turn: int = 0
+    shuffled: bool = False
     steps: int = 1
     rate_scale: float = 1.0
 

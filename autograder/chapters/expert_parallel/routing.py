@@ -11,7 +11,7 @@ import numpy as np
 from autograder.chapters.closed_forms import ring
 from autograder.chapters.expert_parallel.wrapping import Routing, devices_of
 from autograder.contract import byte_facts, facts
-from autograder.contract.draws import flows_back, unseen_case
+from autograder.contract.draws import OVERFLOWS, flows_back, unseen_case
 from autograder.contract.oracles import compile_oracle
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
@@ -38,8 +38,9 @@ def places_of(logits: np.ndarray, bias: np.ndarray, k: int, capacity: int) -> tu
 def draw_route(rng: np.random.Generator, case: Case[Routing]) -> dict[str, Any]:
     """Logits in steps of a half, so that many are equal, and experts that are preferred or not."""
     s = case.sizes
+    shift = s.large * OVERFLOWS * rng.choice([-1, 1], (s.tokens, 1))
     return {
-        "logits": np.float32(rng.integers(-3, 4, (s.tokens, s.num_experts)) / 2),
+        "logits": np.float32(rng.integers(-3, 4, (s.tokens, s.num_experts)) / 2 + shift),
         "bias": np.float32(rng.choice([0, 0.3], s.num_experts)),
         "upstream": flows_back(rng, s.tokens, s.k),
     }
@@ -78,7 +79,9 @@ ROUTE = Task(
         Case("6 experts", ALONE, _FEW, quick=True),
         Case("one choice of 5 experts", ALONE, Routing(tokens=17, num_experts=5, k=1, capacity=3), quick=True),
         Case("all of 3 experts", ALONE, Routing(tokens=8, num_experts=3, k=3, capacity=6)),
-        Case("more experts than tokens", ALONE, Routing(tokens=5, num_experts=9, k=2, capacity=2)),
+        Case("more experts than tokens", ALONE, Routing(tokens=5, num_experts=9, k=2, capacity=2, large=True)),
+        # More than 8-bit integers count, and than bfloat16 tells apart.
+        Case("700 tokens", ALONE, Routing(tokens=700, num_experts=2, k=1, capacity=500)),
     ),
     unseen=lambda rng: unseen_case(rng, unseen_routing(rng), (1,)),
     draw=draw_route,
@@ -102,6 +105,7 @@ def draw_balance(rng: np.random.Generator, case: Case[Routing]) -> dict[str, Any
     s, n = case.sizes, devices_of(case)
     preferred = 1.5 * rng.standard_normal((n, 1, s.num_experts))
     logits = rng.standard_normal((n, s.tokens, s.num_experts)) + preferred
+    logits += s.large * OVERFLOWS * rng.choice([-1, 1], (n, s.tokens, 1))
     if n == s.k == 1 and not s.tokens % s.num_experts:  # the first expert gets exactly its share
         logits[:, :, 0] = -9
         logits[:, : s.tokens // s.num_experts, 0] = 9
@@ -170,7 +174,7 @@ BALANCING_LOSS = Task(
     cases=(
         Case("data=2 x expert=4", {"data": 2, "expert": 4}, _BALANCE.but(num_experts=12), quick=True),
         Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _BALANCE.but(tokens=7, num_experts=5, k=3), quick=True),
-        Case("expert=5", {"expert": 5}, _BALANCE.but(k=1)),
+        Case("expert=5, 300 tokens, large logits", {"expert": 5}, _BALANCE.but(k=1, tokens=300, large=True)),
         Case("data=1 x expert=1", {"data": 1, "expert": 1}, _BALANCE.but(tokens=16, num_experts=8, k=1)),
     ),
     unseen=lambda rng: unseen_case(rng, unseen_routing(rng, rate=0.125), (5,), (2, 3), (2, 2), (6,)),

@@ -121,7 +121,7 @@ def _step_case(name: str, quick: bool = False, **sizes: Any) -> Case[Training]:
 
 
 def _unseen_step(rng: np.random.Generator) -> Case[Training]:
-    sizes = _STEP.but(num_experts=12, k=int(rng.choice([1, 3])), vocab=24, rows=3, capacity=7, balance=0.2)
+    sizes = _STEP.but(num_experts=12, k=int(rng.choice([1, 3])), vocab=24, rows=3, capacity=7, balance=0.2, z=0.05)
     return unseen_case(rng, sizes, (2, 2), (2, 3), (3, 2), (1, 6))
 
 
@@ -131,7 +131,7 @@ MOE_STEP = Task(
     point=("all-reduce bytes", "other collectives"),
     cases=(
         _step_case("data=2 x expert=4", quick=True),
-        _step_case("replica=3 x device=2", quick=True, num_experts=6, rows=1, seq=8, k=1),
+        _step_case("replica=3 x device=2", quick=True, num_experts=6, rows=1, seq=8, k=1, z=0.02),
         _step_case("data=1 x expert=8"),
         _step_case("expert=1 x data=5", num_experts=3, num_layers=1, steps=2, rate_scale=3.0),
     ),

@@ -25,8 +25,9 @@ class Routing(Sizes):
 
     Attributes:
         tokens, num_experts, k, capacity: As the functions are given them.
-        width: Of a token.
-        rate: Of the bias rule.
+        width: Features of a token.
+        rate: Rate of the bias rule.
+        large: Whether the exponentials of logits overflow.
     """
 
     tokens: int
@@ -35,6 +36,7 @@ class Routing(Sizes):
     capacity: int = 0
     width: int = 0
     rate: float = 0.0
+    large: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

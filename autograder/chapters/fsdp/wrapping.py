@@ -116,7 +116,7 @@ def wrap_shard_params(function: Any, case: Case[Leaves]) -> Wrapped:
         output_checks.same_tree("shards", shards, params)
         specs = output_checks.same_tree("specs", specs, params, is_leaf=lambda s: isinstance(s, P))
         for (path, shard), spec in zip(jax.tree.leaves_with_path(shards), jax.tree.leaves(specs), strict=True):
-            check_spec(f"leaf {path_name('', path)} {case.place}", shard, spec, axis)
+            check_spec(f"leaf {path_name('', path)} {case.place}", shard, spec, (axis,))
         return shards, specs
 
     def program(params):
@@ -127,13 +127,19 @@ def wrap_shard_params(function: Any, case: Case[Leaves]) -> Wrapped:
     return Wrapped(program, {"params": shapes}, specs, lambda: {"values": found["specs"]}, {"params": "state"})
 
 
-def check_spec(where: str, shard: Any, spec: Any, axis: str) -> None:
+def check_spec(where: str, shard: Any, spec: Any, axes: Axes) -> None:
+    """Require a spec that may be that of this part of a leaf, split over some of ``axes``.
+
+    Raises:
+        Mismatch: It is none, names other axes, has too many entries, or says whole where devices differ.
+    """
     if not isinstance(spec, P):
         raise Mismatch(f"{where}: its spec is {output_checks.describe(spec)}, expected a PartitionSpec")
     shown = f"its spec {output_checks.show_spec(spec)}"
     named = {a for entry in spec_of(spec, max(len(spec), shard.ndim)) for a in entry}
-    if not named <= {axis}:
-        raise Mismatch(f"{where}: {shown} names {sorted(named - {axis})}; the axis to split over is {axis!r}")
+    if not named <= {*axes}:
+        wanted = f"the axis to split over is {axes[0]!r}" if len(axes) == 1 else f"the axes to split over are {axes}"
+        raise Mismatch(f"{where}: {shown} names {sorted(named - {*axes})}; {wanted}")
     if len(spec) > shard.ndim:
         raise Mismatch(f"{where}: {shown} has {len(spec)} entries and the leaf has {shard.ndim} dims")
     differs = varying_axes(shard) - named

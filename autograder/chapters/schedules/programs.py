@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autograder.chapters.schedules.wrapping import Executed, rows_of, weights_of
+from autograder.chapters.schedules.wrapping import DENSE, Executed, rows_of, weights_of
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN
 from autograder.contract.case_builders import pipe_of, pipelines_of, stages_of
@@ -57,7 +57,11 @@ def draw_execute(rng: np.random.Generator, case: Case[Executed]) -> dict[str, An
 def execute_oracle(inputs: dict[str, Any], case: Case[Executed]) -> dict[str, Any]:
     """Every pipeline's batch through all parts in order, on one device."""
     each = [
-        _on_one_device(inputs["weights"], *(np.split(inputs[name], pipelines_of(case), 1)[n] for name in _DATA))
+        _on_one_device(
+            inputs["weights"],
+            *(np.split(inputs[name], pipelines_of(case), 1)[n] for name in _DATA),
+            case.sizes.activation,
+        )
         for n in range(pipelines_of(case))
     ]
     gradients = jax.tree.map(lambda *leaves: np.stack(leaves), *(found for _, found in each))
@@ -67,14 +71,15 @@ def execute_oracle(inputs: dict[str, Any], case: Case[Executed]) -> dict[str, An
 _DATA = ("microbatches", "targets")
 
 
-@compile_oracle
-def _on_one_device(weights: Any, microbatches: Any, targets: Any) -> Any:
+@partial(compile_oracle, static_argnums=3)
+def _on_one_device(weights: Any, microbatches: Any, targets: Any, activation: str) -> Any:
     """The mean loss of a batch, and its gradient."""
+    act, _ = DENSE[activation]
 
     def loss_of(weights):
         y, leaves = microbatches, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), weights)
         for kernel, bias in zip(leaves["kernel"], leaves["bias"], strict=True):
-            y = jnp.tanh(y @ kernel + bias)
+            y = act(y @ kernel + bias)
         return jnp.mean(jnp.sum((y - targets) ** 2, axis=-1)) / 2
 
     return jax.value_and_grad(loss_of)(weights)
@@ -152,7 +157,11 @@ def unseen_execute(rng: np.random.Generator) -> Case[Executed]:
     mesh = unseen_mesh(rng, (4,), (3,), (2, 2), (2, 3), (2, 4), (5,))
     sizes: dict[str, Any] = {"width": int(rng.choice([6, 7])), "rows": int(rng.choice([2, 4]))}
     chosen = _drawn(rng, mesh, "gpipe", "1f1b", "interleaved", "breadth_first", "zero_bubble")
-    return Case(UNSEEN, mesh, _SMALL.but(num_layers=int(rng.integers(1, 3)), **chosen, **sizes))
+    return Case(
+        UNSEEN,
+        mesh,
+        _SMALL.but(num_layers=int(rng.integers(1, 3)), activation=str(rng.choice([*DENSE])), **chosen, **sizes),
+    )
 
 
 def draw_versions(rng: np.random.Generator, case: Case[Executed]) -> dict[str, Any]:
@@ -173,7 +182,7 @@ def versions_oracle(inputs: dict[str, Any], case: Case[Executed]) -> dict[str, A
     newest, older = inputs["versions"]["newest"], inputs["versions"]["older"]
     rate, losses, total = inputs["learning_rate"], [], jax.tree.map(np.zeros_like, newest)
     for step in range(case.sizes.steps):
-        loss, gradient = _on_one_device(older, *(inputs[name][step] for name in _DATA))
+        loss, gradient = _on_one_device(older, *(inputs[name][step] for name in _DATA), case.sizes.activation)
         newest, older = jax.tree.map(lambda w, g: w - rate * np.asarray(g), newest, gradient), newest
         total = jax.tree.map(lambda sums, g: sums + np.asarray(g), total, gradient)
         losses.append(loss)
@@ -225,6 +234,7 @@ _STEPS = Executed(schedule="1f1b", num_microbatches=4, rows=2, width=5, steps=6)
 def unseen_versions(rng: np.random.Generator) -> Case[Executed]:
     mesh = unseen_mesh(rng, (2, 2), (2, 3), (3, 2), (1, 4))
     sizes: dict[str, Any] = {"width": int(rng.choice([6, 7])), "rows": int(rng.choice([1, 3]))}
+    sizes |= {"num_layers": int(rng.integers(1, 3)), "activation": str(rng.choice([*DENSE])), "steps": 4}
     return Case(UNSEEN, mesh, _STEPS.but(**_drawn(rng, mesh, "gpipe", "1f1b", "zero_bubble"), **sizes))
 
 
@@ -235,7 +245,11 @@ EXECUTE_SCHEDULE = Task(
     cases=(
         Case("pipe=4, ZB-H1", {"pipe": 4}, _SMALL, quick=True),
         Case("pipe=2, interleaved", {"pipe": 2}, _LOOP.but(num_microbatches=4, num_layers=2), quick=True),
-        Case("data=2 x stage=3, GPipe", {"data": 2, "stage": 3}, _SMALL.but(schedule="gpipe", num_microbatches=2)),
+        Case(
+            "data=2 x stage=3, GPipe",
+            {"data": 2, "stage": 3},
+            _SMALL.but(schedule="gpipe", num_microbatches=2, activation="sigmoid"),
+        ),
         Case("pipe=5, 1F1B", {"pipe": 5}, _SMALL.but(schedule="1f1b", num_microbatches=7)),
         Case(
             "pipe=4 x data=2, breadth-first",
@@ -265,7 +279,11 @@ TWO_WEIGHT_VERSIONS_STEP = Task(
             _STEPS.but(schedule="zero_bubble", num_microbatches=3, rows=1),
             quick=True,
         ),
-        Case("data=1 x pipe=5, GPipe", {"data": 1, "pipe": 5}, _STEPS.but(schedule="gpipe", num_microbatches=2)),
+        Case(
+            "data=1 x pipe=5, GPipe, 2 layers",
+            {"data": 1, "pipe": 5},
+            _STEPS.but(schedule="gpipe", num_microbatches=2, num_layers=2, activation="sigmoid", steps=3),
+        ),
         Case("data=8 x pipe=1, 1F1B", {"data": 8, "pipe": 1}, _STEPS.but(num_microbatches=2)),
     ),
     unseen=unseen_versions,

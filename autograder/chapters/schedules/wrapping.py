@@ -48,8 +48,13 @@ class Layer(Sizes):
 
 @dataclass(frozen=True, kw_only=True)
 class Executed(Sizes):
-    """A schedule by its name in the course's family, and parts of ``num_layers`` dense layers; ``rows`` are those of a
-    microbatch, and ``steps`` how many a training step is taken."""
+    """A schedule by its name in the course's family, and stages of ``num_layers`` dense layers.
+
+    Attributes:
+        rows: Rows of a microbatch.
+        activation: Of a dense layer, one of ``DENSE``.
+        steps: Number of training steps.
+    """
 
     schedule: str
     num_microbatches: int
@@ -57,6 +62,7 @@ class Executed(Sizes):
     width: int
     num_repeats: int = 1
     num_layers: int = 1
+    activation: str = "tanh"
     steps: int = 1
 
 
@@ -76,14 +82,17 @@ def layer_shapes(case: Case[Layer]) -> dict[str, Any]:
 
 
 def wrap_split(function: Any, case: Case[Layer]) -> Wrapped:
-    """Forward and backward in two parts, or without the second part of it."""
+    """Forward and backward in two parts, or without the second part of it.
+
+    Each part is traced by itself, as in a loop over a schedule's ticks: all that it needs must be handed to it.
+    """
     s = case.sizes
 
     def local(weights, x, upstream):
         found = function(activation_of(s.activation))
         if not isinstance(found, tuple) or len(found) != 3 or not all(callable(each) for each in found):
             raise Mismatch(f"split_backward returned {describe(found)}, expected a tuple of three functions")
-        forward, backward_input, backward_weights = found
+        forward, backward_input, backward_weights = map(jax.jit, found)
         y, saved = _two("forward", forward(weights, x))
         same_shapes("forward", y, x, case)
         dx, pending = _two("backward_input", backward_input(weights, saved, upstream))
@@ -108,19 +117,24 @@ def _two(name: str, found: Any) -> tuple[Any, Any]:
     return found
 
 
-def dense_stage() -> tuple[Any, Any, Any]:
-    """A part of the model as ``execute_schedule`` is given it: dense layers with ``tanh``, each with a bias."""
+# Activations of dense layers, and the slope of each by its result.
+DENSE = {"tanh": (jnp.tanh, lambda y: 1 - y**2), "sigmoid": (jax.nn.sigmoid, lambda y: y * (1 - y))}
+
+
+def dense_stage(activation: str = "tanh") -> tuple[Any, Any, Any]:
+    """The argument ``stage`` of ``execute_schedule``: dense layers, each with a bias."""
+    act, slope = DENSE[activation]
 
     def forward(weights, x):
         saved = [x]
         for kernel, bias in zip(weights["kernel"], weights["bias"], strict=True):
-            saved.append(jnp.tanh(saved[-1] @ kernel + bias))
+            saved.append(act(saved[-1] @ kernel + bias))
         return saved[-1], tuple(saved)
 
     def backward_input(weights, saved, dy):
         pending = []
         for number in reversed(range(len(weights["kernel"]))):
-            pending.append(dy * (1 - saved[number + 1] ** 2))
+            pending.append(dy * slope(saved[number + 1]))
             dy = pending[-1] @ weights["kernel"][number].T
         return dy, tuple(pending[::-1])
 
@@ -180,7 +194,7 @@ def wrap_execute(function: Any, case: Case[Executed]) -> Wrapped:
     def local(weights, microbatches, targets):
         own = varying(jax.tree.map(lambda leaf: leaf[:, 0], weights), case.mesh)
         microbatches, targets = varying((microbatches, targets), case.mesh)
-        how = (dense_stage(), _loss_of(targets, case), table_of(case), own, microbatches, pipe)
+        how = (dense_stage(case.sizes.activation), _loss_of(targets, case), table_of(case), own, microbatches, pipe)
         found = function(*how)
         loss, gradients = _two("execute_schedule", found)
         scalar("execute_schedule", loss, "the mean over all microbatches")
@@ -207,7 +221,8 @@ def wrap_versions(function: Any, case: Case[Executed]) -> Wrapped:
     def local(versions, microbatches, targets, learning_rate):
         def one(versions, given):
             inputs, targets = varying(given, case.mesh)
-            how = (dense_stage(), _loss_of(targets, case), table_of(case), dict(versions), inputs, learning_rate)
+            stage, loss_of = dense_stage(case.sizes.activation), _loss_of(targets, case)
+            how = (stage, loss_of, table_of(case), dict(versions), inputs, learning_rate)
             after, loss = _two("two_weight_versions_step", function(*how, pipe, data))
             same_tree("the versions", after, versions)
             same_shapes("two_weight_versions_step", after, versions, case)

@@ -1,4 +1,4 @@
-"""How ``sequence_parallel`` is judged: one device's numbers, bytes sent, and what a stack of layers saves."""
+"""Grading of the functions of ``sequence_parallel``: results on one device, bytes sent, and what layers save."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autograder.chapters.sequence_parallel.wrapping import BLOCK, ENTER, LEAVE, 
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, join_heads, params_by_head, parts_of
-from autograder.contract.draws import draw_keys, draw_leaves, unseen_mesh
+from autograder.contract.draws import draw_keys, draw_leaves, shift_scores, unseen_mesh
 from autograder.contract.oracles import compile_oracle
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
@@ -254,6 +254,13 @@ SELECTIVE_RECOMPUTE = _stack(SELECTIVE, 2, "keeps_the_scores")
 # ulysses_attention: from tokens in parts to heads in parts, and back.
 
 
+def draw_heads(rng: np.random.Generator, case: Case[Heads]) -> dict[str, Any]:
+    inputs = draw(ULYSSES, rng, case)
+    if case.sizes.large:
+        shift_scores(rng, inputs["q"], inputs["k"])
+    return inputs
+
+
 def attention_oracle(inputs: dict[str, Any], case: Case[Heads]) -> dict[str, Any]:
     values, gradients = _attention(*(inputs[name] for name in ("q", "k", "v", "upstream")))
     return {"values": np.asarray(values), "gradients": jax.tree.map(np.asarray, gradients)}
@@ -324,10 +331,11 @@ ULYSSES_ATTENTION = Task(
         Case("tensor=8, 2 key heads", {"tensor": 8}, _SHARED, quick=True),
         Case("data=2 x model=3", {"data": 2, "model": 3}, _HEADS.but(num_heads=6, kv_heads=3, seq=21, chunk=7, rows=1)),
         Case("tensor=2, all heads", {"tensor": 2}, _HEADS.but(kv_heads=8)),
+        Case("data=2 x tensor=2, large scores", {"data": 2, "tensor": 2}, _HEADS.but(large=True, head_dim=4)),
         Case("tensor=1", {"tensor": 1}, _HEADS),
     ),
     unseen=_unseen_heads,
-    draw=partial(draw, ULYSSES),
+    draw=draw_heads,
     oracle=attention_oracle,
     facts=attention_facts,
     stretches=({"seq": 1024, "chunk": 128}, {"head_dim": 128}),

@@ -42,7 +42,10 @@ class Stack(ModelSizes):
 
 @dataclass(frozen=True, kw_only=True)
 class Heads(Sizes):
-    """Attention of ``rows`` sequences on each group of devices, ``chunk`` queries at a time."""
+    """Attention of ``rows`` sequences on each group of devices, ``chunk`` queries at a time.
+
+    With ``large``, the exponentials of scores overflow.
+    """
 
     rows: int
     seq: int
@@ -50,6 +53,7 @@ class Heads(Sizes):
     kv_heads: int
     head_dim: int
     chunk: int
+    large: bool = False
 
 
 def _array(name: str, found: Any, like: Any, case: Case[Any]) -> Any:
@@ -107,9 +111,15 @@ def wrap_stack(name: str, function: Any, case: Case[Stack]) -> Wrapped:
     """A stack of layers, forward and backward; gradients of each group of devices, complete over the tensor axis."""
     s, axis, others = case.sizes, tensor_of(case), others_of(case)
     rows, specs, shapes = others or None, specs_of(case), params_by_head(case)["layers"]
-    part, given = P(rows, axis), (attend,) if name == BLOCK else ()
+    part, called = P(rows, axis), []
     x = jax.ShapeDtypeStruct((s.rows * groups_of(case), s.seq, s.width), np.float32)
     results = {"values": part, "gradients": {"params": jax.tree.map(lambda spec: P(rows, *spec), specs), "x": part}}
+
+    def own_attend(qkv, num_heads):
+        called.append(num_heads)
+        return attend(qkv, num_heads)
+
+    given = (own_attend,) if name == BLOCK else ()
 
     def local(params, x, key, upstream):
         key = jax.random.wrap_key_data(key)
@@ -118,6 +128,8 @@ def wrap_stack(name: str, function: Any, case: Case[Stack]) -> Wrapped:
             def layer(x, numbered):
                 number, weights = numbered
                 y = function(weights, x, jax.random.fold_in(key, number), s.dropout, *given, axis)
+                if given and not called:
+                    raise Mismatch(f"{name} did not call `attend`: it is the attention of this block")
                 return varying(_array(name, y, x, case), case.mesh), None
 
             return lax.scan(layer, x, (np.arange(s.num_layers, dtype=np.int32), params))[0]

@@ -295,6 +295,7 @@ _LARGE = {"width": 2048, "hidden": 8192, "num_heads": 16, "vocab": 32000, "seq":
 
 def _unseen_layers(rng: np.random.Generator) -> Case[Sizes]:
     how: dict[str, Any] = {"num_microbatches": int(rng.choice([1, 3])), "remat": bool(rng.integers(2))}
+    how["rows"] = int(rng.integers(1, 3))
     found = unseen(rng, (2, 2, 1), (1, 2, 2), (1, 3, 1), num_repeats=2, dropout=0.15, **how)
     return found.but(num_layers=2 * found.sizes.num_layers)
 
@@ -308,12 +309,12 @@ LAYERS_3D = Task(
         Case(
             "replica=2 x stage=3 x model=1, one microbatch, dropout",
             {"replica": 2, "stage": 3, "model": 1},
-            _LOOPED.but(num_layers=12, num_microbatches=1),
+            _LOOPED.but(num_layers=12, num_microbatches=1, rows=2),
             quick=True,
         ),
         Case(
-            "data=1 x pipe=2 x tensor=2, no remat, side by side, dropout",
-            {"data": 1, "pipe": 2, "tensor": 2},
+            "data=2 x pipe=2 x tensor=2, no remat, side by side, dropout",
+            CUBE,
             _LOOPED.but(remat=False, parallel=True, num_microbatches=3),
         ),
         Case(

@@ -120,10 +120,13 @@ def _unseen_forward(rng: np.random.Generator) -> Case[Sizes]:
     remat, parallel = bool(rng.integers(2)), bool(rng.integers(2))
     count = int(rng.choice([3, 4]))
     how: dict[str, Any] = {"num_microbatches": count, "dropout": 0.15, "remat": remat, "parallel": parallel}
+    how["rows"] = int(rng.integers(1, 3))
     return unseen(rng, (2, 2, 1), (1, 2, 2), (1, 1, 3), (3, 1, 2), **how)
 
 
 _CUBE, _PIPE = {"data": 2, "pipe": 2, "tensor": 2}, {"data": 1, "pipe": 2, "tensor": 1}
+# Rows that drop by the microbatch that they are in.
+_FOUR = _TWO_LAYERS.but(num_microbatches=4, rows=2, dropout=0.25)
 
 FORWARD_3D = Task(
     wrapping=WRAPPINGS["forward_3d"],
@@ -158,7 +161,7 @@ FORWARD_3D = Task(
             SIZES.but(rings=True, dropout=0.25, remat=False, max_seq=16),
         ),
         # The stages share the loss, each with the outputs of more than one microbatch.
-        Case("data=1 x pipe=2 x tensor=1, 4 microbatches", _PIPE, _TWO_LAYERS.but(num_microbatches=4)),
+        Case("data=1 x pipe=2 x tensor=1, 4 microbatches", _PIPE, _FOUR),
     ),
     unseen=_unseen_forward,
     draw=draw_forward,
@@ -204,11 +207,19 @@ def step_facts(judged: Judged) -> list[Fact]:
 
 _TWENTY = _TWO_LAYERS.but(steps=20, rate_scale=0.6)
 _CLIPPED = _TWENTY.but(largest_norm=0.4)
+# Options that change results, so that a step must hand on what it is given.
+_CHOSEN = _OPTIONS.but(steps=2, largest_norm=0.4, parallel=True)
 
 
 def _unseen_step(rng: np.random.Generator) -> Case[Sizes]:
     norm = float(rng.integers(2) * rng.uniform(0.3, 0.9))
-    how = {"steps": int(rng.choice([2, 3])), "rate_scale": float(rng.uniform(0.3, 0.7)), "largest_norm": norm}
+    how: dict[str, Any] = {
+        "steps": int(rng.choice([2, 3])),
+        "rate_scale": float(rng.uniform(0.3, 0.7)),
+        "largest_norm": norm,
+    }
+    how |= {"dropout": 0.15, "num_microbatches": int(rng.choice([2, 3])), "rows": int(rng.integers(1, 3))}
+    how |= {"parallel": bool(rng.integers(2)), "remat": bool(rng.integers(2))}
     return unseen(rng, (2, 2, 1), (1, 2, 2), (2, 1, 2), (1, 1, 3), **how)
 
 
@@ -216,12 +227,14 @@ TRAIN_STEP_3D = Task(
     wrapping=WRAPPINGS["train_step_3d"],
     points=4,
     cases=(
-        Case("data=2 x pipe=2 x tensor=2", _CUBE, _TWO_LAYERS.but(steps=2, largest_norm=0.4), quick=True),
+        Case("data=2 x pipe=2 x tensor=2", _CUBE, _CHOSEN, quick=True),
         Case("replica=1 x stage=2 x model=4, 20 steps", {"replica": 1, "stage": 2, "model": 4}, _TWENTY, quick=True),
         Case("data=4 x pipe=1 x tensor=2, 20 steps", {"data": 4, "pipe": 1, "tensor": 2}, _CLIPPED),
         Case("data=8 x pipe=1 x tensor=1, 20 steps", {"data": 8, "pipe": 1, "tensor": 1}, _TWENTY),
         Case("data=1 x pipe=8 x tensor=1, 20 steps", {"data": 1, "pipe": 8, "tensor": 1}, _TWENTY.but(num_layers=8)),
-        Case("data=1 x pipe=1 x tensor=8, 20 steps", {"data": 1, "pipe": 1, "tensor": 8}, _CLIPPED),
+        Case(
+            "data=1 x pipe=1 x tensor=8, rings, 20 steps", {"data": 1, "pipe": 1, "tensor": 8}, _CLIPPED.but(rings=True)
+        ),
         Case("data=2 x pipe=2 x tensor=2, 20 steps", _CUBE, _TWENTY),
     ),
     unseen=_unseen_step,

@@ -1,4 +1,4 @@
-"""How the functions of ``zero`` are judged: which parts a device holds, what one device makes of it, what is sent."""
+"""Grading of the functions of ``zero``: layouts, results on one device, and permitted communication."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 from autograder.chapters.closed_forms import as_given, ring, split_spec
 from autograder.chapters.zero.wrapping import (
     MOMENTS,
-    Leaves,
     NormLeaves,
+    StateLeaves,
     Training,
     axes_of,
     axis_given,
@@ -27,7 +27,7 @@ from autograder.chapters.zero.wrapping import (
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.byte_facts import resident_bytes
 from autograder.contract.case import ModelSizes
-from autograder.contract.case_builders import axis_of, axis_size, build_model, params_of
+from autograder.contract.case_builders import build_model, params_of
 from autograder.contract.draws import ODD, draw_batches, draw_leaves, meshes, unseen_case, unseen_model
 from autograder.contract.oracles import compile_oracle
 from autograder.contract.task import Case, Evidence, Judged, Task
@@ -40,11 +40,11 @@ WRAPPINGS = wrappings("zero")
 # shard_optimizer_state: zeros, and how they are split.
 
 
-def _split_rule(case: Case[Leaves], shape: tuple[int, ...]) -> P:
-    return split_spec(shape, axis_size(case), case.sizes.min_size, axis_of(case))
+def _split_rule(case: Case[StateLeaves], shape: tuple[int, ...]) -> P:
+    return split_spec(shape, devices_of(case), case.sizes.min_size, axis_given(case))
 
 
-def shard_optimizer_state_oracle(inputs: dict[str, Any], case: Case[Leaves]) -> dict[str, Any]:
+def shard_optimizer_state_oracle(inputs: dict[str, Any], case: Case[StateLeaves]) -> dict[str, Any]:
     moments = {name: jax.tree.map(np.zeros_like, inputs["params"]) for name in MOMENTS}
     return {"values": {**moments, "count": np.zeros((), np.int32)}}
 
@@ -59,7 +59,7 @@ def shard_optimizer_state_facts(judged: Judged) -> list[Fact]:
         return sum(resident_bytes(s, spec, e.case.mesh) for s, spec in zip(shapes, specs, strict=True))
 
     def given(case: Case[Any]) -> str:
-        return f"axis_name {axis_of(case)!r}, min_size {case.sizes.min_size}"
+        return f"axis_name {axis_given(case)!r}, min_size {case.sizes.min_size}"
 
     cases = judged.cases
     return [
@@ -70,16 +70,20 @@ def shard_optimizer_state_facts(judged: Judged) -> list[Fact]:
     ]
 
 
-def _unseen_leaves(rng: np.random.Generator) -> Case[Leaves]:
+def _unseen_leaves(rng: np.random.Generator) -> Case[StateLeaves]:
     unit, low = int(rng.choice([12, 24, 40])), int(rng.choice([32, 96, 128]))
-    return unseen_case(rng, Leaves(unit=unit, min_size=low, turn=int(rng.integers(1, 8))), *ODD)
+    turn, every = int(rng.integers(1, 8)), bool(rng.integers(2))
+    return unseen_case(rng, StateLeaves(unit=unit, min_size=low, turn=turn, every_axis=every), *ODD)
 
 
 SHARD_OPTIMIZER_STATE = Task(
     wrapping=WRAPPINGS["shard_optimizer_state"],
     points=1,
     point=("state bytes per device",),
-    cases=meshes(Leaves(), three=Leaves(unit=12, min_size=40)),
+    cases=(
+        *meshes(StateLeaves(), three=StateLeaves(unit=12, min_size=40)),
+        Case("node=4 x data=2, over both", {"node": 4, "data": 2}, StateLeaves(every_axis=True)),
+    ),
     unseen=_unseen_leaves,
     draw=lambda rng, case: {"params": draw_leaves(rng, leaf_shapes(case))},
     oracle=shard_optimizer_state_oracle,
@@ -172,12 +176,12 @@ def specs_of(case: Case[Training]) -> Any:
 
 
 def on_each(tree: Any, case: Case[Training]) -> Any:
-    """Every device's copy, stacked."""
+    """Whole leaves, repeated once per device."""
     return jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], devices_of(case), 0), tree)
 
 
 def of_parts(tree: Any, case: Case[Training]) -> Any:
-    """Leaves that are split, put together; of the others every device's copy."""
+    """Split leaves reassembled; whole leaves repeated once per device."""
     return jax.tree.map(
         lambda leaf, spec, copies: leaf if any(spec) else copies, tree, specs_of(case), on_each(tree, case)
     )
@@ -353,7 +357,8 @@ def zero2_step_facts(judged: Judged) -> list[Fact]:
 _MLP = Training(width=16, hidden=32, num_layers=12, features=8, rows=8, num_microbatches=4)
 _TRANSFORMER = Training(width=16, hidden=32, num_layers=2, vocab=32, seq=8, rows=6, num_microbatches=3, clip=100.0)
 # Three devices divide one dim of most kernels, and not always the largest.
-_THIRDS = Training(width=12, hidden=20, num_layers=3, features=10, rows=4, num_microbatches=2, count=0)
+_MODEL = {"width": 12, "hidden": 20, "num_layers": 3, "features": 10}
+_THIRDS = Training(**_MODEL, rows=4, num_microbatches=2, count=0, beta1=0.7, beta2=0.95, eps=0.03)
 
 
 _LARGE = {"width": 4096, "hidden": 16384, "features": 2048, "min_size": 16384}
@@ -380,6 +385,9 @@ def _unseen(rng: np.random.Generator) -> Case[Training]:
             count=int(rng.integers(4)),
             every_axis=bool(rng.integers(2)),
             learning_rate=float(rng.choice([0.03, 0.07])),
+            beta1=float(rng.choice([0.6, 0.75])),
+            beta2=float(rng.choice([0.85, 0.95])),
+            eps=float(rng.choice([0.005, 0.02])),
             weight_decay=float(rng.choice([0.3, 0.6])),
             clip=float(rng.choice([0.2, 100])),
         ),

@@ -1,6 +1,6 @@
-"""What the functions of ``zero`` are given, and the form of what they return.
+"""Inputs of the functions of ``zero``, and the form of their results.
 
-How leaves are split is the answer of ``shard_params``: all but the first two are given it with the case.
+The layout of leaves is the answer of ``shard_params``: all wrappers but the first two receive it with the case.
 """
 
 from __future__ import annotations
@@ -24,11 +24,23 @@ from autograder.contract.case import Case, ModelSizes
 from autograder.contract.case_builders import axis_of, batch_shapes, model_of, params_of, varying
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
 from course.mesh import abstract_mesh, shard_map_with_specs
+from course.program.program import path_name
 from course.train import AdamW
 
 MOMENTS = ("m", "v")
 COUNT = jax.ShapeDtypeStruct((), np.int32)
-__all__ = ["MOMENTS", "Leaves", "NormLeaves", "Training", "leaf_shapes", "of_leaves"]
+__all__ = ["MOMENTS", "NormLeaves", "StateLeaves", "Training", "leaf_shapes", "of_leaves"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateLeaves(Leaves):
+    """A tree with every kind of leaf.
+
+    Attributes:
+        every_axis: Whether all axes of the mesh split the state, or one.
+    """
+
+    every_axis: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +48,10 @@ class Training(ModelSizes):
     """A model in training, with ``rows`` for each device and step.
 
     Attributes:
-        rows: Of a device's batch.
-        num_microbatches: How many parts ``zero2_step`` takes them in.
+        rows: Rows of a device's batch.
+        num_microbatches: Number of microbatches that ``zero2_step`` splits the rows into.
         min_size: The least size of a leaf that is split.
-        steps: How many are taken, one after the other.
+        steps: Number of steps, one after the other.
         every_axis: Whether all axes of the mesh split batch and state, or one.
         count: Updates made before the first step.
         learning_rate, beta1, beta2, eps, weight_decay, clip: As in ``course.train.AdamW``.
@@ -59,23 +71,23 @@ class Training(ModelSizes):
     clip: float = 0.3
 
 
-def axes_of(case: Case[Training]) -> tuple[str, ...]:
+def axes_of(case: Case[Training] | Case[StateLeaves]) -> tuple[str, ...]:
     """The axes that batch and state are split over."""
     return tuple(case.mesh) if case.sizes.every_axis else (axis_of(case),)
 
 
-def axis_given(case: Case[Training]) -> str | tuple[str, ...]:
-    """The same as a function is given them: a name, or a tuple of several."""
+def axis_given(case: Case[Training] | Case[StateLeaves]) -> str | tuple[str, ...]:
+    """The argument ``axis_name``: one name, or a tuple of several."""
     return axes_of(case) if case.sizes.every_axis and len(case.mesh) > 1 else axis_of(case)
 
 
-def devices_of(case: Case[Training]) -> int:
-    """How many devices hold different parts and rows."""
+def devices_of(case: Case[Training] | Case[StateLeaves]) -> int:
+    """Number of devices that hold different parts and rows."""
     return math.prod(case.mesh[axis] for axis in axes_of(case))
 
 
 def config_of(case: Case[Training]) -> AdamW:
-    """The settings that a function is given."""
+    """The argument ``config``."""
     return AdamW(**{name: getattr(case.sizes, name) for name in AdamW._fields})
 
 
@@ -89,8 +101,8 @@ def _state(what: str, state: Any, like: Any, case: Case[Any]) -> None:
         output_checks.same_tree(f"{what}, {name!r}", state[name], tree)
 
 
-def wrap_state(function: Any, case: Case[Leaves]) -> Wrapped:
-    axis, shapes, name = axis_of(case), leaf_shapes(case), "shard_optimizer_state"
+def wrap_state(function: Any, case: Case[StateLeaves]) -> Wrapped:
+    axis, shapes, name = axis_given(case), leaf_shapes(case), "shard_optimizer_state"
     found: dict[str, Any] = {}
 
     def local(params):
@@ -98,8 +110,7 @@ def wrap_state(function: Any, case: Case[Leaves]) -> Wrapped:
         _state(name, state, params, case)
         specs = output_checks.same_tree("specs", specs, params, is_leaf=lambda s: isinstance(s, P))
         for (path, part), spec in zip(jax.tree.leaves_with_path(state["m"]), jax.tree.leaves(specs), strict=True):
-            where = f"leaf {jax.tree_util.keystr(path, simple=True, separator='/')} {case.place}"
-            check_spec(where, part, spec, axis)
+            check_spec(f"leaf {path_name('', path)} {case.place}", part, spec, axes_of(case))
         return state, {**dict.fromkeys(MOMENTS, specs), "count": P()}
 
     def program(params):
@@ -133,7 +144,7 @@ def _stacked(specs: Any, axes: tuple[str, ...]) -> Any:
 
 
 def _copies(tree: Any, specs: Any) -> Any:
-    """Of leaves that are whole each device's own copy, stacked: so copies that drift apart are seen."""
+    """Stack each device's copy of whole leaves, so that copies that drift apart are detected."""
     return jax.tree.map(lambda leaf, spec: leaf if any(spec) else leaf[None], tree, specs)
 
 
@@ -224,7 +235,7 @@ def wrap_step(name: str, microbatches: bool) -> Callable[[Any, Case[Training]], 
 
 _STEP = "(params, state, specs, batch, model, axis_name, {}config)"
 WRAPPINGS = (
-    Wrapping("shard_optimizer_state", "(params, axis_name, min_size)", wrap_state, Leaves),
+    Wrapping("shard_optimizer_state", "(params, axis_name, min_size)", wrap_state, StateLeaves),
     Wrapping("global_norm", "(tree, specs)", wrap_norm, NormLeaves),
     Wrapping("sharded_adamw", "(params, gradients, state, specs, axis_name, config)", wrap_adamw, Training),
     Wrapping("zero1_step", _STEP.format(""), wrap_step("zero1_step", microbatches=False), Training),

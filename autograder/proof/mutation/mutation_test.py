@@ -51,6 +51,19 @@ def test_an_operator_changes_one_place(operator, after):
     assert len({mutation.name for mutation in found}) == len(found)
 
 
+def spread(x):
+    """Attributes of sums."""
+    return ((x - 1) ** 2).mean(0) + (x + x)[x.ndim]
+
+
+def test_an_attribute_of_a_sum_keeps_its_parentheses():
+    module = ModuleType(__name__)
+    vars(module)["spread"] = spread
+    edits = {line for mutation in mutations(module, "spread") for line in mutation.edit}
+    assert "+ return ((x - 1) ** 2).sum(0) + (x + x)[x.ndim]" in edits, edits
+    assert "+ return ((x - 1) ** 2).mean(0) + (x + x)[x.ndim + 1]" in edits, edits
+
+
 def test_statements_and_decorators_are_dropped():
     module = ModuleType(__name__)
     vars(module)["example"] = example

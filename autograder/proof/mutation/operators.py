@@ -194,12 +194,12 @@ class _Scope:
                     yield f"{name} to {other}", other
             case ast.Attribute(value=value, attr=attr):
                 for other in _SWAPPED.get(attr, ()):
-                    yield f"{attr} to {other}", f"{write(value)}.{other}"
+                    yield f"{attr} to {other}", f"({write(value)}).{other}"
             case ast.Subscript(value=value, slice=at, ctx=ast.Load()):
                 yield "drop an index", write(value)
                 if not isinstance(at, ast.Slice | ast.Tuple | ast.Constant | ast.Lambda):
                     for _, shifted in _shifted(at):
-                        yield "shift an index", f"{write(value)}[{shifted}]"
+                        yield "shift an index", f"({write(value)})[{shifted}]"
             case ast.Tuple(elts=elts, ctx=ast.Load()) | ast.List(elts=elts, ctx=ast.Load()) if len(
                 elts
             ) > 1 and not any(isinstance(one, ast.Slice) for one in elts):
@@ -228,7 +228,7 @@ class _Scope:
         keywords = [write(keyword) for keyword in node.keywords]
 
         def call(*texts: str) -> str:
-            return f"{write(callee)}({', '.join((*texts, *keywords))})"
+            return f"({write(callee)})({', '.join((*texts, *keywords))})"
 
         if isinstance(callee, ast.Attribute) and root not in _MODULES:
             yield f"drop {name}", write(callee.value)
