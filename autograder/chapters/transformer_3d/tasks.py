@@ -212,14 +212,17 @@ _CHOSEN = _OPTIONS.but(steps=2, largest_norm=0.4, parallel=True)
 
 
 def _unseen_step(rng: np.random.Generator) -> Case[Sizes]:
-    norm = float(rng.integers(2) * rng.uniform(0.3, 0.9))
     how: dict[str, Any] = {
         "steps": int(rng.choice([2, 3])),
         "rate_scale": float(rng.uniform(0.3, 0.7)),
-        "largest_norm": norm,
+        "largest_norm": float(rng.integers(2) * rng.uniform(0.3, 0.9)),
+        "rows": int(rng.integers(1, 3)),
+        "num_microbatches": int(rng.choice([2, 3])),
+        "num_repeats": int(rng.integers(1, 3)),
+        "dropout": 0.15,
+        "parallel": bool(rng.integers(2)),
+        "remat": bool(rng.integers(2)),
     }
-    how |= {"dropout": 0.15, "num_microbatches": int(rng.choice([2, 3])), "rows": int(rng.integers(1, 3))}
-    how |= {"parallel": bool(rng.integers(2)), "remat": bool(rng.integers(2))}
     return unseen(rng, (2, 2, 1), (1, 2, 2), (2, 1, 2), (1, 1, 3), **how)
 
 
