@@ -5,8 +5,10 @@ import json
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax import export as jax_export
+from jax import lax
 from jax.extend.mlir import ir
 from jax.interpreters.mlir import make_ir_context
 from jax.sharding import PartitionSpec as P
@@ -110,6 +112,22 @@ def test_header_of_another_form_is_refused(program, change, message):
     text = json.dumps(header).encode()
     with pytest.raises(ProgramError, match=message):
         Program.load(MAGIC + len(text).to_bytes(4, "big") + text + program.artefact)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            lambda x: jnp.matmul(x, x.T, precision="BF16_BF16_F32"),
+            "a product asks for the algorithm .*lhs_precision_type",
+        ),
+        (lambda x: lax.exp(x, accuracy=lax.Tolerance(atol=0.1)), "exponential asks for an accuracy of its own"),
+    ],
+)
+def test_precision_that_only_some_devices_heed_is_refused(function, message):
+    made = program_of(function, {"x": struct(4, 8)}, {"x": P()}, P())
+    with pytest.raises(ProgramError, match=message):
+        parse(Program.load(made.serialise()))
 
 
 # The wrapping of jax.export

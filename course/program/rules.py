@@ -241,6 +241,14 @@ def _check_operation(op: Any, function: str, program: Program) -> None:
         check_constant(op)
     elif kind in COLLECTIVES:
         _check_devices(op, program.num_devices)
+    elif "algorithm" in op.attributes:
+        wanted = str(op.attributes["algorithm"])[:80]
+        raise ProgramError(
+            f"a product asks for the algorithm {wanted}, which only some devices have: with its precision, the results "
+            "would differ from device to device. Cast the operands instead"
+        )
+    elif "result_accuracy" in op.attributes and "DEFAULT" not in str(op.attributes["result_accuracy"]):
+        raise ProgramError(f"{op.name} asks for an accuracy of its own, which only some devices heed; leave it out")
     elif kind == "manual_computation" and (function != "main" or op.parent.name != "func.func"):
         raise ProgramError("a shard_map is inside another operation; write it at the outermost level")
 

@@ -9,7 +9,8 @@ The complete rules:
 - The part that a loop takes or updates per trip may be smaller if the number of trips grows accordingly.
 - A dim of one element that is summed, contracted or repeated is one element at both sizes.
 - A gather or scatter moves at least the same fraction of the array, or grows its places as much as integer inputs.
-- A product with a matrix that does not depend on inputs keeps its fraction of the other operand: it does not select.
+- A product with a matrix that does not depend on inputs, and is not all zero, keeps its fraction of the other operand:
+  it does not select.
 - Constants are zero, infinite or negative at both sizes or at neither; truth values are equal.
 """
 
@@ -178,10 +179,38 @@ def _places(ours: Op, theirs: Op, from_inputs: set[Value], integer_growth: float
 
 
 def depending(main: Block) -> set[Value]:
-    """The values that depend on an input."""
+    """The values that depend on an input, and those that are all zero: a product with zeros selects nothing."""
     found = set(main.arguments)
     _spread(main, found)
-    return found
+    zeros: set[Value] = set()
+    _spread_zeros(main, zeros)
+    return found | zeros
+
+
+# Operations whose result is zero if one of their operands is, and those for which all must be.
+_ZERO_IF_ANY = {"multiply", "dot_general", "and"}
+_ZERO_IF_ALL = {"add", "subtract", "negate", "tanh", "concatenate", "dynamic_update_slice", "pad", "reduce", "sqrt"}
+_ZERO_AS_FIRST = {"reshape", "transpose", "broadcast_in_dim", "slice", "dynamic_slice", "convert", "gather"}
+
+
+def _spread_zeros(block: Block, found: set[Value]) -> None:
+    """Add the values that are all zero whatever the inputs are, as far as that shows from operation to operation."""
+    for op in block.ops:
+        if op.kind == "case":
+            for region in op.regions:
+                _spread_zeros(region, found)
+            returned = zip(*(region.returns for region in op.regions), strict=True)
+            found.update(result for result, some in zip(op.results, returned, strict=True) if found.issuperset(some))
+            continue
+        known = [operand in found for operand in op.operands]
+        if (
+            op.attributes.get("zero")
+            or (op.kind in _ZERO_IF_ANY and any(known))
+            or (op.kind in _ZERO_IF_ALL and all(known[: 2 if op.kind == "dynamic_update_slice" else None]))
+            or (op.kind in _ZERO_AS_FIRST and known[0])
+            or (op.kind == "select" and all(known[1:]))
+        ):
+            found.update(op.results)
 
 
 def _spread(block: Block, found: set[Value]) -> None:

@@ -169,6 +169,13 @@ HONEST = {
     "an exact GELU": lambda w, x, ids: jax.nn.gelu(x, approximate=False),
     "a sum by a product with ones": lambda w, x, ids: x * (x @ jnp.ones((x.shape[1], 1))),
     "products": lambda w, x, ids: jnp.tanh(x @ lax.all_gather(w, "data", tiled=True)),
+    "a product with zeros": lambda w, x, ids: x + (2 * jnp.zeros(x.shape)) @ lax.all_gather(w, "data", tiled=True),
+    "a product with zeros in a branch": lambda w, x, ids: lax.cond(
+        lax.axis_index("data") == 0,
+        lambda z: x + z @ lax.all_gather(w, "data", tiled=True),
+        lambda z: x,
+        jnp.zeros(x.shape),
+    ),
     "its gradient": lambda w, x, ids: jax.grad(
         lambda x: jnp.sum(jnp.sort(jnp.pad(x, ((0, 0), (1, 1))), axis=1)[:, 1:-1] ** 2)
     )(x),

@@ -141,7 +141,11 @@ _WIDE = {
 def _unseen_step(rng: np.random.Generator) -> Case[Training]:
     mesh = dict(zip(axis_names(rng, 2), ((1, 4), (2, 2), (2, 3))[rng.integers(3)], strict=True))
     steps, seq = int(rng.choice([1, 2])), 24
-    how: dict[str, Any] = {"steps": steps, "rate_scale": float(rng.uniform(0.6, 1.6)) / steps, "turn": int(rng.integers(2))}
+    how: dict[str, Any] = {
+        "steps": steps,
+        "rate_scale": float(rng.uniform(0.6, 1.6)) / steps,
+        "turn": int(rng.integers(2)),
+    }
     how["shuffled"] = bool(rng.integers(2))
     return Case(UNSEEN, mesh, _STEP.but(seq=seq, max_seq=seq, dropout=0.15, chunks=int(rng.integers(1, 3)), **how))
 

@@ -23,7 +23,7 @@ WRAPPINGS = wrappings("expert_parallel")
 def draw_layer(rng: np.random.Generator, case: Case[Layer]) -> dict[str, Any]:
     s, n = case.sizes, devices_of(case)
     params = draw_leaves(rng, layer_params(s), 0.3)
-    params["router"]["bias"] = np.float32(rng.uniform(0, 0.1, s.num_experts))
+    params["router"]["bias"] = np.float32(rng.uniform(-0.1, 0.1, s.num_experts))
     x = np.float32(rng.standard_normal((n * s.tokens, s.width)))
     upstream = {"y": rng.standard_normal(x.shape), "logits": rng.standard_normal((n * s.tokens, s.num_experts))}
     return {"params": params, "x": x, "upstream": jax.tree.map(np.float32, upstream)}

@@ -41,7 +41,7 @@ def draw_route(rng: np.random.Generator, case: Case[Routing]) -> dict[str, Any]:
     shift = s.large * OVERFLOWS * rng.choice([-1, 1], (s.tokens, 1))
     return {
         "logits": np.float32(rng.integers(-3, 4, (s.tokens, s.num_experts)) / 2 + shift),
-        "bias": np.float32(rng.choice([0, 0.3], s.num_experts)),
+        "bias": np.float32(rng.choice([-0.3, 0, 0.3], s.num_experts)),
         "upstream": flows_back(rng, s.tokens, s.k),
     }
 
@@ -111,7 +111,7 @@ def draw_balance(rng: np.random.Generator, case: Case[Routing]) -> dict[str, Any
         logits[:, : s.tokens // s.num_experts, 0] = 9
     return {
         "logits": np.float32(logits.reshape(-1, s.num_experts)),
-        "bias": np.float32(rng.uniform(0, 0.2, s.num_experts)),
+        "bias": np.float32(rng.uniform(-0.2, 0.2, s.num_experts)),
         "upstream": flows_back(rng, 2),
     }
 

@@ -37,7 +37,7 @@ def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
     s, rows = case.sizes, devices_of(case) * case.sizes.rows
     params = draw_leaves(rng, moe_shapes(s), rng.uniform(0.2, 0.4))
     layers, bias = params["layers"], params["layers"]["moe"]["router"]["bias"]
-    layers["moe"]["router"]["bias"] = np.float32(rng.uniform(0, 0.1, bias.shape))
+    layers["moe"]["router"]["bias"] = np.float32(rng.uniform(-0.1, 0.1, bias.shape))
     layers["norm"]["scale"] += 1  # else experts read so little that an update of them is lost in rounding
     return {
         "params": params,

@@ -41,12 +41,12 @@ def products(judged: Judged) -> Fact:
 
     def look(e: Evidence) -> Fact:
         s = e.case.sizes
-        form = s.passes * 2 * 2 * s.rows * s.width * s.hidden
-        passes = "all three functions" if s.passes == 3 else "forward and backward_input"
-        more = e.costs.flops > form
-        message = (
-            f"{passes} compute {e.costs.flops:,.0f} FLOPs together, and {form:,} are enough. {hint}" if more else ""
-        )
+        form, count = s.passes * 2 * 2 * s.rows * s.width * s.hidden, sum(e.costs.products.values())
+        passes, message = "all three functions" if s.passes == 3 else "forward and backward_input", ""
+        if e.costs.flops > form:
+            message = f"{passes} compute {e.costs.flops:,.0f} FLOPs together, and {form:,} are enough. {hint}"
+        elif count > 2 * s.passes:  # such as sums of elementwise products
+            message = f"{passes} compute {count} products of matrices together, and {2 * s.passes} are enough. {hint}"
         return facts.at(e, name, Kind.COMPUTE, message, e.costs.flops, form, unit=Unit.FLOPS, weight=2)
 
     return facts.worst([look(e) for e in judged.cases], name, Kind.COMPUTE)

@@ -146,7 +146,7 @@ def judge(
     except ProgramError as error:
         return _at_scale_refused(refused(str(error)[:2000]), plan, _concluded(plan, cases, None, known, None))
     results = [_concluded(plan, cases, large, known, picture) for large, picture in orders]
-    return max(results, key=lambda result: result.points)
+    return max(results, key=lambda result: (result.points, -sum(fact.excess for fact in result.missed)))
 
 
 def _at_scale_refused(problem: Problem, plan: Plan, small: Result) -> Result:
