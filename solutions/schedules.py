@@ -219,7 +219,8 @@ if __name__ == "__main__":
 # %% [markdown]
 # Return three functions:
 #
-# - `forward(weights, x)` returns `(y, saved)`: what you save, in a tree of arrays, is up to you;
+# - `forward(weights, x)` returns `(y, saved)`: what you save is up to you, in a tree of arrays that a slot can hold. The
+#   function that `jax.vjp` returns is no such tree: it is another one whenever it is made;
 # - `backward_input(weights, saved, dy)` returns `(dx, pending)`: the gradient of `x`, and a tree of arrays with
 #   whatever the last function needs in addition to `saved`;
 # - `backward_weights(saved, pending)` returns the gradients of the weights, a tree like `weights`. It does not get the
@@ -366,15 +367,15 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | `ppermute` | two per tick, each of one microbatch's activations; you may leave out up to half of them |
+# | `ppermute` | two per tick, each of one microbatch's activations; you may leave out those that carry nothing |
 # | any other collective | none |
 # | bubble, with zero-cost communication | at most 1.03 times the table's (ZB-H1, 4 stages, 12 microbatches) |
 # | live temporaries, there | at most 1.35 times the reference's: slots, not an entry for each microbatch |
 #
 # `read_slot(tree, i)` returns entry `i` of every leaf, and `write_slot(tree, i, new, when)` a tree with `new` there, or
-# the same tree if `when` is false; `empty_slots(shapes, count, like)` makes zeros that vary as `like` does. Useful:
-# `lax.scan` over the rows of the columns, `lax.switch`, `jax.value_and_grad`, and `jax.eval_shape` for the shapes of
-# what is saved and pending.
+# the same tree if `when` is false; `empty_slots(shapes, count, like)` makes zeros that vary as `like` does: over
+# `axis_name`, and over any other axis of the mesh. Useful: `lax.scan` over the rows of the columns, `lax.switch`,
+# `jax.value_and_grad`, and `jax.eval_shape` for the shapes of what is saved and pending.
 
 
 # %%
@@ -627,9 +628,10 @@ if __name__ == "__main__":
 # ## Lab: what each table costs
 #
 # Finally, the step time and a device's temporaries, predicted from the programs alone, for wide layers on 4 A100s.
-# ZB-H1 has the smallest bubble and the shortest step. The interleaved schedule gains nothing over 1F1B here: it has
-# more ticks, each with its two permutes, and they cost as much as the smaller bubble saves. GPipe needs the most memory
-# and 1F1B the least. ZB-H1 keeps no more microbatches than the first stage of 1F1B, but has more pending. The hidden
+# If gradients are added in place, as `sums.at[part].add(gradient)` does, ZB-H1 has the smallest bubble and the shortest
+# step, and the interleaved schedule gains nothing over 1F1B: it has more ticks, each with its two permutes, and they
+# cost as much as the smaller bubble saves. An update that reads and writes all parts can cost more than the schedules
+# differ. GPipe needs the most memory and 1F1B the least. ZB-H1 keeps no more microbatches than the first stage of 1F1B, but has more pending. The hidden
 # layers of the interleaved parts are half as wide, so that all four schedules do the same amount of work.
 
 # %%

@@ -86,7 +86,7 @@ def judge_function(
         traced = trace_function(planned.task, function, first.traced, locate, on_program=compile_early)
     result = judge_traced(first, traced, progress, seen)
     if isinstance(traced, Problem) and traced.runs and (wrong := _where_it_runs(first, function, locate)):
-        message = f"{result.message}. {traced.runs[:1].upper()}{traced.runs[1:]} it is wrong, too: see below"
+        message = f"{result.message}. {traced.runs[:1].upper()}{traced.runs[1:]} it is wrong, too: see below."
         return replace(result, message=message, facts=wrong), traced
     known = {case.name for case in first.traced}
     others = [case for case in planned.traced if case.name not in known]

@@ -18,6 +18,8 @@ ROUNDED = 1e-2
 # With at least this many distinct numbers, a leaf is an array rather than a loss on each device.
 FEW = 4
 FACTORS = ("sum or mean?", "mean or sum?")
+# What else a result may be a mean of, said where no axis has that size.
+_COUNTS = {"rows": "there are as many rows", "k": "every token has as many choices"}
 # Axes of the same role in different cases.
 _ROLES = {"replica": "data", "stage": "pipe", "model": "tensor"}
 
@@ -59,6 +61,9 @@ def having(
     matches += [f"axes {', or '.join(together)} together have that size"] if together else []
     if as_many:
         matches.append("there are as many microbatches")
+    for name, there in _COUNTS.items():
+        if not matches and abs(getattr(case.sizes, name, 0) / size - 1) < 1e-3:
+            matches.append(there)
     return ", or ".join(matches)
 
 

@@ -115,11 +115,12 @@ def values_and_gradients(
     weight: float = 2,
     norm: str = "gradients",
     step: bool = False,
+    first_loss: str = "",
 ) -> list[Fact]:
     """Values, gradients leaf by leaf, and the global norm of those under ``norm``; each with its own hint.
 
     In a ``step`` values follow from the gradients, and their own hint waits until those are right; where a loss alone
-    is wrong, the hint is about it.
+    is wrong, the hint is about it. ``first_loss`` asks more about a loss that is wrong before any update.
     """
     back = arrays_match("gradients", cases, "gradients", gradients, weight=weight)
     after = step and back.passed is False
@@ -131,7 +132,7 @@ def values_and_gradients(
     )
     found = arrays_match("values", cases, "values", "" if after else LOSS_ALONE if loss else values)
     if after and found.passed is False and found.unit == Unit.RELATIVE:
-        begin = FIRST_LOSS if any(map(_first_loss_wrong, cases)) else FOLLOW
+        begin = f"{FIRST_LOSS} {first_loss}".strip() if any(map(_first_loss_wrong, cases)) else FOLLOW
         found = replace(found, message=f"{found.message} {begin}")
     if causes.ALWAYS_DROPS in found.message:  # said once
         back = replace(back, message=back.message.replace(f" {causes.ALWAYS_DROPS}", ""))

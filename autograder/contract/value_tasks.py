@@ -144,7 +144,7 @@ def _any_formed(name: str, answer: Any) -> Any:
         return tuple(_formed(name, a, None) for a in answer)
     if answer is None or isinstance(answer, Refusal) or type(answer) in (int, float, str):
         return answer
-    raise Mismatch(f"{name} returned {describe(answer)}, expected plain numbers, or tuples of them, as Python has them")
+    raise Mismatch(f"{name} returned {describe(answer)}, expected a plain Python number or text, or a tuple of them")
 
 
 def _plain(answer: Any) -> Any:

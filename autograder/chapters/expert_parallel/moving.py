@@ -77,8 +77,8 @@ def _flops(judged: Judged) -> Fact:
         most, message = 6 * s.tokens * s.k * s.width, ""
         if e.costs.flops > most:
             message = (
-                f"a device computes {e.costs.flops:.4g} FLOPs in matrix products, and moving {s.tokens} tokens needs "
-                f"none (at most {most:.4g} are allowed). What does it multiply by, and how much of that is zeros?"
+                f"a device computes {e.costs.flops:,.0f} FLOPs in matrix products, and moving {s.tokens} tokens needs "
+                f"none (at most {most:,.0f} are allowed). What does it multiply by, and how much of that is zeros?"
             )
         return facts.at(e, "FLOPs", Kind.COMPUTE, message, e.costs.flops, most, unit=Unit.FLOPS)
 

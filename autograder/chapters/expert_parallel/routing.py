@@ -61,7 +61,10 @@ def route_oracle(inputs: dict[str, Any], case: Case[Routing]) -> dict[str, Any]:
 def route_facts(judged: Judged) -> list[Fact]:
     values = {
         "values/experts": "What is added to a gate for the choice, and which of equal scores wins? ",
-        "values/gates": "The experts are right. Of which numbers is a gate, and is it more than the softmax? ",
+        "values/gates": (
+            "The experts are right. Of which numbers is a gate, is it more than the softmax, and what of a choice that "
+            "has no place? "
+        ),
         "values/places": "The experts are right. Which tokens come first, and when is an expert full? ",
     }
     gradients = "Which of the results carry a gradient, and of which function of the logits are they? "
@@ -140,7 +143,10 @@ def balance_oracle(inputs: dict[str, Any], case: Case[Routing]) -> dict[str, Any
 
 
 def balance_facts(judged: Judged) -> list[Fact]:
-    whose = "A mean of products is not the product of means: which of the two factors must be known of all tokens? "
+    whose = (
+        "A mean of products is not the product of means: which of the two factors must be known of all tokens? And is "
+        "the bias in the choice alone? "
+    )
     back = "Which factor carries a gradient, and is it the mean over this device's tokens alone or over all? "
     values = {
         "values/balance": whose,
@@ -172,7 +178,7 @@ BALANCING_LOSS = Task(
     # gathers choices to count them has understood that, and sends little next to what the tokens are.
     points=3,
     cases=(
-        Case("data=2 x expert=4", {"data": 2, "expert": 4}, _BALANCE.but(num_experts=12), quick=True),
+        Case("data=2 x expert=4", {"data": 2, "expert": 4}, _BALANCE.but(num_experts=12, k=3), quick=True),
         Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _BALANCE.but(tokens=7, num_experts=5, k=3), quick=True),
         Case("expert=5, 300 tokens, large logits", {"expert": 5}, _BALANCE.but(k=1, tokens=300, large=True)),
         Case("data=1 x expert=1", {"data": 1, "expert": 1}, _BALANCE.but(tokens=16, num_experts=8, k=1)),

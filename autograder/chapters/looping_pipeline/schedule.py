@@ -93,7 +93,7 @@ def layers_mean(_: Case[Any], question: Question, answer: Any) -> str:
     start = f"{setting} your answer is {show(answer)[:120]}. "
     if layers(*question) is None:
         if isinstance(answer, Refusal):
-            return f"{start}Refusing is right; a message that helps also says how many layers were given."
+            return f"{start}Refusing is right; the message must also say how many layers were given."
         shared = f"{counted(count, 'layer')} cannot be shared evenly by {counted(stages, 'stage')}"
         return f"{start}{shared} in {counted(repeats, 'repeat')}."
     if isinstance(answer, Refusal):

@@ -112,11 +112,14 @@ def problem(name: str, question: Question, answer: Any) -> str:
             groups = f"{counted(count, 'microbatch', 'microbatches')} cannot go round in groups of {stages}"
             return f"{groups}: raise a ValueError instead of returning lines."
         names_both = {str(stages), str(count)} <= set(re.findall(r"\d+", answer.message))
-        return "" if names_both else "Refusing is right; a message that helps names both numbers."
+        return "" if names_both else f"Refusing is right; the message must name both numbers, {count} and {stages}."
     if isinstance(answer, Refusal):
         return "These sizes are to have an order."
     if not isinstance(answer, tuple) or not all(isinstance(line, str) for line in answer):
         return "Expected a tuple with a line of text for each stage."
+    microbatches = {int(number) for number in re.findall(r"\b[A-Z](\d+)", " ".join(answer))}
+    if beyond := sorted(number for number in microbatches if number >= count):
+        return f"There is no microbatch {beyond[0]}: they are numbered from 0, and there {_are(count)}."
     try:
         schedule = written(answer, name="this order")
         run(schedule, PASSES)
@@ -133,6 +136,10 @@ def problem(name: str, question: Question, answer: Any) -> str:
         )
         return f"These lines are of {said}, and asked was for {wanted}."
     return ""
+
+
+def _are(count: int) -> str:
+    return f"{'is' if count == 1 else 'are'} {counted(count, 'microbatch', 'microbatches')}"
 
 
 def no_order(name: str, question: Question, answer: Any) -> str:

@@ -93,14 +93,20 @@ def _on_last_stages(losses: Any, case: Case[Executed]) -> np.ndarray:
 
 
 def permuted(judged: Judged) -> Fact:
-    """Two permutes of a microbatch's activations in every tick of every step."""
+    """At most two permutes of a microbatch's activations in every tick of every step, and at least what must travel."""
 
-    def form(e: Evidence) -> float:
+    def one(e: Evidence) -> int:
+        return 4 * e.case.sizes.steps * e.case.sizes.rows * e.case.sizes.width if stages_of(e.case) > 1 else 0
+
+    def least(e: Evidence) -> float:
+        """A stage in the middle sends every activation on and every gradient back; of two stages, one lacks an end."""
         s = e.case.sizes
-        one = 4 * s.rows * s.width
-        return 2 * s.steps * schedule_of(e.case).num_ticks * one if stages_of(e.case) > 1 else 0
+        return s.num_microbatches * (2 * s.num_repeats - (stages_of(e.case) == 2)) * one(e)
 
-    return byte_facts.bytes_sent("permute bytes", judged.all, "collective_permute", form, times=(0.5, 1))
+    def every(e: Evidence) -> float:
+        return 2 * schedule_of(e.case).num_ticks * one(e)
+
+    return byte_facts.bytes_sent("permute bytes", judged.all, "collective_permute", every, least=least)
 
 
 def execute_facts(judged: Judged) -> list[Fact]:
@@ -109,8 +115,8 @@ def execute_facts(judged: Judged) -> list[Fact]:
         "part read its input from a slot that nothing has overwritten?"
     )
     gradients = (
-        "Which action reads a slot that another one has overwritten, or that nobody has written yet? Follow the first "
-        "microbatch through the table."
+        "Are the gradients of all microbatches added up? If they are, which action reads a slot that another one has "
+        "overwritten, or that nobody has written yet? Follow the first microbatch through the table."
     )
     bubble = "Is one action computed in each tick, the one of the table, or several of which one is then chosen?"
     slots = "What is kept of each microbatch, and until when does the table need it? Its slots are used again."
@@ -212,9 +218,10 @@ def versions_facts(judged: Judged) -> list[Fact]:
     values = (
         "At which version is the gradient taken, which one does it change, and which is the older one in the next step?"
     )
+    version = "And at which of the two versions?"
     gradients = f"This is the sum over all steps. {values} Is it the mean over all pipelines?"
     return [
-        *facts.values_and_gradients(judged.cases, values, gradients, step=True),
+        *facts.values_and_gradients(judged.cases, values, gradients, step=True, first_loss=version),
         byte_facts.bytes_sent(
             "all-reduce bytes",
             judged.all,

@@ -94,9 +94,12 @@ def wrap_split(function: Any, case: Case[Layer]) -> Wrapped:
             raise Mismatch(f"split_backward returned {describe(found)}, expected a tuple of three functions")
         forward, backward_input, backward_weights = map(jax.jit, found)
         y, saved = _two("forward", forward(weights, x))
+        _storable("forward", saved, jax.eval_shape(lambda *given: found[0](*given), weights, x)[1])
         same_shapes("forward", y, x, case)
         dx, pending = _two("backward_input", backward_input(weights, saved, upstream))
         same_shapes("backward_input", dx, x, case)
+        again = jax.eval_shape(lambda *given: found[1](*given), weights, saved, upstream)
+        _storable("backward_input", pending, again[1])
         if s.passes == 2:
             # What is pending is used, so that nobody takes it for dead code, and adds nothing.
             dx += 0 * sum(jnp.sum(leaf, dtype=jnp.float32) for leaf in jax.tree.leaves(pending))
@@ -109,6 +112,15 @@ def wrap_split(function: Any, case: Case[Layer]) -> Wrapped:
     rows = jax.ShapeDtypeStruct((s.rows, s.width), np.float32)
     inputs = {"weights": (layer_shapes(case), P()), "x": (rows, P()), "upstream": (rows, P())}
     return on_mesh(local, case, inputs, {"values": P(), "gradients": P()}, {"weights": "state"})
+
+
+def _storable(name: str, found: Any, again: Any) -> None:
+    """Require the same tree of arrays from each trace, so that it fits into a slot."""
+    if jax.tree.structure(found) != jax.tree.structure(again):
+        raise Mismatch(
+            f"{name} returned a tree that is different whenever it is traced, so that no slot can hold it; keep "
+            "arrays, and not the function that jax.vjp returns"
+        )
 
 
 def _two(name: str, found: Any) -> tuple[Any, Any]:

@@ -312,10 +312,14 @@ _PARTS = {
         "The norm is right. How many updates have been made, this one included, and do the corrections use that "
         "number? "
     ),
-    "values/state": "Norm and count are right. Which factor scales the gradient, and for which leaves? ",
+    "values/state/m": (
+        "Norm and count are right. Which factor scales the gradient, for which leaves, and does anything else enter "
+        "it? "
+    ),
+    "values/state/v": "Norm, count and the other moment are right. Of what is this one a mean? ",
     "values/params": (
-        "Norm and state are right. Where all leaves are wrong, how many updates have been made by now? Where some are, "
-        "which of them decay? "
+        "Norm and state are right. Where all leaves are wrong, how many updates have been made by now, and what is "
+        "`eps` added to? Where some are, which of them decay, and by how much? "
     ),
 }
 
