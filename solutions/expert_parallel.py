@@ -72,7 +72,7 @@ if __name__ == "__main__":
 # - The place of a choice is the number of earlier tokens that chose the same expert; if that is `capacity` or more, the
 #   place is `capacity`, and the choice is dropped. A dropped choice keeps its gate.
 # - Gates are *not* divided by the sum of those chosen. With `k = 1` that quotient is the constant 1, and the router
-#   would never get a gradient.
+#   would never get a gradient. Logits may be so large that their exponentials overflow: `jax.nn.softmax` copes.
 #
 # Useful: `lax.top_k`, `jnp.cumsum`, `jnp.take_along_axis`.
 

@@ -219,8 +219,8 @@ if __name__ == "__main__":
 # %% [markdown]
 # Return three functions:
 #
-# - `forward(weights, x)` returns `(y, saved)`: what you save is up to you, in a tree of arrays that a slot can hold. The
-#   function that `jax.vjp` returns is no such tree: it is another one whenever it is made;
+# - `forward(weights, x)` returns `(y, saved)`: what you save is up to you, in a tree of arrays that a slot can hold.
+#   The function that `jax.vjp` returns is no such tree: it is another one whenever it is made;
 # - `backward_input(weights, saved, dy)` returns `(dx, pending)`: the gradient of `x`, and a tree of arrays with
 #   whatever the last function needs in addition to `saved`;
 # - `backward_weights(saved, pending)` returns the gradients of the weights, a tree like `weights`. It does not get the
@@ -627,12 +627,13 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: what each table costs
 #
-# Finally, the step time and a device's temporaries, predicted from the programs alone, for wide layers on 4 A100s.
-# If gradients are added in place, as `sums.at[part].add(gradient)` does, ZB-H1 has the smallest bubble and the shortest
+# Finally, the step time and a device's temporaries, predicted from the programs alone, for wide layers on 4 A100s. If
+# gradients are added in place, as `sums.at[part].add(gradient)` does, ZB-H1 has the smallest bubble and the shortest
 # step, and the interleaved schedule gains nothing over 1F1B: it has more ticks, each with its two permutes, and they
 # cost as much as the smaller bubble saves. An update that reads and writes all parts can cost more than the schedules
-# differ. GPipe needs the most memory and 1F1B the least. ZB-H1 keeps no more microbatches than the first stage of 1F1B, but has more pending. The hidden
-# layers of the interleaved parts are half as wide, so that all four schedules do the same amount of work.
+# differ. GPipe needs the most memory and 1F1B the least. ZB-H1 keeps no more microbatches than the first stage of 1F1B,
+# but has more pending. The hidden layers of the interleaved parts are half as wide, so that all four schedules do the
+# same amount of work.
 
 # %%
 if __name__ == "__main__":

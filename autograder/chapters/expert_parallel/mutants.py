@@ -123,6 +123,14 @@ MUTANTS = (
         "values",
     ),
     patch(route, "serves_first_choices_first", {PLACES: FIRST_CHOICES_FIRST}, "values"),
+    patch(route, "counts_in_8_bits", {".astype(jnp.int32)": ".astype(jnp.int8)"}, "values", shown_by=("700 tokens",)),
+    patch(
+        route,
+        "takes_the_softmax_without_its_maximum",
+        {"jax.nn.softmax(logits)": "jnp.exp(logits) / jnp.exp(logits).sum(-1, keepdims=True)"},
+        *LAYER,
+        shown_by=("more experts than tokens",),
+    ),
     patch(route, "takes_the_last_of_equals", {CHOICE: LAST_OF_EQUALS}, *LAYER),
     patch(
         route,
@@ -248,6 +256,13 @@ MUTANTS = (
     ),
     patch(moe_step, "sums_over_layers", {"jnp.mean(balance)": "jnp.sum(balance)"}, *STEP),
     patch(moe_step, "forgets_the_z_loss", {" + model.z * jnp.mean(z)": ""}, *STEP),
+    patch(
+        moe_step,
+        "weighs_the_z_loss_by_itself",
+        {"model.z * jnp.mean(z)": "0.1 * jnp.mean(z)"},
+        *STEP,
+        shown_by=("replica=3 x device=2",),
+    ),
     patch(
         moe_step, "returns_its_own_loss", {"return updated, lax.pmean(loss, both)": "return updated, loss"}, "values"
     ),

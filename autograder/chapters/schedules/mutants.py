@@ -90,6 +90,24 @@ def differentiates_twice(activation):
     return forward, backward_input, backward_weights
 
 
+def writes_products_as_sums(activation):
+    """Computes the gradients of the weights ahead, in products that are no ``dot_general``."""
+
+    def product(a, b):
+        return (a[:, :, None] * b[None]).sum(1)
+
+    def forward(weights, x):
+        z = product(x, weights["up"])
+        return x + product(activation(z), weights["down"]), {"x": x, "z": z}
+
+    def backward_input(weights, saved, dy):
+        (dz,) = jax.vjp(activation, saved["z"])[1](product(dy, weights["down"].T))
+        gradients = {"up": product(saved["x"].T, dz), "down": product(activation(saved["z"]).T, dy)}
+        return dy + product(dz, weights["up"].T), gradients
+
+    return forward, backward_input, lambda saved, pending: pending
+
+
 alternate, deep, split = partial(patch, one_f_one_b), partial(patch, interleaved), partial(patch, split_backward)
 fill, execute, versions = (
     partial(patch, zero_bubble),
@@ -137,6 +155,7 @@ MUTANTS = (
         "in flight",
     ),
     mutant("split_backward", differentiates_twice, "FLOPs"),
+    mutant("split_backward", writes_products_as_sums, "FLOPs", shown_by=("silu, without weights' gradients",)),
     split(
         "computes_weights_gradients_ahead",
         {

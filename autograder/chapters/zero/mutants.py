@@ -254,6 +254,13 @@ MUTANTS = (
         },
         "values",
     ),
+    patch(
+        sharded_adamw,
+        "fixes_the_betas",
+        {"config.beta1 * m": "0.8 * m", "config.beta2 * v": "0.9 * v"},
+        "values",
+        shown_by=("pipe=3 x tensor=2",),
+    ),
     patch(sharded_adamw, "squares_the_whole_gradient", {"(keep * gradient) ** 2": "gradient**2"}, "values"),
     patch(
         sharded_adamw,
