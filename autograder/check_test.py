@@ -275,7 +275,7 @@ def test_tracing_is_limited_in_processor_time_and_what_waits_in_wall_time(monkey
 
 
 def test_a_solution_that_falls_short_in_a_line_of_the_course_is_a_verdict(monkeypatch):
-    failed = Fact("sent", Kind.COMMUNICATION, False, 2, 1, "too many", line="course/mesh.py:3")
+    failed = Fact("sent", Kind.COMMUNICATION, False, 2, 1, message="too many", line="course/mesh.py:3")
     report = Report("fsdp", (conclude("shard_params", 2, [failed]),))
     monkeypatch.setattr("autograder.check._judged", lambda *_: report)
     assert check_solution("fsdp", ["shard_params"]).functions[0].missed == report.functions[0].missed

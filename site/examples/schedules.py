@@ -4,6 +4,7 @@
 """
 
 from argparse import ArgumentParser
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -151,7 +152,7 @@ TABLES = {
 
 def case_of(name: str, stages: int = 4, microbatches: int = 8, **sizes: int) -> Case[Executed]:
     family_name, repeats = TABLES[name]
-    given = {"rows": 256, "width": 512, "num_layers": 2 // repeats, **sizes}
+    given: dict[str, Any] = {"rows": 256, "width": 512, "num_layers": 2 // repeats, **sizes}
     executed = Executed(schedule=family_name, num_microbatches=microbatches, num_repeats=repeats, **given)
     return Case(name, {"pipe": stages}, executed)
 

@@ -361,7 +361,7 @@ def zero2_step_facts(judged: Judged) -> list[Fact]:
 _MLP = Training(width=16, hidden=32, num_layers=12, features=8, rows=8, num_microbatches=4)
 _TRANSFORMER = Training(width=16, hidden=32, num_layers=2, vocab=32, seq=8, rows=6, num_microbatches=3, clip=100.0)
 # Three devices divide one dim of most kernels, and not always the largest.
-_MODEL = {"width": 12, "hidden": 20, "num_layers": 3, "features": 10}
+_MODEL: dict[str, Any] = {"width": 12, "hidden": 20, "num_layers": 3, "features": 10}
 _THIRDS = Training(**_MODEL, rows=4, num_microbatches=2, count=0, beta1=0.7, beta2=0.95, eps=0.03)
 
 
