@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Python 3.11 or newer and nothing else; they set up .venv themselves.
 
-OLD_ENOUGH = -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
-PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do $$p $(OLD_ENOUGH) && echo $$p && break; done)
+NEW_ENOUGH = -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do $$p $(NEW_ENOUGH) && echo $$p && break; done)
 VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
@@ -25,7 +25,7 @@ test-full: $(READY) system browser aot
 # The same tests on the newest Python that is found here, with the jax that it gets.
 test-latest:
 	@for p in python3.14 python3.13 python3.12 $$(ls -d $$HOME/.pyenv/versions/3.1[234]*/bin/python 2>/dev/null | sort -rV); do \
-		$$p $(OLD_ENOUGH) && exec $(MAKE) test PYTHON=$$p VENV=.venv-latest; \
+		$$p $(NEW_ENOUGH) && exec $(MAKE) test PYTHON=$$p VENV=.venv-latest; \
 	done; echo "no Python newer than 3.11 was found"; exit 1
 
 # Mechanical mistakes in every solution, and which of them no fact rejects; stopped, it goes on where it was.

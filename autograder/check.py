@@ -12,7 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from autograder.checking.added import limit_notes, reading, variant_notes, way_on, with_facts, with_fault, with_quotes
+from autograder.checking.follow_up import (
+    limit_notes,
+    reading,
+    variant_notes,
+    way_on,
+    with_facts,
+    with_fault,
+    with_quotes,
+)
 from autograder.checking.judging import (
     Export,
     FromNotebook,
@@ -33,9 +41,9 @@ from autograder.grading.inside.cells import locate_cell
 from autograder.grading.inside.intake import Notebook, read_notebook
 from autograder.grading.inside.tracing import Problem, Traced
 from autograder.grading.inside.uses import uses
-from autograder.grading.outside.judge import Plan, plan
-from autograder.grading.outside.released import limits_stated, stated
-from autograder.grading.outside.saved import notebook_here, notes, path_here
+from autograder.grading.outside.judge import GradingPlan, plan
+from autograder.grading.outside.kernel_and_file import notebook_here, notes, path_here
+from autograder.grading.outside.notebook_options import limits_stated, stated
 from autograder.progress import next_function, passing, remember
 from course.program import Locate
 
@@ -253,7 +261,7 @@ def check_solution(
 
 def _judged(
     chapter: str,
-    planned: list[Plan],
+    planned: list[GradingPlan],
     find: Callable[[Task], tuple[Any, Locate]],
     progress: Progress,
     more: Sequence[MoreFacts],

@@ -14,10 +14,20 @@ from autograder.chapters.mutant import patch
 from autograder.check import check, check_notebook, check_solution
 from autograder.checking import judging as checking
 from autograder.checking import kernel
-from autograder.checking.added import with_fault
+from autograder.checking.follow_up import with_fault
 from autograder.checking.judging import judge_function, plan_of_callee
 from autograder.contract.task import every_task, find_task, load
-from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, PASS, REFUSED, STUDENT_ERROR, Fact, Kind, Report, conclude
+from autograder.contract.verdict import (
+    FAIL,
+    LIMIT_EXCEEDED,
+    PASS,
+    REFUSED,
+    STUDENT_ERROR,
+    Fact,
+    Kind,
+    Report,
+    conclude,
+)
 from autograder.grading.inside.intake import IntakeError
 from autograder.grading.outside.judge import plan
 from autograder.learner.compiled import CompiledFacts

@@ -15,6 +15,7 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
+from autograder.contract.text import binary_units, count_of, join_words
 from autograder.contract.verdict import (
     FAIL,
     LIMIT_EXCEEDED,
@@ -28,9 +29,6 @@ from autograder.contract.verdict import (
     Report,
     Result,
     Unit,
-    counted,
-    listed,
-    size,
 )
 
 WORDS = {
@@ -156,14 +154,14 @@ def number(value: float | str | None) -> str:
 
 def quantity(value: float, unit: str) -> str:
     """A number in that unit, which the reader sees elsewhere; a large number of bytes in MiB or GiB."""
-    return (size(value) if unit == "bytes" else "") or number(value)
+    return (binary_units(value) if unit == "bytes" else "") or number(value)
 
 
 def _name(fact: Fact) -> tuple[str, str]:
     """The fact's name, and its unit if neither the name nor the figures show it."""
     name, unit = plain(fact.name), plain(fact.unit_text)
     unit = unit if unit not in name.split() and not _sizes(fact)[2] else ""
-    how = "half of the points" if fact.point and not fact.kind.required else "" if fact.weight else "advice"
+    how = "half of the points" if fact.core and not fact.kind.required else "" if fact.weight else "advice"
     both = ", ".join(filter(None, (unit, how)))
     return name, f"({both})" if both else ""
 
@@ -176,7 +174,7 @@ def _sizes(fact: Fact) -> tuple[str, ...]:
     """Columns of large byte counts, in larger units; empty if a column holds any other number."""
     if fact.unit != Unit.BYTES:
         return ("",) * len(COLUMNS)
-    texts = fact.texts(lambda number: size(number) if isinstance(number, int | float) else "")
+    texts = fact.texts(lambda number: binary_units(number) if isinstance(number, int | float) else "")
     return "", "", *(text if all(text.split(" to ")) else "" for text in texts)
 
 
@@ -365,8 +363,8 @@ def _others(facts: tuple[Fact, ...]) -> str:
     """Facts that pass, or were not measured, in one line below those that failed."""
     passed = sum(bool(fact.passed) for fact in facts)
     unmeasured = [plain(fact.name) for fact in facts if fact.passed is None]
-    parts = [f"{counted(passed, 'other fact')} {'passes' if passed == 1 else 'pass'}"] if passed else []
-    parts += [f"{NOT_MEASURED}: {listed(unmeasured)}"] if unmeasured else []
+    parts = [f"{count_of(passed, 'other fact')} {'passes' if passed == 1 else 'pass'}"] if passed else []
+    parts += [f"{NOT_MEASURED}: {join_words(unmeasured)}"] if unmeasured else []
     return "; ".join(parts)
 
 

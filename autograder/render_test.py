@@ -6,8 +6,20 @@ import re
 import pytest
 from rich.console import Console
 
-from autograder.contract.verdict import FAIL, PARTIAL, PASS, STUDENT_ERROR, Fact, Kind, Limit, Report, Result, Unit
-from autograder.render import facts_html, facts_table, number, plain, size
+from autograder.contract.text import binary_units
+from autograder.contract.verdict import (
+    FAIL,
+    PARTIAL,
+    PASS,
+    STUDENT_ERROR,
+    Direction,
+    Fact,
+    Kind,
+    Report,
+    Result,
+    Unit,
+)
+from autograder.render import facts_html, facts_table, number, plain
 
 HOSTILE = '<script>alert(1)</script><img src="http://evil.example/x.png" onerror=x>\x1b[31m\u202e'
 
@@ -44,8 +56,13 @@ def test_everything_a_fact_says_is_shown():
 
 
 def test_large_numbers_of_bytes_are_readable_and_stay_exact_in_html():
-    assert [size(number) for number in (5_436_121_096, 11_534_336, 9_999_999, 8)] == ["5.063 GiB", "11 MiB", "", ""]
-    both = fact_in_bytes("sent", 20, (11_534_336, 22_020_096), direction=Limit.BETWEEN)
+    assert [binary_units(number) for number in (5_436_121_096, 11_534_336, 9_999_999, 8)] == [
+        "5.063 GiB",
+        "11 MiB",
+        "",
+        "",
+    ]
+    both = fact_in_bytes("sent", 20, (11_534_336, 22_020_096), direction=Direction.BETWEEN)
     result = Result("f", 0, 1, FAIL, (fact_in_bytes("peak", 5_436_121_096, 1_466_592_470), both))
     shown = facts_html(result)
     assert "5.063 GiB" in shown and "5,436,121,096" in shown and "5.063 GiB" in printed(result)
@@ -55,11 +72,11 @@ def test_large_numbers_of_bytes_are_readable_and_stay_exact_in_html():
 
 
 def test_counts_inconclusive_estimates_and_what_is_no_number_are_shown_as_they_are():
-    counted = {"direction": Limit.ALL, "unit": Unit.LEAVES}
+    counted = {"direction": Direction.ALL, "unit": Unit.LEAVES}
     estimate = {"interval": (1.2, 1.4), "unit": Unit.REFERENCE}
     facts = (
         Fact("split dims", Kind.MEMORY, False, 5, 8, **counted),
-        Fact("bfloat16 products", Kind.COMPUTE, True, 12, 15, Limit.MOST, Unit.PRODUCTS, "bf16"),
+        Fact("bfloat16 products", Kind.COMPUTE, True, 12, 15, Direction.MOST, Unit.PRODUCTS, "bf16"),
         Fact("measured speed", Kind.TIME, None, 1.3, 1.15, **estimate),
         Fact("gradients", Kind.GRADIENTS, False, "missing", "present"),
     )
@@ -141,7 +158,7 @@ def test_numbers_are_short_and_exact_where_whole():
     ("fact", "expected"),
     [
         (Fact("gradients", Kind.GRADIENTS, False, "missing", "present"), "Wrong gradients earn no points"),
-        (Fact("bubble", Kind.TIME, False, 0.5, 0.4, point=True), "At most half of the points without “bubble”"),
+        (Fact("bubble", Kind.TIME, False, 0.5, 0.4, core=True), "At most half of the points without “bubble”"),
         (Fact("bytes", Kind.COMMUNICATION, False, 5, 4), ""),
     ],
 )
@@ -149,7 +166,7 @@ def test_why_an_answer_earns_nothing_or_half_is_said_at_once(fact, expected):
     result = Result("f", 0, 3, FAIL, (Fact("values", Kind.VALUES, True), fact))
     for shown in (facts_html(result), printed(result)):
         assert expected in shown
-        assert (shown.lower().count("half of the points") > 1) is fact.point
+        assert (shown.lower().count("half of the points") > 1) is fact.core
 
 
 def test_a_stub_is_not_started_and_no_error():

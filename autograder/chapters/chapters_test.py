@@ -57,9 +57,9 @@ def test_reference_passes_every_fact_on_every_mesh(chapter, task):
     assert (result.message, failed(result)) == ("", set()), failures(result)
     assert (result.verdict, result.points) == (PASS, load(chapter).task(task).points)
     assert all(fact.passed for fact in result.facts), "a fact was not measured"
-    assert set(load(chapter).task(task).point) <= {fact.name for fact in result.facts if fact.weight}
-    unexplained = {fact.name for fact in result.facts if fact.weight} - set(load(chapter).read)
-    assert not unexplained, "Contract.read has no page for them"
+    assert set(load(chapter).task(task).core_facts) <= {fact.name for fact in result.facts if fact.weight}
+    unexplained = {fact.name for fact in result.facts if fact.weight} - set(load(chapter).explained_in)
+    assert not unexplained, "Contract.explained_in has no page for them"
     failing = {fact for mutant in mutants(chapter) if mutant.task == task for fact in mutant.fails}
     assert {fact.name for fact in result.facts if fact.weight} <= failing, "no mutant shows that these can fail"
     if chapter not in PROMISES_TO_COME:
@@ -83,7 +83,7 @@ def test_mutant_fails_exactly_what_it_names(chapter, mutant):
     assert result.points < task.points
     if any(fact.kind.required for fact in result.missed):
         assert (result.points, "earn no points" in result.reason) == (0, True)
-    elif mutant.fails & set(task.point):
+    elif mutant.fails & set(task.core_facts):
         assert result.points <= task.points / 2 and "most half" in result.reason
     for fact in result.facts:
         assert fact.passed is not False or fact.message, f"{fact.name} fails without a word"
@@ -106,7 +106,7 @@ def test_naive_baseline_misses_the_point(chapter, task):
     baselines = [m for m in mutants(chapter) if m.task == task and m.name in (found.naive_memory, found.naive_time)]
     assert len(baselines) == len({found.naive_memory, found.naive_time} - {""})
     for baseline in baselines:
-        assert baseline.fails & set(found.point), f"{baseline.name} earns more than half of the points"
+        assert baseline.fails & set(found.core_facts), f"{baseline.name} earns more than half of the points"
 
 
 @pytest.mark.parametrize(("chapter", "task"), TASKS)

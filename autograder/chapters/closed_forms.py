@@ -33,7 +33,7 @@ def as_given(specs: Any) -> dict[str, Any]:
     return {"specs": {path_name("", path): list(spec) for path, spec in jax.tree.leaves_with_path(specs)}}
 
 
-def ring(devices: int, size: float) -> float:
+def all_reduce_bytes(devices: int, size: float) -> float:
     """Bytes that each of ``devices`` sends to all-reduce ``size`` bytes, or to reduce-scatter and all-gather them."""
     return 2 * (devices - 1) / devices * size
 
@@ -51,5 +51,5 @@ def reduced_once(stages: int, pipelines: int, ends: int, layers: int) -> tuple[f
         Embedding and head over all devices at once, and no scalars; or over the stages, then over the
         pipelines, with the loss in both, and the valid count in the latter.
     """
-    together = ring(stages * pipelines, ends) + ring(pipelines, layers)
-    return together, ring(stages, ends + 4) + ring(pipelines, ends + 8 + layers)
+    together = all_reduce_bytes(stages * pipelines, ends) + all_reduce_bytes(pipelines, layers)
+    return together, all_reduce_bytes(stages, ends + 4) + all_reduce_bytes(pipelines, ends + 8 + layers)

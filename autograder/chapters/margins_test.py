@@ -19,7 +19,7 @@ from autograder.chapters.tensor_parallel.alternatives import ALTERNATIVES
 from autograder.chapters.tensor_parallel.tasks import SLOWER
 from autograder.chapters.tp_transformer import step as tp_step
 from autograder.chapters.tp_transformer.tasks import FASTER
-from autograder.chapters.transformer_3d import parts as layers_3d
+from autograder.chapters.transformer_3d import layers as layers_3d
 from autograder.chapters.transformer_3d import tasks as in_3d
 from autograder.chapters.zero import tasks as zero
 from autograder.contract.task import load, references

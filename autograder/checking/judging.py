@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from autograder.contract.task import Case, Evidence, Task
-from autograder.contract.verdict import PARTIAL, PASS, Fact, Result, counted
+from autograder.contract.text import count_of
+from autograder.contract.verdict import PARTIAL, PASS, Fact, Result
 from autograder.grading.inside.intake import Notebook
 from autograder.grading.inside.launch import Limits
 from autograder.grading.inside.tracing import Problem, Traced, time_limit, trace_cases
-from autograder.grading.outside.judge import Plan, Stopped, judge, plan, stopped
+from autograder.grading.outside.judge import GradingPlan, Stopped, judge, plan, stopped
 from autograder.grading.outside.pipeline import trace_request, trace_together
 from autograder.grading.outside.workers import Worker, local_executor, local_tracer
 from course.program import Locate, Program, ProgramError
@@ -67,7 +68,7 @@ class FromNotebook:
 
 
 def judge_function(
-    planned: Plan, function: Any, locate: Locate, progress: Progress = ignored
+    planned: GradingPlan, function: Any, locate: Locate, progress: Progress = ignored
 ) -> tuple[Result, Traced | Problem]:
     """Judge a function on the quick cases and, if they pass, on all others of official grading.
 
@@ -81,7 +82,7 @@ def judge_function(
         The result, and the traced Programs.
     """
     first, seen = planned.first, {}
-    progress(f"tracing {counted(len(first.cases), 'first case')} of {len(planned.cases)}")
+    progress(f"tracing {count_of(len(first.cases), 'first case')} of {len(planned.cases)}")
     with _compiling(first) as compile_early:
         traced = trace_function(planned.task, function, first.traced, locate, on_program=compile_early)
     result = judge_traced(first, traced, progress, seen)
@@ -92,7 +93,9 @@ def judge_function(
     others = [case for case in planned.traced if case.name not in known]
     if result.verdict != PASS or not others or isinstance(traced, Problem):
         return result, traced
-    so_far = f"passes on {counted(len(first.cases), 'first case')}; now {counted(len(others), 'other case')} of grading"
+    so_far = (
+        f"passes on {count_of(len(first.cases), 'first case')}; now {count_of(len(others), 'other case')} of grading"
+    )
     progress(so_far)
     with _compiling(planned) as compile_early:
         more = trace_function(planned.task, function, others, locate, on_program=compile_early)
@@ -102,7 +105,7 @@ def judge_function(
 
 
 @contextmanager
-def _compiling(planned: Plan) -> Iterator[Callable[[Case, Program], None]]:
+def _compiling(planned: GradingPlan) -> Iterator[Callable[[Case, Program], None]]:
     """Let the executor compile the Programs that will run while this process traces the next ones."""
 
     def compile_early(program: Program) -> None:
@@ -121,7 +124,7 @@ def _compiling(planned: Plan) -> Iterator[Callable[[Case, Program], None]]:
         beside.shutdown(wait=False, cancel_futures=True)
 
 
-def _where_it_runs(planned: Plan, function: Any, locate: Locate) -> tuple[Fact, ...]:
+def _where_it_runs(planned: GradingPlan, function: Any, locate: Locate) -> tuple[Fact, ...]:
     """The facts that fail on the first case, of a function that raises an error on another: a cause may show there."""
     alone = replace(planned, cases=planned.cases[:1], at_scale=None)
     if isinstance(function, FromNotebook):
@@ -132,7 +135,7 @@ def _where_it_runs(planned: Plan, function: Any, locate: Locate) -> tuple[Fact, 
     return tuple(fact for fact in found.missed if fact.kind.required) if found else ()
 
 
-def plan_of_callee(chapter: str, task: Task, caller: Result) -> Plan:
+def plan_of_callee(chapter: str, task: Task, caller: Result) -> GradingPlan:
     """The cases that show whether a callee falls short by itself: as few as the caller's result suggests.
 
     A caller that is partial lacks memory or time, which shows at the realistic size. One that is right in its first
@@ -147,7 +150,10 @@ def plan_of_callee(chapter: str, task: Task, caller: Result) -> Plan:
 
 
 def judge_traced(
-    planned: Plan, traced: Traced | Problem, progress: Progress | None = None, seen: dict[str, Evidence] | None = None
+    planned: GradingPlan,
+    traced: Traced | Problem,
+    progress: Progress | None = None,
+    seen: dict[str, Evidence] | None = None,
 ) -> Result:
     """Judge traced Programs; ``seen`` is as for ``judge``."""
     if isinstance(traced, Problem):

@@ -14,7 +14,7 @@ from typer import Argument, Option
 from autograder.commands.hints import read_hints
 from autograder.commands.sizes import print_sizes
 from autograder.commands.terminal import SHORT, AsJson, UsageError, bar, print_json, require_chapter, show, table
-from autograder.contract.verdict import counted
+from autograder.contract.text import count_of
 from course.curriculum import CHAPTERS, ROOT, Chapter, contract_folder, home, is_own, own_page
 
 # The files of a chapter, and how to create each; references and exercises are built.
@@ -138,30 +138,33 @@ def _answers(name: str, contract: Any, mutants: Any, alternatives: Any) -> Itera
     for task in tasks:
         if wrong[task] < MUTANTS:
             yield (
-                f"{task} has {counted(wrong[task], 'mutant')} of at least {MUTANTS}",
+                f"{task} has {count_of(wrong[task], 'mutant')} of at least {MUTANTS}",
                 f"write more in {folder}/mutants.py",
             )
         if not ALTERNATIVES[0] <= (count := len(alternatives.get(task, ()))) <= ALTERNATIVES[1]:
             do = "write more in" if count < ALTERNATIVES[0] else "keep the three that differ most in"
-            yield f"{task} has {counted(count, 'alternative')}, not two or three", f"{do} {folder}/alternatives.py"
+            yield f"{task} has {count_of(count, 'alternative')}, not two or three", f"{do} {folder}/alternatives.py"
         if hints and not HINTS[0] <= (count := len(hints.get(task, ()))) <= HINTS[1]:
-            yield f"{task} has {counted(count, 'hint')}, not three or four", f"edit {folder}/hints.md"
+            yield f"{task} has {count_of(count, 'hint')}, not three or four", f"edit {folder}/hints.md"
     for task in sorted({*wrong, *alternatives, *hints} - {*tasks}):
         yield f"{task} is no function of the contract", f"rename it in {folder}/, or take it out"
     shown = {name for mutant in mutants for fact in mutant.fails for name in (fact, f"{mutant.task}.{fact}")}
-    for fact in sorted(set(contract.read) - shown - ADVICE):
-        yield f"no mutant fails {fact!r}", f"write one in {folder}/mutants.py, or drop the fact and its line in `read`"
+    for fact in sorted(set(contract.explained_in) - shown - ADVICE):
+        yield (
+            f"no mutant fails {fact!r}",
+            f"write one in {folder}/mutants.py, or drop the fact and its line in `explained_in`",
+        )
 
 
 def _headings(name: str, contract: Any) -> Iterator[Problem]:
     """Check that the pages have the headings that facts refer to."""
-    for page in sorted({page for page, _ in contract.read.values()}):
+    for page in sorted({page for page, _ in contract.explained_in.values()}):
         path = own_page(page) or ROOT / "site" / "pages" / f"{page}.md"
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         headings = {line.strip("# ") for line in lines if line.startswith("#")}
-        for heading in sorted({heading for at, heading in contract.read.values() if at == page} - headings):
+        for heading in sorted({heading for at, heading in contract.explained_in.values() if at == page} - headings):
             shown = path.relative_to(home(page) if is_own(page) else ROOT)
-            yield f"{shown} has no heading “{heading}”, which READ refers to", "edit the page or READ"
+            yield f"{shown} has no heading “{heading}”, which EXPLAINED_IN refers to", "edit the page or EXPLAINED_IN"
 
 
 def _placeholders(entry: Chapter, root: Path) -> Iterator[Problem]:

@@ -52,7 +52,7 @@ def test_each_file_that_is_missing_is_one_line_with_what_to_do(tmp_path):
 def test_what_no_mutant_fails_too_many_alternatives_and_stale_files_are_named(quick, monkeypatch):
     contract, mutants, alternatives = chapters._modules("collectives")
     first = contract.tasks[0].name
-    fact = next(iter(contract.read))
+    fact = next(iter(contract.explained_in))
     fewer = [mutant for mutant in mutants if mutant.task != first and fact not in mutant.fails]
     many = {**alternatives, first: list(alternatives[first]) * 4, "gone": [len, len]}
     monkeypatch.setattr(chapters, "_modules", lambda name: (contract, fewer, many))
@@ -67,7 +67,7 @@ def test_what_no_mutant_fails_too_many_alternatives_and_stale_files_are_named(qu
 
 
 def test_a_heading_that_no_page_has_and_what_the_template_says_are_named(tmp_path):
-    contract = replace(load("collectives"), read={"values": ("collectives", "No such heading")})
+    contract = replace(load("collectives"), explained_in={"values": ("collectives", "No such heading")})
     (found,) = chapters._headings("collectives", contract)
     assert "collectives.md has no heading “No such heading”" in found[0]
     (tmp_path / "site" / "pages").mkdir(parents=True)

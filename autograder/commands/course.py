@@ -27,14 +27,14 @@ from autograder.commands.terminal import (
     spinner,
     table,
 )
-from autograder.contract.verdict import counted
+from autograder.contract.text import count_of
 from autograder.render import few, number, one_line, plain
 
 
 def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_json: AsJson = False) -> None:
     """Show graded and ungraded submissions, and those that need manual attention."""
     from autograder.grading.nbgrader.export import counts, overview
-    from autograder.grading.nbgrader.late import renew_penalties
+    from autograder.grading.nbgrader.late_penalty import renew_penalties
     from autograder.grading.nbgrader.submissions import misplaced
 
     names, exit_status = assignments(course, assignment)
@@ -47,7 +47,7 @@ def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_j
     shown, notes = table("chapter", "student", "state", "points", "late", "", gap=3), defaultdict[str, list[str]](list)
     for row in rows:
         points = "" if row["points"] is None else f"{number(row['points'])} of {number(row['max_points'])}"
-        late = counted(row["days_late"], "day") if row["days_late"] else ""
+        late = count_of(row["days_late"], "day") if row["days_late"] else ""
         late += f", −{number(row['late_penalty'])}" if row["late_penalty"] else ""
         cells = (row["chapter"], row["student"], row["state"], points, late, row["why"])
         shown.add_row(*(Text(plain(text)) for text in cells))
@@ -82,7 +82,7 @@ def feedback(
         )
     with spinner("writing feedback"):
         from autograder.grading.nbgrader.feedback import write_feedback
-        from autograder.grading.nbgrader.late import renew_penalties
+        from autograder.grading.nbgrader.late_penalty import renew_penalties
 
         made = []
         for name in names:
@@ -140,7 +140,7 @@ def export(
         _export_leaderboard(course.resolve(), names, leaderboard, to, canvas or moodle or gradescope)
         return
     from autograder.grading.nbgrader.export import canvas_csv, grades_csv, gradescope_csv, moodle_csv, penalties
-    from autograder.grading.nbgrader.late import renew_penalties
+    from autograder.grading.nbgrader.late_penalty import renew_penalties
 
     folder = course.resolve()
     for name in names:

@@ -28,7 +28,8 @@ from autograder.commands.terminal import (
     spinner,
     table,
 )
-from autograder.contract.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN, PASS, Report, counted
+from autograder.contract.text import count_of
+from autograder.contract.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN, PASS, Report
 from autograder.render import RICH, WORDS, number, one_line, plain
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def _scores(course: Path, name: str, *, renew: bool) -> dict[str, float]:
     """Every student's score; none if the gradebook cannot be read, which grading reports for each student."""
     from autograder.grading.nbgrader.course import CourseError
     from autograder.grading.nbgrader.export import scores
-    from autograder.grading.nbgrader.late import renew_penalties
+    from autograder.grading.nbgrader.late_penalty import renew_penalties
 
     try:
         if renew:
@@ -198,13 +199,13 @@ def _announce(gradings: int, seconds: float, measured: int, names: list[str], wo
     """Say how much there is to do, before it begins, if it takes longer than a person waits."""
     if not gradings:
         return
-    where = f"with {counted(workers, 'worker')}" + " of the cluster" * bool(scheduler)
+    where = f"with {count_of(workers, 'worker')}" + " of the cluster" * bool(scheduler)
     where = where if workers else "with one worker; the cluster has none yet"
     time = f"{seconds / 3600:.1f} h" if seconds > 5400 else f"{max(1, round(seconds / 60))} min"
     rests = (
-        f"from {counted(measured, 'measured grading')}" if measured else "a rough guess, nothing has been measured yet"
+        f"from {count_of(measured, 'measured grading')}" if measured else "a rough guess, nothing has been measured yet"
     )
-    text = f"{counted(gradings, 'grading')} of {counted(len(names), 'chapter')}, about {time} {where}"
+    text = f"{count_of(gradings, 'grading')} of {count_of(len(names), 'chapter')}, about {time} {where}"
     err().print(f"{text} ({rests})", markup=False, style="dim", soft_wrap=True)
 
 

@@ -90,7 +90,7 @@ def init(
     settings |= {"budget": budget, "exchange": str(exchange.resolve()) if exchange else None}
     with spinner("making the course"):
         from autograder.grading.nbgrader.group import require_group
-        from autograder.grading.nbgrader.limited import parse_limits
+        from autograder.grading.nbgrader.limit_factors import parse_limits
         from autograder.grading.nbgrader.new_course import init_course
         from autograder.grading.nbgrader.points import parse_points
         from autograder.grading.nbgrader.register import log

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from autograder.commands.terminal import UsageError, out, require_chapter
-from autograder.contract.verdict import listed
+from autograder.contract.text import join_words
 from course.curriculum import NOTEBOOKS
 
 TEMPLATE = Path(__file__).parent / "chapter_template"
@@ -71,7 +71,7 @@ def new_chapter(
         require_chapter(after)
     files = _files(words)
     if there := [str(path) for path in files if (ROOT / path).exists()]:
-        raise UsageError(f"{listed(there)} would be overwritten; move it away, or choose a name other than {name}")
+        raise UsageError(f"{join_words(there)} would be overwritten; move it away, or choose a name other than {name}")
     curriculum = _with_chapter(ROOT, words, after)
     _write(ROOT, files)
     (ROOT / CURRICULUM).write_text(curriculum, encoding="utf-8")
@@ -91,7 +91,7 @@ def _in_course(folder: Path, words: dict[str, str], after: str) -> None:
     for more in ("chapter.toml", "page.md"):
         files[Path("chapters", name, more)] = _filled(TEMPLATE / f"{more}{SUFFIX}", words)
     if there := [str(path) for path in files if (folder / path).exists()]:
-        raise UsageError(f"{listed(there)} would be overwritten; move it away, or choose a name other than {name}")
+        raise UsageError(f"{join_words(there)} would be overwritten; move it away, or choose a name other than {name}")
     _write(folder, files)
     out().print(NEXT_IN_COURSE.format(name=name), markup=False, soft_wrap=True)
 

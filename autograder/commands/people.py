@@ -21,7 +21,7 @@ from autograder.commands.terminal import (
     spinner,
     table,
 )
-from autograder.contract.verdict import counted
+from autograder.contract.text import count_of
 from autograder.render import one_line, plain
 
 LATE_IN_CANVAS = "late, as Canvas says, without a time; they count as on time until a timestamp.txt gives one"
@@ -48,7 +48,7 @@ def extend(
     more = hours if hours is not None else hours_until(folder, name, when) if when else 0.0
     number = extend(folder, name, who, more)
     given = f"{more:g} hours more" if more else "no extension"
-    tell(f"{name}: {given} for {counted(len(who), 'student')}: {', '.join(who)}", number)
+    tell(f"{name}: {given} for {count_of(len(who), 'student')}: {', '.join(who)}", number)
 
 
 def collect(
@@ -103,7 +103,7 @@ def _collected(name: str, made: Any, late: str, as_json: bool) -> None:
     else:
         out().print(f"{len(made.new)} new, {len(made.replaced)} replaced, {len(made.same)} as before", markup=False)
         if made.others:
-            out().print(f"{counted(made.others, 'other file')} in it, not notebooks", markup=False)
+            out().print(f"{count_of(made.others, 'other file')} in it, not notebooks", markup=False)
         if made.late:
             out().print(plain(f"{late}: {', '.join(made.late)}"), markup=False, soft_wrap=True)
     for entry, why in made.aside.items():

@@ -21,7 +21,7 @@ from autograder.commands.terminal import (
     show,
     table,
 )
-from autograder.contract.verdict import counted
+from autograder.contract.text import count_of
 from autograder.render import one_line, plain
 
 SHOWN = 20
@@ -77,7 +77,7 @@ def _table(found: Any) -> Table | Text:
     every = sorted((match for each in found.functions for match in each.matches), key=lambda match: -match.score)
     if not every:
         compared = max((each.authors for each in found.functions), default=0)
-        return Text("no two share anything rare" if compared > 1 else f"{counted(compared, 'submission')} to compare")
+        return Text("no two share anything rare" if compared > 1 else f"{count_of(compared, 'submission')} to compare")
     rows = table("function", "who", "and", "share", "others have it", "public", "Program")
     for match in every[:SHOWN]:
         program = {None: "", False: "another"}.get(match.program, f"the same, and {match.program_others} others'")

@@ -26,7 +26,7 @@ from autograder.contract.task import load
 from autograder.contract.verdict import PASS, Result
 from autograder.grading.inside.intake import IntakeError, Notebook, read_notebook
 from autograder.learner.changes import Fingerprint, fingerprints
-from autograder.learner.paired import HalfWritten, script_text, with_script
+from autograder.learner.script_pairing import HalfWritten, script_text, with_script
 from autograder.progress import next_function, recall, remember
 from autograder.release.converters import notebook_text
 from autograder.render import WORDS, facts_table

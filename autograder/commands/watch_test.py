@@ -19,7 +19,7 @@ import pytest
 from pexpect import fdpexpect
 
 from autograder.commands.watch import Watch
-from autograder.learner.paired import HalfWritten, script_text, with_script
+from autograder.learner.script_pairing import HalfWritten, script_text, with_script
 from autograder.release.notebook import ROOT
 from solutions import fsdp
 

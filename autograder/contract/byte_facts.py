@@ -8,10 +8,11 @@ from typing import Any
 
 from jax.sharding import PartitionSpec as P
 
-from autograder.contract.byte_causes import NEVER_SENT, described, inserted, of_few_bytes, of_many_bytes, plain
-from autograder.contract.facts import at, worst
+from autograder.contract.diagnosis.sent_bytes import NEVER_SENT, described, inserted, of_few_bytes, of_many_bytes, plain
+from autograder.contract.facts import case_fact, worst
 from autograder.contract.task import Case, Evidence
-from autograder.contract.verdict import FEW_BYTES, Fact, Kind, Limit, Unit, counted, in_bytes, listed
+from autograder.contract.text import count_of, format_bytes, join_words
+from autograder.contract.verdict import FEW_BYTES, Direction, Fact, Kind, Unit
 from course.program import Collective
 from course.program.program import spec_of
 
@@ -66,8 +67,8 @@ def bytes_sent(
             message = f"{_bytes_message(e, by, sent, total, low, high)} {more}".strip()
             message = message.replace(NEVER_SENT, few(e, total) or NEVER_SENT)
         line = _many(e, sent, total, high)[0].line if sent and total > high else ""
-        figures = {"direction": Limit.BETWEEN, "unit": Unit.BYTES, "line": line, "weight": weight}
-        return at(e, name, Kind.COMMUNICATION, message, total, (low, high), **figures)
+        figures = {"direction": Direction.BETWEEN, "unit": Unit.BYTES, "line": line, "weight": weight}
+        return case_fact(e, name, Kind.COMMUNICATION, message, total, (low, high), **figures)
 
     return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
 
@@ -95,7 +96,7 @@ def bytes_at_most(
         if total > limit * (1 + 1e-9):
             line = _many(e, sent, total, limit)[0].line
             message = f"{_bytes_message(e, '', sent, total, 0, limit)} {hint}"
-        return at(e, name, Kind.COMMUNICATION, message, total, limit, unit=Unit.BYTES, line=line)
+        return case_fact(e, name, Kind.COMMUNICATION, message, total, limit, unit=Unit.BYTES, line=line)
 
     return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
 
@@ -115,12 +116,12 @@ def times_sent(
         message = ""
         if not (count <= wanted if fewer else count == wanted):
             should = f"may run {wanted} at most" if fewer else f"should run {wanted}"
-            message = f"{e.case.place} a device runs {counted(count, plain(kind))} and {should}"
+            message = f"{e.case.place} a device runs {count_of(count, plain(kind))} and {should}"
             asked = f"{inserted(most).strip()}." if most and inserted(most) else hint
             message += f"; most often {described(most)}. {asked}" if most else f". {hint}"
-        direction = Limit.AT_MOST if fewer else Limit.EXACTLY
+        direction = Direction.AT_MOST if fewer else Direction.EXACTLY
         how = {"direction": direction, "line": most.line if most else ""}
-        return at(e, name, Kind.COMMUNICATION, message, count, wanted, **how)
+        return case_fact(e, name, Kind.COMMUNICATION, message, count, wanted, **how)
 
     return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
 
@@ -145,12 +146,12 @@ def only_collectives(
         if others:
             first = max(others, key=lambda c: c.total_bytes)
             line = first.line
-            names = listed(map(plain, sorted(allowed))) if allowed else "none at all"
+            names = join_words(map(plain, sorted(allowed))) if allowed else "none at all"
             message = (
                 f"{e.case.place} there is {described(first, article=True)}; allowed here: {names}. "
                 "What does each device need that it does not have?"
             )
-        return at(e, name, kind, message, sum(c.count for c in others), 0, line=line)
+        return case_fact(e, name, kind, message, sum(c.count for c in others), 0, line=line)
 
     return worst([look(e) for e in evidence], name, kind)
 
@@ -170,11 +171,11 @@ def state_bytes(cases: list[Evidence], expected: Callable[[Evidence], int], whol
         message = ""
         if resident != form or not e.outputs:
             message = (
-                f"{e.case.place} each device holds {in_bytes(resident)} and should hold {in_bytes(form)}; "
-                f"the whole tree takes {in_bytes(whole(e))}"
+                f"{e.case.place} each device holds {format_bytes(resident)} and should hold {format_bytes(form)}; "
+                f"the whole tree takes {format_bytes(whole(e))}"
             )
-        how = {"direction": Limit.EXACTLY, "unit": Unit.BYTES, "naive": whole(e)}
-        return at(e, name, Kind.MEMORY, message, resident, form, **how)
+        how = {"direction": Direction.EXACTLY, "unit": Unit.BYTES, "naive": whole(e)}
+        return case_fact(e, name, Kind.MEMORY, message, resident, form, **how)
 
     return worst([look(e) for e in cases], name, Kind.MEMORY)
 
@@ -186,14 +187,14 @@ def resident_bytes(shape: tuple[int, ...], spec: P, mesh: dict[str, int], itemsi
 
 
 def _bytes_message(e: Evidence, by: str, sent: list[Collective], total: float, low: float, high: float) -> str:
-    where = f"{e.case.place} a device sends {in_bytes(total)}{by}"
+    where = f"{e.case.place} a device sends {format_bytes(total)}{by}"
     if total < low:
         if total >= low * (1 - FEW_BYTES):
-            few = f"only {in_bytes(low - total)} are missing, about as much as a loss, a count or a small leaf"
-            return f"{where} and should send at least {in_bytes(low)}: {few}. Which is never sent?"
-        return f"{where} and should send at least {in_bytes(low)}: {of_few_bytes(sent, low, e.inputs, e.case)}"
+            few = f"only {format_bytes(low - total)} are missing, about as much as a loss, a count or a small leaf"
+            return f"{where} and should send at least {format_bytes(low)}: {few}. Which is never sent?"
+        return f"{where} and should send at least {format_bytes(low)}: {of_few_bytes(sent, low, e.inputs, e.case)}"
     many = _many(e, sent, total, high, low)[1]
-    return f"{where} and should send at most {in_bytes(high)}; {many}{'' if many.endswith('?') else '.'}"
+    return f"{where} and should send at most {format_bytes(high)}; {many}{'' if many.endswith('?') else '.'}"
 
 
 def _many(e: Evidence, sent: list[Collective], total: float, high: float, low: float = 0) -> tuple[Collective, str]:

@@ -26,7 +26,7 @@ class Mesh(dict[str, int]):
 class Sizes:
     """Base class for each chapter's sizes, thresholds and choices; the chapter's functions define their meaning."""
 
-    def but(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> Self:
         """Return a copy with some sizes changed."""
         return replace(self, **changes)
 
@@ -115,9 +115,9 @@ class Case(Generic[S]):
             return f"on mesh {self.mesh_text}{f' ({sizes})' if sizes else ''}"
         return f"on mesh {self.mesh_text}" if self.name == self.mesh_text else f"in the case {self.name!r}"
 
-    def but(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> Self:
         """Return a copy of the case with some sizes changed."""
-        return replace(self, sizes=self.sizes.but(**changes))
+        return replace(self, sizes=self.sizes.replace(**changes))
 
 
 def to_plain(case: Case[Any]) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.contract import causes, factors
-from autograder.contract.byte_causes import plain
+from autograder.contract.diagnosis import factors, wrong_values
+from autograder.contract.diagnosis.misplaced import layout, rank_of
+from autograder.contract.diagnosis.sent_bytes import plain
 from autograder.contract.output_checks import broadcast
 from autograder.contract.task import Case, Evidence
-from autograder.contract.verdict import FIRST_LOSS, FOLLOW, NOT_MEASURED, Fact, Kind, Limit, Unit, counted, with_more
-from autograder.contract.whereabouts import layout, rank_of
+from autograder.contract.text import append_sentence, count_of
+from autograder.contract.verdict import FIRST_LOSS, FOLLOW, NOT_MEASURED, Direction, Fact, Kind, Unit
 from course.program.program import spec_of
 
 # float32 sums in different orders agree to about 1e-6 of the largest element; bfloat16 inside gives 1e-3.
@@ -34,10 +35,10 @@ def worst(facts: Sequence[Fact], name: str = "values", kind: Kind = Kind.VALUES)
     chosen = failed[0] if failed else facts[0]
     others = {fact.case for fact in failed} - {chosen.case}
     more = f"(also fails in: {'; '.join(sorted(others))})" if others else ""
-    return replace(chosen, message=with_more(chosen.message, more))
+    return replace(chosen, message=append_sentence(chosen.message, more))
 
 
-def at(e: Evidence, name: str, kind: Kind, message: str, measured: Any, limit: Any = None, **how: Any) -> Fact:
+def case_fact(e: Evidence, name: str, kind: Kind, message: str, measured: Any, limit: Any = None, **how: Any) -> Fact:
     """Build a fact about one case, which passes if there is no message; ``how`` as for ``Fact``.
 
     It names a line only if ``how`` gives one, since the cause of an error is not on the function's first line.
@@ -77,13 +78,13 @@ def arrays_match(
         if found[first].unit == Unit.RELATIVE:
             others = [x for x in evidence if not _differs(x, tolerance) and any(x is y for y, _ in leaves)]
             cases = [x for x in evidence if _differs(x, tolerance)], others
-            cause = causes.of_values(e, leaf, tolerance, evidence)
+            cause = wrong_values.of_values(e, leaf, tolerance, evidence)
             partly = len(wrong) < len(leaves) or bool(np.any(np.isclose(e.measured[leaf], e.expected[leaf])))
             before = [(x, _leaf_match("", kind, e, x, tolerance)) for x in e.expected if _under(x, "values")]
             before = [x for x, fact in before if not fact.passed and fact.unit == Unit.RELATIVE]
-            alike = [causes.of_values(e, x, tolerance, evidence) for x in before]
-            partly = partly or any(causes.MASKS_RIGHT in one for one in alike)
-            sentences += [cause, causes.question(cause, hint, *cases, nothing_right=not partly)]
+            alike = [wrong_values.of_values(e, x, tolerance, evidence) for x in before]
+            partly = partly or any(wrong_values.MASKS_RIGHT in one for one in alike)
+            sentences += [cause, wrong_values.question(cause, hint, *cases, nothing_right=not partly)]
             if kind is Kind.GRADIENTS and cause and cause in alike:
                 sentences[1:] = ["As with “values”."]
         elif not_finite and found[first].limit == "finite":
@@ -92,7 +93,7 @@ def arrays_match(
             ("?", "leave it out.")
         ):
             sentences.append(hint)
-        sentences.append(causes.of_leaves(*([leaf for x, leaf in some if x is e] for some in (wrong, leaves))))
+        sentences.append(wrong_values.of_leaves(*([leaf for x, leaf in some if x is e] for some in (wrong, leaves))))
         drawn = "" if e.secret or found[first].unit != Unit.RELATIVE else picture(e)
         found[first] = replace(found[first], message=" ".join(part.strip() for part in sentences if part) + drawn)
     return replace(worst(found, name, kind), weight=weight)
@@ -134,8 +135,8 @@ def values_and_gradients(
     if after and found.passed is False and found.unit == Unit.RELATIVE:
         begin = f"{FIRST_LOSS} {first_loss}".strip() if any(map(_first_loss_wrong, cases)) else FOLLOW
         found = replace(found, message=f"{found.message} {begin}")
-    if causes.ALWAYS_DROPS in found.message:  # said once
-        back = replace(back, message=back.message.replace(f" {causes.ALWAYS_DROPS}", ""))
+    if wrong_values.ALWAYS_DROPS in found.message:  # said once
+        back = replace(back, message=back.message.replace(f" {wrong_values.ALWAYS_DROPS}", ""))
     return [found, back, global_norm_matches(cases, norm)]
 
 
@@ -163,7 +164,7 @@ def _norm_matches(name: str, e: Evidence, prefix: str) -> Fact:
         for side in (e.measured, e.expected)
     )
     scale = max(expected, 1e-30)
-    figures: dict[str, Any] = {"measured": measured, "limit": expected, "direction": Limit.EXACTLY}
+    figures: dict[str, Any] = {"measured": measured, "limit": expected, "direction": Direction.EXACTLY}
     comparison = "{} and should be {}".format(*_distinguishable(measured, expected))
     if e.secret:
         figures = {"measured": abs(measured - expected) / scale, "limit": TOLERANCE, "unit": Unit.RELATIVE}
@@ -171,7 +172,7 @@ def _norm_matches(name: str, e: Evidence, prefix: str) -> Fact:
     wrong = not abs(measured - expected) <= TOLERANCE * scale
     where = f"{e.case.place} the norm over all leaves on all devices together"
     message = f"{where} is {comparison}" if wrong else ""
-    return at(e, name, Kind.GRADIENTS, message, **figures)
+    return case_fact(e, name, Kind.GRADIENTS, message, **figures)
 
 
 def products_of(name: str, evidence: list[Evidence], dtype: str, hint: str) -> Fact:
@@ -187,8 +188,8 @@ def products_of(name: str, evidence: list[Evidence], dtype: str, hint: str) -> F
         message = f"{before} {products} of {wanted} there are {counts}. {hint}" if others else ""
         if not every:
             message = f"no product was found that could be of {wanted}. {hint}"
-        how = {"direction": Limit.ALL, "unit": Unit.PRODUCTS, "of": dtype, "line": _line_of(e, others)}
-        return at(e, name, Kind.COMPUTE, message, right, every, **how)
+        how = {"direction": Direction.ALL, "unit": Unit.PRODUCTS, "of": dtype, "line": _line_of(e, others)}
+        return case_fact(e, name, Kind.COMPUTE, message, right, every, **how)
 
     return worst([look(e) for e in evidence], name, Kind.COMPUTE)
 
@@ -218,13 +219,13 @@ def precise_in(
         few = [(" or ".join(kinds), taken[kinds], n) for kinds, n in least(e).items() if taken[kinds] < n]
         if few and not message:
             message = "".join(
-                f"{kinds} is computed in {dtype} for {counted(there, 'element')}, and {n:,} are needed. "
+                f"{kinds} is computed in {dtype} for {count_of(there, 'element')}, and {n:,} are needed. "
                 for kinds, there, n in few
             )
             message += hint
             total, wrong = few[0][2], few[0][2] - few[0][1]
-        how = {"direction": Limit.ALL, "unit": Unit.DTYPE, "of": dtype, "line": _line_of(e, others)}
-        return at(e, name, Kind.COMPUTE, message, total - wrong, total, **how)
+        how = {"direction": Direction.ALL, "unit": Unit.DTYPE, "of": dtype, "line": _line_of(e, others)}
+        return case_fact(e, name, Kind.COMPUTE, message, total - wrong, total, **how)
 
     return worst([look(e) for e in evidence], name, Kind.COMPUTE)
 
@@ -247,17 +248,17 @@ def same_program_size(name: str, smaller: Evidence, larger: Evidence, what: str,
     if grown or many.operations > few.operations:
         more = f"with more `{plain(grown[0])}` operations" if grown else "more of all kinds"
         message = (
-            f"the program has {counted(few.operations, 'operation')} in the case {cases[0]} and {many.operations:,} in "
-            f"{cases[1]}, {more}: it grows with {what}. {hint}"
+            f"the program has {count_of(few.operations, 'operation')} in the case {cases[0]} and {many.operations:,} "
+            f"in {cases[1]}, {more}: it grows with {what}. {hint}"
         )
     elif runs[1] <= runs[0]:
         message = (
-            f"the program runs {counted(runs[0], 'matrix product')} in the case {cases[0]} and {runs[1]} in "
+            f"the program runs {count_of(runs[0], 'matrix product')} in the case {cases[0]} and {runs[1]} in "
             f"{cases[1]}, where there is more to do: it does the same amount in both. Are all parts processed, one "
             "after the other?"
         )
-        shown = counted(runs[1], "matrix product"), f"more than {runs[0]}"
-    return at(larger, name, Kind.PROGRAM, message, *shown, unit=Unit.OPERATIONS)
+        shown = count_of(runs[1], "matrix product"), f"more than {runs[0]}"
+    return case_fact(larger, name, Kind.PROGRAM, message, *shown, unit=Unit.OPERATIONS)
 
 
 def specs_match(
@@ -277,8 +278,8 @@ def specs_match(
                 f"leaf {part.name.partition('/')[2]} {list(part.shape)} {e.case.place}: measured {found}, "
                 f"expected {wanted} ({how(e.case)})"
             )
-        figures = {"direction": Limit.ALL, "unit": Unit.LEAVES}
-        return at(e, name, Kind.VALUES, message, len(pairs) - len(wrong), len(pairs), **figures)
+        figures = {"direction": Direction.ALL, "unit": Unit.LEAVES}
+        return case_fact(e, name, Kind.VALUES, message, len(pairs) - len(wrong), len(pairs), **figures)
 
     return worst([look(e) for e in evidence], name)
 
@@ -298,22 +299,22 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
     inner = leaf.partition("/")[2]
     where = f"{f'leaf {inner}' if inner else 'the gradient' if leaf == 'gradients' else 'the result'} {e.case.place}"
     if measured is None:
-        return at(e, name, kind, f"{where} is missing from the result.", "missing", "present")
+        return case_fact(e, name, kind, f"{where} is missing from the result.", "missing", "present")
     if (measured.shape, measured.dtype) != (expected.shape, expected.dtype):
         found, wanted = (f"{a.dtype}{list(a.shape)}" for a in (measured, expected))
-        return at(
+        return case_fact(
             e, name, kind, f"{where}: measured {found}, expected {wanted}{broadcast(measured, expected)}", found, wanted
         )
     if not np.all(np.isfinite(measured)):
         bad = int(np.sum(~np.isfinite(measured)))
-        reason = causes.not_finite(e, measured)
-        return at(e, name, kind, f"{where}: {reason}", f"{bad} not finite", "finite")
+        reason = wrong_values.not_finite(e, measured)
+        return case_fact(e, name, kind, f"{where}: {reason}", f"{bad} not finite", "finite")
     scale = max(float(np.max(np.abs(expected), initial=0)), 1e-30)
     errors = np.abs(measured.astype(np.float64) - expected.astype(np.float64))
     error = float(np.max(errors, initial=0)) / scale
     figures: dict[str, Any] = {"measured": error, "limit": tolerance, "unit": Unit.RELATIVE}
     if error <= tolerance:
-        return at(e, name, kind, "", **figures)
+        return case_fact(e, name, kind, "", **figures)
     if not np.any(expected):  # there is nothing that an error could be a multiple of
         figures |= {"measured": "not zero", "limit": "zero"}
     worst_at = tuple(map(int, np.unravel_index(int(np.argmax(errors)), errors.shape)))
@@ -338,7 +339,7 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
             text = f"{wrong:,} of {errors.size:,} elements {'is' if wrong == 1 else 'are'} not zero and should be"
         elif errors.size == 1:
             text = f"off by {float(f'{error:.1e}'):g} times what it should be"
-    return at(e, name, kind, f"{where}: {text}.", **figures)
+    return case_fact(e, name, kind, f"{where}: {text}.", **figures)
 
 
 def _distinguishable(*numbers: float) -> list[str]:

@@ -17,7 +17,7 @@ from autograder.contract.byte_facts import (
     times_sent,
 )
 from autograder.contract.case import UNSEEN, ModelSizes, Sizes
-from autograder.contract.causes import KEYS, MASKS_RIGHT
+from autograder.contract.diagnosis.wrong_values import KEYS, MASKS_RIGHT
 from autograder.contract.facts import (
     LOSS_ALONE,
     arrays_match,
@@ -213,7 +213,7 @@ def test_gradients_that_are_wrong_or_not_there_leave_no_points_to_any_other_fact
 def test_an_answer_that_misses_its_point_keeps_at_most_half(bubble, bytes_, points):
     facts = [
         Fact("values", Kind.VALUES, True, weight=6),
-        Fact("bubble", Kind.TIME, bubble, point=True),
+        Fact("bubble", Kind.TIME, bubble, core=True),
         Fact("bytes", Kind.COMMUNICATION, bytes_),
     ]
     found = conclude("f", 8, facts)
@@ -276,7 +276,7 @@ def test_other_cases_tell_which_axis_a_factor_is():
     one = replace(base, case=Case("cube", both, model))
     said = arrays_match("gradients", [one], "gradients").message
     assert "axis 'data' or 'pipe' or 'tensor' has that size, or there are as many microbatches" in said
-    three = Case("three", {"replica": 3, "stage": 1, "model": 2}, model.but(num_microbatches=5))
+    three = Case("three", {"replica": 3, "stage": 1, "model": 2}, model.replace(num_microbatches=5))
     for measured, axis in ((3 * DRAWN, "data"), (2 * DRAWN, "tensor"), (DRAWN, "pipe")):
         other = replace(base, measured=dict.fromkeys(base.measured, np.float32(measured)), case=three)
         said = arrays_match("gradients", [one, other], "gradients").message
@@ -288,7 +288,7 @@ def test_all_axes_with_the_size_are_named_and_the_functions_own_is_the_first():
     model = Model(width=1, hidden=1, parallel=True)
     base = evidence(2 * DRAWN, secret=True)
     one = replace(base, case=Case("both", {"data": 2, "tensor": 2}, model))
-    right = replace(base, measured=base.expected, case=Case("split", {"tensor": 4}, model.but(parallel=False)))
+    right = replace(base, measured=base.expected, case=Case("split", {"tensor": 4}, model.replace(parallel=False)))
     said = arrays_match("gradients", [right, one], "gradients").message
     assert "axis 'tensor' or 'data' has that size: sum or mean?" in said, said
 
@@ -303,7 +303,7 @@ def test_numbers_that_differ_in_their_last_digits_are_written_with_them():
 def test_what_is_wrong_with_dropout_alone_is_a_matter_of_keys():
     base = replace(evidence(2.5 * DRAWN + 1, secret=True), inputs=(KEY,))
     model = Model(width=1, hidden=1)
-    with_dropout = replace(base, case=Case("some", CUBE, model.but(dropout=0.25)))
+    with_dropout = replace(base, case=Case("some", CUBE, model.replace(dropout=0.25)))
     without = replace(base, measured={name: DRAWN for name in base.measured}, case=Case("none", CUBE, model))
     excerpt = arrays_match("gradients", [without, with_dropout], "gradients", "A guess.").message
     assert "It is right in every case without dropout and wrong with it: is each mask drawn" in excerpt
@@ -321,7 +321,7 @@ def test_masks_are_right_where_single_elements_are_dropped_and_not_where_nothing
     mask, drawn = rng.random((12, 6)) < 0.7, np.float32(1 + rng.random((12, 6)))
     unread = np.arange(12)[:, None] < 8
     base = replace(evidence(DRAWN, secret=True), inputs=(KEY,))
-    base = replace(base, case=Case("some", CUBE, Model(width=1, hidden=1).but(dropout=0.25)))
+    base = replace(base, case=Case("some", CUBE, Model(width=1, hidden=1).replace(dropout=0.25)))
     for kept, says in ((mask, True), (unread, False)):
         expected, wrong = drawn * kept, (drawn + rng.standard_normal(drawn.shape).astype(np.float32)) * kept
         e = replace(base, expected={"gradients": expected}, measured={"gradients": wrong}, outputs=())
@@ -438,7 +438,7 @@ def test_of_several_parts_the_first_that_is_wrong_asks_its_own_question():
 def test_a_partial_answer_says_what_each_missed_fact_costs_and_that_adds_up():
     facts = [
         Fact("values", Kind.VALUES, True, weight=6),
-        Fact("bubble", Kind.TIME, False, point=True),
+        Fact("bubble", Kind.TIME, False, core=True),
         Fact("bytes", Kind.COMMUNICATION, False, weight=2),
     ]
     expected = "Of 8 points 2.22 are lost with “bubble” and 1.78 with “bytes”: 4 left."

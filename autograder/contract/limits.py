@@ -8,8 +8,9 @@ from typing import Any
 
 from autograder.contract import facts
 from autograder.contract.facts import plain, unmeasured
-from autograder.contract.task import Case, Evidence, Judged
-from autograder.contract.verdict import Fact, Kind, Limit, Unit, counted, in_bytes
+from autograder.contract.task import Case, Evidence, TaskEvidence
+from autograder.contract.text import count_of, format_bytes
+from autograder.contract.verdict import Direction, Fact, Kind, Unit
 from course.program.simulator import Piece
 
 # A forward and backward pass is 3/4 of a step that recomputes every activation, slightly less if the first
@@ -23,7 +24,7 @@ _CHANGES = (
 )
 
 
-def temporaries_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
+def temporaries_within(evidence: TaskEvidence, ratio: float, hint: str, **how: Any) -> Fact:
     """Limit live temporaries to ``ratio`` times the reference's; ``how`` as for ``_within``."""
 
     def look(e: Evidence, times: str) -> tuple[str, str]:
@@ -35,40 +36,44 @@ def temporaries_within(judged: Judged, ratio: float, hint: str, **how: Any) -> F
         "temporaries",
         lambda e: e.memory.temporaries,
         look,
-        judged,
+        evidence,
         ratio,
         unit=Unit.BYTES,
         **how,
     )
 
 
-def temporaries_at_most(judged: Judged, most: Callable[[Case[Any]], int], hint: str, *, weight: float = 1) -> Fact:
+def temporaries_at_most(
+    evidence: TaskEvidence, most: Callable[[Case[Any]], int], hint: str, *, weight: float = 1
+) -> Fact:
     """Limit live temporaries at scale to this many bytes, a closed form of the case."""
-    name, figure, e = "live temporaries", "temporaries", judged.at_scale
-    factor = judged.factor(name)
-    if barred := _barred(name, Kind.MEMORY, judged, figure, weight=weight):
+    name, figure, e = "live temporaries", "temporaries", evidence.at_scale
+    factor = evidence.factor(name)
+    if barred := _barred(name, Kind.MEMORY, evidence, figure, weight=weight):
         return barred
     assert e
     at_peak, limit = e.memory.temporaries, factor * most(e.case)
-    message, line = _at_the_peak(e, f"{in_bytes(limit)} are allowed", hint) if at_peak > limit else ("", "")
-    known = {key: judged.references[figure].get(key) for key in (REFERENCE, NAIVE)}
-    return facts.at(e, name, Kind.MEMORY, message, at_peak, limit, unit=Unit.BYTES, line=line, weight=weight, **known)
+    message, line = _at_the_peak(e, f"{format_bytes(limit)} are allowed", hint) if at_peak > limit else ("", "")
+    known = {key: evidence.references[figure].get(key) for key in (REFERENCE, NAIVE)}
+    return facts.case_fact(
+        e, name, Kind.MEMORY, message, at_peak, limit, unit=Unit.BYTES, line=line, weight=weight, **known
+    )
 
 
 def _at_the_peak(e: Evidence, allowed: str, hint: str) -> tuple[str, str]:
     """The message, which ends with a table of what is alive, and the line of the largest array."""
     at_peak, alive = e.memory.temporaries, e.memory.alive
-    message = f"at the peak {in_bytes(at_peak)} of temporaries are live at once, {allowed}"
+    message = f"at the peak {format_bytes(at_peak)} of temporaries are live at once, {allowed}"
     if not alive:
         return f"{message}. {hint}", ""
-    message += f"; the largest, {_array(alive[0])}, takes {in_bytes(alive[0].bytes)}"
+    message += f"; the largest, {_array(alive[0])}, takes {format_bytes(alive[0].bytes)}"
     ranked = sorted(Counter(alive).items(), key=lambda entry: -entry[0].bytes * entry[1])
     rows = [
-        (in_bytes(one.bytes * count), f"{count} x {_array(one)}", _made_by(one.kind), one.line)
+        (format_bytes(one.bytes * count), f"{count} x {_array(one)}", _made_by(one.kind), one.line)
         for one, count in ranked[:MOST_ARRAYS]
     ]
     if rest := at_peak - sum(one.bytes * count for one, count in ranked[:MOST_ARRAYS]):
-        rows.append((in_bytes(rest), "smaller ones", "", ""))
+        rows.append((format_bytes(rest), "smaller ones", "", ""))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         f"  {size:>{widths[0]}}  {arrays:{widths[1]}}  {made:{widths[2]}}  {line}".rstrip()
@@ -86,25 +91,27 @@ def _array(temporary: Any) -> str:
 
 
 # --8<-- [start:flops_within]
-def flops_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
+def flops_within(evidence: TaskEvidence, ratio: float, hint: str, **how: Any) -> Fact:
     """Limit the FLOPs of matrix products to ``ratio`` times the reference's; ``how`` as for ``_within``."""
 
     def look(e: Evidence, times: str) -> tuple[str, str]:
         return f"a device computes {e.costs.flops:.4g} FLOPs, {times}. {hint}", ""
 
-    return _within("FLOPs", Kind.COMPUTE, "flops", lambda e: e.costs.flops, look, judged, ratio, unit=Unit.FLOPS, **how)
+    return _within(
+        "FLOPs", Kind.COMPUTE, "flops", lambda e: e.costs.flops, look, evidence, ratio, unit=Unit.FLOPS, **how
+    )
 
 
 # --8<-- [end:flops_within]
 
 
 def largest_within(
-    judged: Judged, most: Callable[[Case[Any]], int], hint: str, *, weight: float = 1, least: float = LEAST_WORK
+    evidence: TaskEvidence, most: Callable[[Case[Any]], int], hint: str, *, weight: float = 1, least: float = LEAST_WORK
 ) -> Fact:
     """Limit the elements of every temporary at scale to ``most``; ``least`` as for ``_within``."""
-    name, e = "largest temporary", judged.at_scale
-    factor = judged.factor(name)
-    if barred := _barred(name, Kind.MEMORY, judged, "temporaries", least=least, weight=weight):
+    name, e = "largest temporary", evidence.at_scale
+    factor = evidence.factor(name)
+    if barred := _barred(name, Kind.MEMORY, evidence, "temporaries", least=least, weight=weight):
         return barred
     assert e
     largest, elements, limit = e.memory.largest, e.memory.largest_numbers, factor * most(e.case)
@@ -112,15 +119,15 @@ def largest_within(
     if largest and elements > limit:
         message = f"at some point an array {_array(largest)} with {elements:,} elements is live. {hint}"
         line = largest.line
-    return facts.at(e, name, Kind.MEMORY, message, elements, limit, unit=Unit.ELEMENTS, line=line, weight=weight)
+    return facts.case_fact(e, name, Kind.MEMORY, message, elements, limit, unit=Unit.ELEMENTS, line=line, weight=weight)
 
 
-def time_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
+def time_within(evidence: TaskEvidence, ratio: float, hint: str, **how: Any) -> Fact:
     """Limit the predicted step time to ``ratio`` times the reference's; ``how`` as for ``_within``."""
 
     def look(e: Evidence, times: str) -> tuple[str, str]:
         assert e.timeline
-        known, sent = judged.references, [piece for piece in e.timeline.critical if piece.stream != "compute"]
+        known, sent = evidence.references, [piece for piece in e.timeline.critical if piece.stream != "compute"]
         more, late = (
             found - known.get(figure, {}).get(REFERENCE, found)
             for figure, found in (("seconds", e.timeline.seconds), ("exposed", e.timeline.exposed_seconds))
@@ -136,10 +143,10 @@ def time_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
         return (
             f"on {e.timeline.machine} a step would take {_ms(e.timeline.seconds)} ms, {times}; {before}"
             f"{_ms(first.seconds)} ms of the critical path are spent in {plain(first.kind)}, "
-            f"{counted(first.count, 'time')}. {hint}"
+            f"{count_of(first.count, 'time')}. {hint}"
         ), first.line
 
-    return _within("predicted time", Kind.TIME, "seconds", _seconds, look, judged, ratio, **_MS, **how)
+    return _within("predicted time", Kind.TIME, "seconds", _seconds, look, evidence, ratio, **_MS, **how)
 
 
 def _seconds(e: Evidence) -> float:
@@ -187,7 +194,9 @@ def bubble_is(
     if e.timeline is None:
         return unmeasured(name, Kind.TIME, "no time was predicted for this program", weight)
     if not e.timeline.seconds:
-        return facts.at(e, name, Kind.TIME, f"the program takes no time at all. {hint}", "no time", weight=weight)
+        return facts.case_fact(
+            e, name, Kind.TIME, f"the program takes no time at all. {hint}", "no time", weight=weight
+        )
     lasts = e.timeline.seconds / tick_seconds(e.case)
     form, found = 1 - busy(e.case) / ticks(e.case), 1 - busy(e.case) / lasts
     message, least_ticks = "", busy(e.case) if shorter else ticks(e.case)
@@ -199,15 +208,15 @@ def bubble_is(
         else:
             part = drained[1] if drained and abs(lasts / drained[0](e.case) - 1) < within else ""
             message += f"{_idle_ticks(lasts, busy(e.case), ticks(e.case), part)}{hint}"
-    direction, limit = (Limit.AT_MOST, (1 + within) * form) if shorter else (Limit.EXACTLY, form)
+    direction, limit = (Direction.AT_MOST, (1 + within) * form) if shorter else (Direction.EXACTLY, form)
     how = {"direction": direction, "unit": Unit.DEVICE_TIME, "weight": weight}
-    return facts.at(e, name, Kind.TIME, message, found, limit, **how)
+    return facts.case_fact(e, name, Kind.TIME, message, found, limit, **how)
 
 
 def _idle_ticks(lasts: float, busy: int, ticks: int, drained: str) -> str:
     least = ticks - busy
     message = (
-        f"which has work in {busy} of them and is idle for {lasts - busy:.3g}; {counted(least, 'idle tick')} "
+        f"which has work in {busy} of them and is idle for {lasts - busy:.3g}; {count_of(least, 'idle tick')} "
         f"{'is' if least == 1 else 'are'} enough. "
     )
     if drained:
@@ -215,21 +224,21 @@ def _idle_ticks(lasts: float, busy: int, ticks: int, drained: str) -> str:
     return message
 
 
-def time_gained(judged: Judged, share: float, hint: str, *, weight: float = 1) -> Fact:
+def time_gained(evidence: TaskEvidence, share: float, hint: str, *, weight: float = 1) -> Fact:
     """Require the step to beat the naive baseline's by a ``share`` of what that exposes; filling the wait is no gain.
 
     Args:
-        judged: The evidence, and the measured figures of the reference and the naive baselines.
+        evidence: The evidence, and the measured figures of the reference and the naive baselines.
         share: Fraction of the communication that the naive baseline exposes.
         hint: Where to look.
         weight: Weight of the fact.
     """
     name = "predicted time"
-    if barred := _barred(name, Kind.TIME, judged, "exposed", NAIVE, weight=weight):
+    if barred := _barred(name, Kind.TIME, evidence, "exposed", NAIVE, weight=weight):
         return barred
-    e, known = judged.at_scale, judged.references["seconds"]
+    e, known = evidence.at_scale, evidence.references["seconds"]
     assert e and e.timeline
-    took, most, message = e.timeline.seconds, known[NAIVE] - share * judged.references["exposed"][NAIVE], ""
+    took, most, message = e.timeline.seconds, known[NAIVE] - share * evidence.references["exposed"][NAIVE], ""
     if took > most:
         message = (
             f"on {e.timeline.machine} a step takes {_ms(took)} ms, and the naive baseline takes {_ms(known[NAIVE])} "
@@ -238,10 +247,10 @@ def time_gained(judged: Judged, share: float, hint: str, *, weight: float = 1) -
         )
     shown = {key: 1e3 * known[key] for key in (REFERENCE, NAIVE) if key in known}
     how = {"unit": Unit.MILLISECONDS, "of": e.timeline.machine, "weight": weight}
-    return facts.at(e, name, Kind.TIME, message, 1e3 * took, 1e3 * most, **how, **shown)
+    return facts.case_fact(e, name, Kind.TIME, message, 1e3 * took, 1e3 * most, **how, **shown)
 
 
-def exposed_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
+def exposed_within(evidence: TaskEvidence, ratio: float, hint: str, **how: Any) -> Fact:
     """Communication that nothing hides is at most ``ratio`` times the reference's; ``how`` as for ``_within``."""
 
     def look(e: Evidence, times: str) -> tuple[str, str]:
@@ -257,7 +266,7 @@ def exposed_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
         assert e.timeline
         return e.timeline.exposed_seconds
 
-    return _within("exposed communication", Kind.TIME, "exposed", exposed, look, judged, ratio, **_MS, **how)
+    return _within("exposed communication", Kind.TIME, "exposed", exposed, look, evidence, ratio, **_MS, **how)
 
 
 def _longest_wait(e: Evidence, sent: Piece | None) -> str:
@@ -269,14 +278,14 @@ def _longest_wait(e: Evidence, sent: Piece | None) -> str:
     return f"The step waits longest for {plain(sent.kind)}{often}: {_ms(sent.seconds)} ms of its critical path. "
 
 
-def exposed_over_within(judged: Judged, ratio: float, axis: str, hint: str, **how: Any) -> Fact:
+def exposed_over_within(evidence: TaskEvidence, ratio: float, axis: str, hint: str, **how: Any) -> Fact:
     """Limit the step time added by communication over ``axis`` to ``ratio`` times the reference's.
 
     This is the step minus the same step with free links on that axis. Devices of a pipeline wait for many reasons;
     this is what hiding that communication could still save. ``Task.exposed_axes`` must name the axis.
     """
     name = f"exposed over {axis}"
-    if judged.at_scale and judged.at_scale.exposed is None:
+    if evidence.at_scale and evidence.at_scale.exposed is None:
         why = "this program was not timed without that communication"
         return unmeasured(name, Kind.TIME, why, how.get("weight", 1))
 
@@ -287,7 +296,7 @@ def exposed_over_within(judged: Judged, ratio: float, axis: str, hint: str, **ho
             f"sending over {axis!r} took no time, {times}. {hint}"
         ), ""
 
-    return _within(name, Kind.TIME, "spent", lambda e: e.exposed or 0, look, judged, ratio, **_MS, **how)
+    return _within(name, Kind.TIME, "spent", lambda e: e.exposed or 0, look, evidence, ratio, **_MS, **how)
 
 
 _MS: dict[str, Any] = {"unit": Unit.MILLISECONDS, "factor": 1e3}
@@ -300,7 +309,7 @@ def _within(
     figure: str,
     measure: Callable[[Evidence], float],
     explain: Callable[[Evidence, str], tuple[str, str]],
-    judged: Judged,
+    evidence: TaskEvidence,
     ratio: float,
     *,
     unit: Unit,
@@ -317,7 +326,7 @@ def _within(
         figure: Its name among the references.
         measure: Extracts the figure from the evidence.
         explain: The message and line for an excessive figure, given its ratio in words.
-        judged: The evidence, and the measured references and naive baselines.
+        evidence: The evidence, and the measured references and naive baselines.
         ratio: The limit.
         unit: The display unit.
         factor: Conversion factor to ``unit``.
@@ -325,10 +334,10 @@ def _within(
         than: ``reference`` or ``naive``.
         least: The share of the reference's FLOPs below which part of the work must be missing.
     """
-    ratio *= judged.factor(name)
-    if barred := _barred(name, kind, judged, figure, than, least, weight):
+    ratio *= evidence.factor(name)
+    if barred := _barred(name, kind, evidence, figure, than, least, weight):
         return barred
-    e, known = judged.at_scale, judged.references[figure]
+    e, known = evidence.at_scale, evidence.references[figure]
     assert e
     found, against = measure(e), known[than]
     message, line = "", ""
@@ -339,20 +348,20 @@ def _within(
         message, line = explain(e, times or f"and {_whose(than)} is 0")
     shown = {key: factor * known[key] for key in (REFERENCE, NAIVE) if key in known}
     how = {"unit": unit, "of": e.timeline.machine if factor != 1 and e.timeline else "", "weight": weight, "line": line}
-    return facts.at(e, name, kind, message, factor * found, factor * ratio * against, **how, **shown)
+    return facts.case_fact(e, name, kind, message, factor * found, factor * ratio * against, **how, **shown)
 
 
 def _barred(
     name: str,
     kind: Kind,
-    judged: Judged,
+    evidence: TaskEvidence,
     figure: str,
     than: str = REFERENCE,
     least: float = LEAST_WORK,
     weight: float = 1,
 ) -> Fact | None:
     """Return the fact if the realistic size cannot be compared with the reference; None if it can."""
-    e, known = judged.at_scale, judged.references
+    e, known = evidence.at_scale, evidence.references
     if e is None:
         return unmeasured(name, kind, _LEFT_OUT, weight)
     if e.structural_mismatch:
@@ -365,7 +374,7 @@ def _barred(
             f"at the realistic size the program computes {e.costs.flops:.3g} FLOPs, and the work takes {work:.3g} with "
             "its recomputation: is a part of the arrays left out there?"
         )
-        return facts.at(e, name, kind, message, "not comparable", weight=weight)
+        return facts.case_fact(e, name, kind, message, "not comparable", weight=weight)
     return None
 
 
@@ -374,7 +383,7 @@ def _whose(than: str) -> str:
 
 
 def _different(name: str, kind: Kind, e: Evidence, weight: float) -> Fact:
-    return facts.at(e, name, kind, _CHANGES.format(e.structural_mismatch), "not comparable", weight=weight)
+    return facts.case_fact(e, name, kind, _CHANGES.format(e.structural_mismatch), "not comparable", weight=weight)
 
 
 def _ms(seconds: float) -> str:

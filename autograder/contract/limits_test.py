@@ -16,7 +16,7 @@ from autograder.contract.limits import (
     time_gained,
     time_within,
 )
-from autograder.contract.task import Case, Evidence, Judged
+from autograder.contract.task import Case, Evidence, TaskEvidence
 from course.program import Collective, Costs, Memory, Timeline
 from course.program.memory import Alive
 from course.program.simulator import DeviceTime, Piece
@@ -40,7 +40,7 @@ def evidence(temporaries=100 * MiB, seconds=1.0, exposed=0.1, flops=1e12, differ
 
 
 def judged(at_scale, references):
-    return Judged([], at_scale, references)
+    return TaskEvidence([], at_scale, references)
 
 
 FACTS = [

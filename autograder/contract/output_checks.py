@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case
-from autograder.contract.verdict import counted
+from autograder.contract.text import count_of
 from autograder.contract.wrapping import Mismatch
 from course.program.program import path_name
 
@@ -57,7 +57,7 @@ def same_tree(what: str, tree: Any, like: Any, is_leaf: Any = None) -> Any:
     )
     missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     raise Mismatch(
-        f"{what}: measured a tree of {counted(len(found), 'leaf', 'leaves')}, expected one like the input's, of "
+        f"{what}: measured a tree of {count_of(len(found), 'leaf', 'leaves')}, expected one like the input's, of "
         f"{len(wanted)}; "
         f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"[:600]
     )

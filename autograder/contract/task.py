@@ -26,7 +26,7 @@ from course.curriculum import contract_folder, is_own, own_page
 from course.program import Costs, Leaf, Memory, Timeline
 from course.program.program import path_name
 
-__all__ = ["Case", "Contract", "Evidence", "Judged", "Task", "Variant", "load", "named", "references", "trace"]
+__all__ = ["Case", "Contract", "Evidence", "Task", "TaskEvidence", "Variant", "load", "named", "references", "trace"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ChoiceError(LookupError):
 
 
 @dataclass(frozen=True)
-class Judged:
+class TaskEvidence:
     """The inputs from which a task's facts are computed.
 
     Attributes:
@@ -98,7 +98,7 @@ class Judged:
         return self.factors.get(name, 1.0)
 
     @property
-    def all(self) -> list[Evidence]:
+    def programs(self) -> list[Evidence]:
         """Every analysed Program: those that were run, and the one at scale."""
         return [*self.cases, self.at_scale] if self.at_scale else self.cases
 
@@ -127,7 +127,7 @@ class Variant:
 
     def of(self, case: Case[Any]) -> Case[Any]:
         """Return the case with this variant applied."""
-        return case.but(**self.sizes)
+        return case.replace(**self.sizes)
 
 
 # The pages that explain verdicts without facts.
@@ -170,8 +170,8 @@ class Task:
     unseen: Callable[[np.random.Generator], Case[Any]]
     draw: Callable[[np.random.Generator, Case[Any]], dict[str, Any]]
     oracle: Callable[[dict[str, Any], Case[Any]], dict[str, Any]]
-    facts: Callable[[Judged], list[Fact]]
-    point: tuple[str, ...] = ()
+    facts: Callable[[TaskEvidence], list[Fact]]
+    core_facts: tuple[str, ...] = ()
     at_scale: tuple[Case[Any], str] | None = None
     stretches: tuple[Mapping[str, Any], ...] = ()
     naive_memory: str = ""
@@ -223,7 +223,7 @@ class Task:
         every = self.stretches or [{name: grown[name] for name in group if name in grown} for group in _TOGETHER]
         named = {" and ".join(f"{name} {size:,}" for name, size in sizes.items()): sizes for sizes in every if sizes}
         return tuple(
-            replace(small, name=f"{small.name}, but {text}", sizes=small.sizes.but(**sizes), quick=False)
+            replace(small, name=f"{small.name}, but {text}", sizes=small.sizes.replace(**sizes), quick=False)
             for text, sizes in named.items()
         )
 
@@ -235,6 +235,10 @@ class Task:
         """Wrap the function for a case, ready for export."""
         return self.wrapping.wrap(function, self.complete(case))
 
+    def input_shapes(self, case: Case[Any]) -> dict[str, Any]:
+        """Shapes of the inputs of a case, by name."""
+        return self.wrapping.input_shapes(self.complete(case))
+
 
 # --8<-- [end:task]
 
@@ -243,21 +247,21 @@ class Task:
 class Contract:
     """The tasks of a chapter, in the notebook's order, and the points of its written question.
 
-    ``read`` gives the page and heading of the course's pages that explain a fact, by the fact's name, or by
+    ``explained_in`` gives the page and heading of the course's pages that explain a fact, by the fact's name, or by
     ``function.fact`` where one function needs another page.
     """
 
     chapter: str
     tasks: tuple[Task, ...]
     question_points: float
-    read: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    explained_in: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def places(self, result: Result) -> list[tuple[str, str]]:
         """Pages and headings that explain the failed facts, without repetition, in order of the facts.
 
         An error, or a result of another form, is explained where the function's values are.
         """
-        known = {**self.read, **ABOUT_VERDICTS}
+        known = {**self.explained_in, **ABOUT_VERDICTS}
         elsewhere = FIRST_LOSS, FOLLOW  # other facts say where to begin
         missed = [fact for fact in result.missed if not any(said in fact.message for said in elsewhere)]
         names = [fact.name for fact in missed if fact.kind != Kind.FORM] or ["values"] * result.unjudged

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.contract.facts import at, worst
+from autograder.contract.facts import case_fact, worst
 from autograder.contract.task import Case, Evidence
 from autograder.contract.value_tasks import DEEPEST, Refusal, depth_of, show
-from autograder.contract.verdict import Fact, Kind, Limit, Unit
+from autograder.contract.verdict import Direction, Fact, Kind, Unit
 
 # Far beyond any size, count or index in a correct answer.
 LARGEST = 2**53
@@ -41,7 +41,7 @@ def answer_matches(evidence: list[Evidence], explain: Callable[[Case[Any], Any],
         message = ""
         if measured != expected or not is_answer(e.measured["values"]):
             message = f"your answer is {show(measured)}. {_or_none(explain, e.case, measured) or ''}".strip()
-        return at(e, "values", Kind.VALUES, message, show(measured), "the one answer")
+        return case_fact(e, "values", Kind.VALUES, message, show(measured), "the one answer")
 
     return worst([look(e) for e in evidence])
 
@@ -74,8 +74,8 @@ def every_answer_matches(
         if wrong:
             message = _or_none(explain, e.case, *wrong[0]) or message
             message += "" if e.secret else _or_none(picture, e.case, given) or ""
-        how = {"direction": Limit.ALL, "unit": Unit.QUESTIONS}
-        return at(e, "values", Kind.VALUES, message, len(queries) - len(wrong), len(queries), **how)
+        how = {"direction": Direction.ALL, "unit": Unit.QUESTIONS}
+        return case_fact(e, "values", Kind.VALUES, message, len(queries) - len(wrong), len(queries), **how)
 
     return worst([look(e) for e in evidence])
 

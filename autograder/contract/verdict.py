@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 import msgspec
+
+from autograder.contract.text import binary_units, join_words
 
 PASS, PARTIAL, FAIL = "pass", "partial", "fail"
 STUDENT_ERROR, LIMIT_EXCEEDED, REFUSED, NEEDS_HUMAN = "student_error", "limit_exceeded", "refused", "needs_human"
@@ -45,7 +47,7 @@ class Kind(StrEnum):
 
 
 # The largest share of points for a correct answer that misses the point of its exercise.
-MISSES_THE_POINT = 0.5
+SHARE_WITHOUT_A_CORE_FACT = 0.5
 _WRONG = {
     Kind.FORM: "results of the wrong structure",
     Kind.VALUES: "wrong values",
@@ -77,7 +79,6 @@ class Unit(StrEnum):
     DTYPE = "of"
 
 
-LARGE, UNITS = 10**7, ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 # Number formats by unit; all others are written as whole numbers or with six digits.
 _WRITTEN = {
     Unit.BYTES: ",.0f",
@@ -92,7 +93,7 @@ _WRITTEN = {
 }
 
 
-class Limit(StrEnum):
+class Direction(StrEnum):
     """The direction in which ``Fact.limit`` bounds the measured number."""
 
     AT_MOST = "at most"
@@ -124,7 +125,7 @@ class Fact:
         line: The learner's line, as ``cell:line``.
         message: The failure, with a question as a hint.
         weight: Its weight among the function's facts; 0 for advice.
-        point: True if the exercise is about it (``Task.point``): failing it limits the function to half its points.
+        core: True if the exercise is about it (``Task.core_facts``): failing it limits the function to half its points.
     """
 
     name: str
@@ -132,7 +133,7 @@ class Fact:
     passed: bool | None
     measured: float | str | None = None
     limit: float | tuple[float, float] | str | None = None
-    direction: Limit = Limit.AT_MOST
+    direction: Direction = Direction.AT_MOST
     unit: Unit = Unit.COUNT
     of: str = ""
     reference: float | None = None
@@ -142,7 +143,7 @@ class Fact:
     line: str = ""
     message: str = ""
     weight: float = 1.0
-    point: bool = False
+    core: bool = False
     # --8<-- [end:fact]
 
     @property
@@ -197,16 +198,18 @@ class Fact:
         if self.interval:
             low, high = map(write, self.interval)
             measured = f"{'inconclusive: ' if self.passed is None else ''}{measured} ({low} to {high})"
-        if self.direction in (Limit.ALL, Limit.MOST) and not isinstance(self.measured, str):
+        if self.direction in (Direction.ALL, Direction.MOST) and not isinstance(self.measured, str):
             measured, limit = (
                 f"{measured} of {limit}",
-                "most" if self.direction == Limit.MOST else f"{limit} of {limit}",
+                "most" if self.direction == Direction.MOST else f"{limit} of {limit}",
             )
         return measured, limit, write(self.reference), write(self.naive)
 
     def readable(self, number: float) -> str:
         """A number with its unit; a large number of bytes in MiB or GiB."""
-        return (size(number) if self.unit == Unit.BYTES else "") or f"{self.write(number)} {self.unit_text}".strip()
+        return (
+            binary_units(number) if self.unit == Unit.BYTES else ""
+        ) or f"{self.write(number)} {self.unit_text}".strip()
 
     def write(self, number: Any) -> str:
         """Format a number in this fact's unit for display."""
@@ -261,12 +264,12 @@ class Result:
         wrong = {kind: _WRONG[kind] for kind in _WRONG if any(fact.kind == kind for fact in self.missed)}
         values = [fact.name for fact in self.missed if fact.kind is Kind.VALUES]
         if values and "values" not in values:
-            wrong[Kind.VALUES] = f"wrong {listed(values)}"
+            wrong[Kind.VALUES] = f"wrong {join_words(values)}"
         if wrong:
             text = " and ".join(wrong.values()).capitalize()
             return f"{text} earn no points, whatever other limits are met. {self.together}".strip()
-        point = [f"“{fact.name}”" for fact in self.missed if fact.point]
-        half = f"At most half of the points without {listed(point)}: the exercise is about that." if point else ""
+        point = [f"“{fact.name}”" for fact in self.missed if fact.core]
+        half = f"At most half of the points without {join_words(point)}: the exercise is about that." if point else ""
         return f"{half} {self._costs}".strip()
 
     @property
@@ -277,13 +280,13 @@ class Result:
             return ""
         costs = [round(self.max_points * fact.weight / counted, 2) for fact in self.missed]
         # One of them also bears the rounding and, if it is what the exercise is about, what halving takes.
-        bears = next((at for at, fact in enumerate(self.missed) if fact.point), 0)
+        bears = next((at for at, fact in enumerate(self.missed) if fact.core), 0)
         costs[bears] = round(costs[bears] + self.max_points - self.points - sum(costs), 2)
         first, *more = [f"with “{fact.name}”" for fact in self.missed]
         each = [f"{costs[0]:g} {'is' if costs[0] == 1 else 'are'} lost {first}"]
         each += [f"{cost:g} {fact}" for cost, fact in zip(costs[1:], more, strict=True)]
         points = "point" if self.max_points == 1 else "points"
-        return f"Of {self.max_points:g} {points} {listed(each)}: {self.points:g} left."
+        return f"Of {self.max_points:g} {points} {join_words(each)}: {self.points:g} left."
 
     @property
     def together(self) -> str:
@@ -295,7 +298,7 @@ class Result:
         names = [f"“{fact.name}”" for fact in (*wrong, *sent)]
         if len(names) < 2:
             return ""
-        may = f"{listed(names)} may have one cause"
+        may = f"{join_words(names)} may have one cause"
         if sent and sent[0].amiss < 0:
             return f"{may}: less is sent than should be. What is never sent?"
         if sent:
@@ -374,36 +377,6 @@ class Report:
         return msgspec.convert(data, cls)
 
 
-def with_more(message: str, more: str) -> str:
-    """The message with another sentence, before the table or picture on its later lines."""
-    text, *picture = message.split("\n")
-    return "\n".join([f"{text} {more}".strip(), *picture])
-
-
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """A number with its noun, in the plural unless it is 1: ``1 other``, ``2,048 others``."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
-def size(number: float) -> str:
-    """A large number of bytes in the unit that people think in; "" for a small one."""
-    if number < LARGE:
-        return ""
-    power = min(int(math.log2(number)) // 10, len(UNITS) - 1)
-    return f"{number / 1024**power:.4g} {UNITS[power]}"
-
-
-def in_bytes(number: float) -> str:
-    """Bytes with their unit, as in the table: ``2,880 bytes``, ``2.842 GiB``."""
-    return size(number) or counted(round(number), "byte")
-
-
-def listed(words: Iterable[str]) -> str:
-    """``a, b and c``."""
-    *before, last = words
-    return f"{', '.join(before)} and {last}" if before else last
-
-
 def conclude(name: str, max_points: float, facts: list[Fact]) -> Result:
     """Compute points and verdict from facts: each counts by its weight, but wrong values or gradients earn nothing.
 
@@ -415,8 +388,8 @@ def conclude(name: str, max_points: float, facts: list[Fact]) -> Result:
     if not counted or any(fact.kind.required and not fact.passed for fact in counted):
         passed = []
     share = sum(fact.weight for fact in passed) / sum(fact.weight for fact in counted) if counted else 0.0
-    if any(fact.point and not fact.passed for fact in counted):
-        share = min(share, MISSES_THE_POINT)
+    if any(fact.core and not fact.passed for fact in counted):
+        share = min(share, SHARE_WITHOUT_A_CORE_FACT)
     points = round(max_points * share, 2)
     verdict = PASS if counted and len(passed) == len(counted) else PARTIAL if passed else FAIL
     return Result(name, points, max_points, verdict, tuple(facts))

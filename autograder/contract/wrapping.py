@@ -55,6 +55,15 @@ class Wrapping:
     wrap: Callable[[Callable[..., Any], Case[Any]], Wrapped]
     sizes: type[Sizes]
 
+    def input_shapes(self, case: Case[Any]) -> dict[str, Any]:
+        """Shapes of the inputs of a case, by name."""
+        return self.wrap(never_called, case).inputs
+
+
+def never_called(*_: Any) -> Any:
+    """The function of a wrapper that is asked for shapes alone."""
+    raise AssertionError("nothing is traced here")
+
 
 class Traceable(Protocol):
     """The parts of a task, or of its wrapping, that tracing needs."""

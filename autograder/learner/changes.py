@@ -11,7 +11,7 @@ from autograder.grading.inside.cells import Statement, read_statements
 from autograder.grading.inside.intake import Cell
 from autograder.grading.inside.running import lab_statements
 from autograder.grading.inside.slicing import names_of, needed
-from autograder.grading.outside.released import lab_code, limits_stated, stated
+from autograder.grading.outside.notebook_options import lab_code, limits_stated, stated
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from autograder.checking.judging import Export, exported
 from autograder.contract.task import Task, references
-from autograder.contract.verdict import NOT_MEASURED, Fact, Kind, Limit, Result, Unit
+from autograder.contract.verdict import NOT_MEASURED, Direction, Fact, Kind, Result, Unit
 from autograder.learner.baselines import solution
 from course.machines import machine
 from course.program import Locate, ProgramError, parse
@@ -81,7 +81,11 @@ def _overlap(report: GpuReport, reference: GpuReport, case: str) -> Fact:
         ours, theirs = report.coverage, reference.coverage
     if ours is None or theirs is None:
         return _not_measured(NAMES[1], case, "the compiled program has no collective")
-    how: dict[str, Any] = {"direction": Limit.AT_LEAST, "unit": Unit.COLLECTIVES, "of": "in loops" if in_loops else ""}
+    how: dict[str, Any] = {
+        "direction": Direction.AT_LEAST,
+        "unit": Unit.COLLECTIVES,
+        "of": "in loops" if in_loops else "",
+    }
     how |= {"reference": theirs, "case": case, "weight": 0}
     fact = Fact(NAMES[1], Kind.TIME, ours >= theirs - 1e-9, ours, theirs, **how)
     alone = next((c for c in report.collectives if not c.spans_matmul and (c.in_loop or not in_loops)), None)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from autograder import cli
-from autograder.checking.added import with_facts
+from autograder.checking.follow_up import with_facts
 from autograder.checking.judging import FromNotebook
 from autograder.contract.task import Case, load
 from autograder.contract.verdict import PASS, Fact, Kind, Report, conclude

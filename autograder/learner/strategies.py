@@ -18,7 +18,7 @@ from autograder.contract.task import load
 from autograder.grading.inside.intake import read_notebook
 from autograder.grading.inside.running import run_cells
 from autograder.grading.inside.tracing import Problem
-from autograder.grading.outside.released import lab_code
+from autograder.grading.outside.notebook_options import lab_code
 from autograder.learner.baselines import solution
 from course.layout import Options as Layout
 from course.mesh import as_varying, shard_map_with_specs

@@ -13,7 +13,7 @@ from autograder.checking.judging import executor, locate_file
 from autograder.contract.task import Case, Evidence, load
 from autograder.contract.verdict import Result
 from autograder.grading.inside.tracing import Problem, trace_cases
-from autograder.grading.outside.judge import Plan, judge, plan, stopped
+from autograder.grading.outside.judge import GradingPlan, judge, plan, stopped
 
 # The Programs that were exported so far, and the evidence of the cases that ran, by case.
 Known = tuple[dict[str, bytes], dict[str, Evidence]]
@@ -57,7 +57,7 @@ def judged_unseen(chapter: str, task: str, function: Callable[..., Any], seed: i
     return _judged(only, mutant(task, function))
 
 
-def _judged(planned: Plan, mutant: Mutant, known: Known | None = None) -> Result:
+def _judged(planned: GradingPlan, mutant: Mutant, known: Known | None = None) -> Result:
     """The judgement on a plan; what is not yet known is exported and run, and then known."""
     programs, seen = known or ({}, {})
     missing = [case for case in planned.traced if case.name not in programs]

@@ -29,7 +29,7 @@ from typing import Any
 
 from autograder.contract.task import load
 from autograder.contract.verdict import FAIL, PARTIAL, PASS, Report, Result
-from autograder.grading.nbgrader import late, people, uploads
+from autograder.grading.nbgrader import late_penalty, people, uploads
 from autograder.grading.nbgrader.batch import grade_course
 from autograder.grading.nbgrader.course import open_gradebook
 from autograder.grading.nbgrader.export import canvas_csv
@@ -150,7 +150,7 @@ def run(
         timings["a page of feedback"] = _timed(lambda: write_feedback(course, first)) / students
     _kill(killed, "export", lambda: _renew_until(half, course, first))
     for name in kept:
-        late.renew_penalties(course, name)
+        late_penalty.renew_penalties(course, name)
     found = _exported(course, kept)
     wrong = _differences(found, ids, kept, dropped)
     size = sum(path.stat().st_size for path in course.rglob("*") if path.is_file())
@@ -207,8 +207,8 @@ def _collect_until(calls: int, course: Path, name: str, packed: Path) -> None:
 
 
 def _renew_until(calls: int, course: Path, name: str) -> None:
-    late.set_penalties = _dies_after(calls, late.set_penalties)
-    late.renew_penalties(course, name)
+    late_penalty.set_penalties = _dies_after(calls, late_penalty.set_penalties)
+    late_penalty.renew_penalties(course, name)
 
 
 def _differences(found: dict[str, dict[str, float]], ids: list[str], kept: list[str], dropped: str) -> dict[str, Any]:

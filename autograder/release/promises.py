@@ -82,7 +82,7 @@ def _plain(text: str) -> str:
 
 def problems(chapter: str, root: Path | None = None) -> Iterator[str]:
     """Yield requirements that are not quoted, and quotes that do not occur."""
-    every, known = promised(chapter), {fact for fact in load(chapter).read}
+    every, known = promised(chapter), {fact for fact in load(chapter).explained_in}
     texts = specifications(chapter, root)
     for name in sorted(set(every) - set(texts)):
         yield f"PROMISES has {name}, and the notebook has no such function"
@@ -92,7 +92,7 @@ def problems(chapter: str, root: Path | None = None) -> Iterator[str]:
             if _plain(quote) not in specification.text:
                 yield f"{name}: the notebook does not say {quote!r}"
             for fact in sorted(set(facts) - known):
-                yield f"{name}: {quote!r} is held by {fact!r}, which the contract's `read` does not have"
+                yield f"{name}: {quote!r} is held by {fact!r}, which the contract's `explained_in` does not have"
         for sentence in specification.required:
             if not any(_plain(quote) in sentence or sentence in _plain(quote) for quote in quotes):
                 yield f"{name}: no fact is named for {sentence!r}"

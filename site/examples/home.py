@@ -4,7 +4,7 @@ import linecache
 
 from showing import draw_steps, example, look, wrong
 
-from autograder.checking.added import with_quotes
+from autograder.checking.follow_up import with_quotes
 from autograder.checking.judging import judge_function
 from autograder.contract.task import find_task, load
 from autograder.contract.verdict import Report

@@ -64,7 +64,7 @@ def layer(params, x, key, rate, axis_name, split):
 @cache
 def stacked(block, split: bool, number: int):
     """The analyses of a stack of these layers, forward and backward: ``block(params, x, key)``."""
-    shapes = params_by_head(replace(CASE, sizes=S.but(num_layers=number)))["layers"]
+    shapes = params_by_head(replace(CASE, sizes=S.replace(num_layers=number)))["layers"]
     specs, part = tensor_specs({"layers": shapes}, "tensor")["layers"], P(None, "tensor") if split else P()
 
     def local(params, x, upstream):

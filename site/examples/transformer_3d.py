@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec as P
 from showing import Table, draw_timelines, example, holdings, kept, program, realistic, say
 from steps import BILLION, KEY, model_of, shapes_of, tokens, varying
 
+from autograder.chapters.transformer_3d.communication import gathered, parts_over_data, permuted, ticks_of
+from autograder.chapters.transformer_3d.layouts import SIZES, part_bytes
 from autograder.chapters.transformer_3d.mutants import gathers_in_every_tick, keeps_everything
-from autograder.chapters.transformer_3d.oracles import SIZES, part_bytes
-from autograder.chapters.transformer_3d.sent import gathered, parts_over_data, permuted, ticks_of
 from autograder.contract.task import Case, load
 from course.budget import Sizes, flops_per_token
 from course.layout import Options
@@ -58,7 +58,7 @@ def numbers() -> Table:
         data, pipe, tensor = mesh
         count, repeats = (4, 2) if pipe > 1 else (1, 16)
         own = {"min_size": 2**16, "num_microbatches": count, "num_repeats": repeats, "rows": 32 // data // count}
-        case = Case("", dict(zip(AXES, mesh, strict=True)), SIZES.but(**large, **own))
+        case = Case("", dict(zip(AXES, mesh, strict=True)), SIZES.replace(**large, **own))
         held = sum(size for size, _, _ in part_bytes(case))
         whole = held - parts_over_data(case) if data > 1 else held
         # 4 gathers or scatters per layer forward, again in the recomputation, and backward.

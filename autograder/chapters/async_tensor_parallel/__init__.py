@@ -3,7 +3,7 @@
 from autograder.chapters.async_tensor_parallel.tasks import ASYNC_TP_MLP, RINGS
 from autograder.contract.task import Contract
 
-READ = {
+EXPLAINED_IN = {
     "values": ("async_tensor_parallel", "A product in a ring"),
     "gradients": ("async_tensor_parallel", "The backward pass"),
     "gradient norm": ("async_tensor_parallel", "The backward pass"),
@@ -71,4 +71,4 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 
-CONTRACT = Contract("async_tensor_parallel", (*RINGS, ASYNC_TP_MLP), question_points=2, read=READ)
+CONTRACT = Contract("async_tensor_parallel", (*RINGS, ASYNC_TP_MLP), question_points=2, explained_in=EXPLAINED_IN)

@@ -19,14 +19,13 @@ from autograder.chapters.async_tensor_parallel.wrapping import (
     mlp_shapes,
     rows_shape,
 )
+from autograder.chapters.draws import compile_oracle, draw_leaves, unseen_mesh
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN
 from autograder.contract.case_builders import groups_of, parts_of, tensor_of
-from autograder.contract.draws import draw_leaves, unseen_mesh
-from autograder.contract.oracles import compile_oracle
 from autograder.contract.orders import orders, places
-from autograder.contract.task import Case, Evidence, Judged, Task
-from autograder.contract.verdict import Fact, Kind, Limit, Unit
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
+from autograder.contract.verdict import Direction, Fact, Kind, Unit
 from autograder.contract.wrapping import wrappings
 
 WRAPPINGS = wrappings("async_tensor_parallel")
@@ -61,7 +60,7 @@ def unseen(rng: np.random.Generator) -> tuple[dict[str, int], dict[str, Any]]:
 
 def draw_product(name: str, rng: np.random.Generator, case: Case[Product]) -> dict[str, Any]:
     """Rows and gradients of any size, and a kernel that preserves it."""
-    shapes = WRAPPINGS[name].wrap(print, case).inputs
+    shapes = WRAPPINGS[name].input_shapes(case)
     found = {name: rng.uniform(0.5, 2) * rng.standard_normal(shape.shape) for name, shape in shapes.items()}
     found["kernel"] /= np.sqrt(len(found["kernel"]))
     return {name: array.astype(np.float32) for name, array in found.items()}
@@ -131,12 +130,12 @@ def equal_ways(e: Evidence) -> Fact:
             f"{e.case.place} a device sends {forth:,.0f} bytes towards higher places on the axis and "
             f"{back:,.0f} towards lower ones. Which way does each half go?"
         )
-    how = {"direction": Limit.EXACTLY, "unit": Unit.BYTES, "weight": 2}
+    how = {"direction": Direction.EXACTLY, "unit": Unit.BYTES, "weight": 2}
     sent = f"{forth:,.0f} up, {back:,.0f} down"
-    return facts.at(e, "bytes each way", Kind.COMMUNICATION, message, sent, "equal", **how)
+    return facts.case_fact(e, "bytes each way", Kind.COMMUNICATION, message, sent, "equal", **how)
 
 
-def ring_facts(judged: Judged, kind: str, both_ways: bool) -> list[Fact]:
+def ring_facts(evidence: TaskEvidence, kind: str, both_ways: bool) -> list[Fact]:
     where = {
         GATHER: "After k steps, whose rows does a device hold, and where do they belong in the result? ",
         SCATTER: "Which rows has a partial sum been made of when it arrives, and where does it end? ",
@@ -148,21 +147,21 @@ def ring_facts(judged: Judged, kind: str, both_ways: bool) -> list[Fact]:
     )
     resident = "Which array is as large as all rows, and must all of it be there at once?"
     slow = "What is read, written or copied in every step besides the products, and how large is it?"
-    differentiated = [e for e in judged.cases if e.case.sizes.backward]
+    differentiated = [e for e in evidence.cases if e.case.sizes.backward]
     common = [
-        facts.arrays_match("values", judged.cases, "values", where[kind], weight=2),
+        facts.arrays_match("values", evidence.cases, "values", where[kind], weight=2),
         facts.arrays_match("gradients", differentiated, "gradients", back),
-        _permuted(judged.all, "d_in" if kind == GATHER else "d_out"),
-        byte_facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
+        _permuted(evidence.programs, "d_in" if kind == GATHER else "d_out"),
+        byte_facts.only_collectives("other collectives", evidence.programs, ("collective_permute",)),
     ]
     naive: dict[str, Any] = {"than": limits.NAIVE}
     if both_ways:
-        ways = facts.worst([equal_ways(e) for e in judged.all])
-        return [*common, ways, limits.time_within(judged, BOTH_WAYS, slow, weight=2, **naive)]
+        ways = facts.worst([equal_ways(e) for e in evidence.programs])
+        return [*common, ways, limits.time_within(evidence, BOTH_WAYS, slow, weight=2, **naive)]
     return [
         *common,
-        limits.time_within(judged, TIME[kind], late, weight=3, **naive),
-        limits.temporaries_within(judged, TEMPORARIES, resident, weight=2, **naive),
+        limits.time_within(evidence, TIME[kind], late, weight=3, **naive),
+        limits.temporaries_within(evidence, TEMPORARIES, resident, weight=2, **naive),
     ]
 
 
@@ -173,7 +172,7 @@ def _ring(name: str, points: float, *, both_ways: bool) -> Task:
     small, large = (6, 10), (WIDTH, HIDDEN // 8)
     (d_in, d_out), (wide_in, wide_out) = (small, large) if kind == GATHER else (small[::-1], large[::-1])
     sizes, naive = Product(rows=2, d_in=d_in, d_out=d_out), "gathers_then_multiplies"
-    batched = sizes.but(rows=4, batch=5, **{"d_out" if kind == GATHER else "d_in": 7})
+    batched = sizes.replace(rows=4, batch=5, **{"d_out" if kind == GATHER else "d_in": 7})
     # Half of twice as many rows: with fewer, a product is bound by its kernel, and halving would show nothing.
     tokens = TOKENS * (2 if both_ways else 1)
     at_scale = Product(rows=tokens // 8, d_in=wide_in, d_out=wide_out, backward=False)
@@ -187,10 +186,10 @@ def _ring(name: str, points: float, *, both_ways: bool) -> Task:
     return Task(
         wrapping=WRAPPINGS[name],
         points=points,
-        point=("predicted time", *(["bytes each way"] if both_ways else [])),
+        core_facts=("predicted time", *(["bytes each way"] if both_ways else [])),
         cases=(
             Case("tensor=8", {"tensor": 8}, sizes, quick=True),
-            Case(SMALL, {"tensor": 8}, sizes.but(backward=False), quick=True),
+            Case(SMALL, {"tensor": 8}, sizes.replace(backward=False), quick=True),
             Case("data=2 x tensor=3", {"data": 2, "tensor": 3}, batched, quick=True),
             Case("tensor=2 x data=4", {"tensor": 2, "data": 4}, batched),
             Case("model=4", {"model": 4}, sizes),
@@ -270,7 +269,7 @@ def _both_ways(params: Any, x: Any, upstream: Any) -> Any:
     return _grouped()(jax.tree.map(jnp.asarray, params), x, upstream)
 
 
-def mlp_facts(judged: Judged) -> list[Fact]:
+def mlp_facts(evidence: TaskEvidence) -> list[Fact]:
     exposed = (
         "Which transfer is it, and of which pass? What is computed in the same iteration that neither needs its result "
         "nor gives its operand?"
@@ -292,15 +291,15 @@ def mlp_facts(judged: Judged) -> list[Fact]:
         return byte_facts.only_collectives("other collectives", cases, ("collective_permute",), over)
 
     # JAX sums gradients of what is the same over the other axes, over these.
-    own, shared = ([e for e in judged.all if e.case.sizes.shared is wanted] for wanted in (False, True))
+    own, shared = ([e for e in evidence.programs if e.case.sizes.shared is wanted] for wanted in (False, True))
     others = facts.worst([permutes_alone(own), *([permutes_alone(shared, tensor_of)] if shared else [])])
     return [
-        *facts.values_and_gradients(judged.cases, bias, back, norm="gradients/params"),
-        byte_facts.bytes_sent("permute bytes", judged.all, "collective_permute", form, times=(4, 6)),
+        *facts.values_and_gradients(evidence.cases, bias, back, norm="gradients/params"),
+        byte_facts.bytes_sent("permute bytes", evidence.programs, "collective_permute", form, times=(4, 6)),
         others,
-        limits.exposed_within(judged, EXPOSED, exposed, weight=4, than=limits.NAIVE),
-        limits.time_within(judged, MLP_TIME, slow, weight=2, than=limits.NAIVE),
-        limits.temporaries_within(judged, MLP_TEMPORARIES, kept, weight=2, than=limits.NAIVE),
+        limits.exposed_within(evidence, EXPOSED, exposed, weight=4, than=limits.NAIVE),
+        limits.time_within(evidence, MLP_TIME, slow, weight=2, than=limits.NAIVE),
+        limits.temporaries_within(evidence, MLP_TEMPORARIES, kept, weight=2, than=limits.NAIVE),
     ]
 
 
@@ -309,14 +308,14 @@ _MLP = Mlp(rows=4, batch=5, width=6, hidden=7)
 ASYNC_TP_MLP = Task(
     wrapping=WRAPPINGS["async_tp_mlp"],
     points=4,
-    point=("exposed communication",),
+    core_facts=("exposed communication",),
     cases=(
-        Case("tensor=8", {"tensor": 8}, _MLP.but(rows=2, batch=0, hidden=10), quick=True),
+        Case("tensor=8", {"tensor": 8}, _MLP.replace(rows=2, batch=0, hidden=10), quick=True),
         Case("data=2 x tensor=3", {"data": 2, "tensor": 3}, _MLP, quick=True),
-        Case("tensor=2 x data=4", {"tensor": 2, "data": 4}, _MLP.but(batch=1)),
+        Case("tensor=2 x data=4", {"tensor": 2, "data": 4}, _MLP.replace(batch=1)),
         Case("data=8 x tensor=1", {"data": 8, "tensor": 1}, _MLP),
-        Case("model=4", {"model": 4}, _MLP.but(rows=3, batch=0)),
-        Case("data=2 x tensor=3, layers the same over data", {"data": 2, "tensor": 3}, _MLP.but(shared=True)),
+        Case("model=4", {"model": 4}, _MLP.replace(rows=3, batch=0)),
+        Case("data=2 x tensor=3, layers the same over data", {"data": 2, "tensor": 3}, _MLP.replace(shared=True)),
     ),
     unseen=unseen_mlp,
     draw=draw_mlp,

@@ -6,7 +6,7 @@ from autograder.chapters.collectives.puzzles import PUZZLES
 from autograder.chapters.collectives.rings import RINGS
 from autograder.contract.task import Contract
 
-READ = {
+EXPLAINED_IN = {
     "values": ("collectives", "What each device holds"),
     "gradients": ("collectives", "Transposes: what the backward pass sends"),
     "permute bytes": ("collectives", "What it costs"),
@@ -63,4 +63,4 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     **{f"puzzle_{name}": {_COLLECTIVE: ("values",)} for name in ("add", "turn")},
 }
 
-CONTRACT = Contract("collectives", (*RINGS, *PUZZLES), question_points=2, read=READ)
+CONTRACT = Contract("collectives", (*RINGS, *PUZZLES), question_points=2, explained_in=EXPLAINED_IN)

@@ -11,7 +11,7 @@ from autograder.chapters.collectives.rings import CHUNKS_ALIVE, MEANING, bytes_f
 from autograder.chapters.collectives.wrapping import Chunks, Questions
 from autograder.contract import value_facts, value_tasks
 from autograder.contract.case import Sizes
-from autograder.contract.task import Case, Evidence, Judged, references
+from autograder.contract.task import Case, Evidence, TaskEvidence, references
 from course.machines import machine
 from course.program import Costs, Memory
 from course.render.holdings import layout
@@ -33,7 +33,7 @@ def test_bytes_are_those_of_the_theory(name, times):
     case = Case("", {"data": 8}, Chunks(chunk=3, width=5, backward=False))
     whole = 8 * 4 * 3 * 5
     assert bytes_form(case, name) == times * 7 / 8 * whole
-    both = case.but(backward=True)
+    both = case.replace(backward=True)
     assert bytes_form(both, name) == 2 * bytes_form(case, name)
     assert bytes_form(Case("", {"data": 1}, case.sizes), name) == 0
 
@@ -95,7 +95,7 @@ def test_forged_answers_of_any_form_are_wrong_and_nothing_breaks(name):
     for odd in ODD:
         measured = {"values": value_tasks.encode(odd)}
         evidence = Evidence(case, (), (), measured, expected, Costs(0, 0, 0, (), {}), Memory(0, 0, 0, 0, ()))
-        (fact,) = task.facts(Judged([evidence], None, {}))
+        (fact,) = task.facts(TaskEvidence([evidence], None, {}))
         assert fact.passed is False and fact.message
 
 

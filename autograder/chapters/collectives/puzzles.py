@@ -10,11 +10,11 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.collectives.wrapping import Questions, axes_of, questions
+from autograder.chapters.draws import axis_names, unseen_case
 from autograder.contract import value_facts, value_tasks
 from autograder.contract.case import UNSEEN, Sizes
-from autograder.contract.draws import axis_names, unseen_case
 from autograder.contract.output_checks import show_spec
-from autograder.contract.task import Case, Judged, Task
+from autograder.contract.task import Case, Task, TaskEvidence
 from autograder.contract.value_tasks import show
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
@@ -43,7 +43,7 @@ def _cases(*meshes: dict[str, int], sizes: Callable[[int], Sizes]) -> tuple[Case
 def _task(
     name: str,
     answer: Callable[[Case[Any]], Any],
-    fact: Callable[[Judged], Fact],
+    fact: Callable[[TaskEvidence], Fact],
     cases: tuple[Case[Any], ...],
     unseen: Callable[[np.random.Generator], Case[Any]],
 ) -> Task:
@@ -56,7 +56,7 @@ def _task(
         unseen=unseen,
         draw=value_tasks.no_inputs,
         oracle=lambda inputs, case: {"values": value_tasks.encode(answer(case))},
-        facts=lambda judged: [fact(judged)],
+        facts=lambda evidence: [fact(evidence)],
     )
 
 
@@ -69,8 +69,8 @@ def _of_picture(name: str, answer: Callable[[Case[Any]], Any], explain: Explain)
             return text
         return f"{text} Here the axes have other names than in the picture, {names[0]!r} and {names[1]!r}: use them."
 
-    def fact(judged: Judged) -> Fact:
-        return value_facts.answer_matches(judged.cases, explained)
+    def fact(evidence: TaskEvidence) -> Fact:
+        return value_facts.answer_matches(evidence.cases, explained)
 
     def unseen(rng: np.random.Generator) -> Case[Sizes]:
         first, second = axis_names(rng, 2)
@@ -206,9 +206,9 @@ def _number_puzzle(name: str, right: Callable[..., Any], means: Callable[..., st
     def answer(case: Case[Questions]) -> Any:
         return tuple(right(shape, spec, case.mesh) for shape, spec in questions(case))
 
-    def fact(judged: Judged) -> Fact:
+    def fact(evidence: TaskEvidence) -> Fact:
         return value_facts.every_answer_matches(
-            judged.cases,
+            evidence.cases,
             questions,
             lambda case, question, given: given == right(*question, case.mesh),
             lambda case, question, given: means(case, *question, given),

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from autograder.chapters.collectives.wrapping import Chunks
+from autograder.chapters.draws import ODD, draw_leaves, unseen_case
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case_builders import axis_size
-from autograder.contract.draws import ODD, draw_leaves, unseen_case
 from autograder.contract.orders import orders, places
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact, Kind
 from autograder.contract.wrapping import wrappings
 
@@ -100,16 +100,16 @@ _HELD = (
 )
 
 
-def _facts(name: str, judged: Judged) -> list[Fact]:
+def _facts(name: str, evidence: TaskEvidence) -> list[Fact]:
     def form(e: Evidence) -> float:
         return bytes_form(e.case, name)
 
     return [
-        facts.arrays_match("values", judged.cases, "values", _WHERE, weight=2),
-        facts.arrays_match("gradients", judged.cases, "gradients", _BACK),
-        byte_facts.bytes_sent("permute bytes", judged.all, "collective_permute", form),
-        byte_facts.only_collectives("other collectives", judged.all, ("collective_permute",), kind=Kind.TOOLS),
-        limits.temporaries_at_most(judged, lambda case: CHUNKS_ALIVE * chunk_bytes(case), _HELD),
+        facts.arrays_match("values", evidence.cases, "values", _WHERE, weight=2),
+        facts.arrays_match("gradients", evidence.cases, "gradients", _BACK),
+        byte_facts.bytes_sent("permute bytes", evidence.programs, "collective_permute", form),
+        byte_facts.only_collectives("other collectives", evidence.programs, ("collective_permute",), kind=Kind.TOOLS),
+        limits.temporaries_at_most(evidence, lambda case: CHUNKS_ALIVE * chunk_bytes(case), _HELD),
     ]
 
 
@@ -117,11 +117,11 @@ _BOTH, _DEEP = Chunks(chunk=2, width=6), Chunks(chunk=5, depth=4, width=7)
 SMALL = "data=8, forward alone"
 CASES = (
     Case("data=8", {"data": 8}, _BOTH, quick=True),
-    Case(SMALL, {"data": 8}, _BOTH.but(backward=False), quick=True),
+    Case(SMALL, {"data": 8}, _BOTH.replace(backward=False), quick=True),
     Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _DEEP, quick=True),
     Case("tensor=2 x data=4, no other dims", {"tensor": 2, "data": 4}, Chunks(chunk=3, width=0)),
     # A sum of two is rounded once, in any order: float16 results are bitwise equal.
-    Case("data=2, float16", {"data": 2}, _DEEP.but(dtype="float16"), quick=True),
+    Case("data=2, float16", {"data": 2}, _DEEP.replace(dtype="float16"), quick=True),
     Case("data=1", {"data": 1}, _BOTH, quick=True),
 )
 LARGE = Case("data=8, chunks of 16 MiB", {"data": 8}, Chunks(chunk=1024, width=4096, backward=False))
@@ -145,10 +145,10 @@ def ring(name: str, naive: str) -> Task:
     return Task(
         wrapping=wrapping,
         points=2,
-        point=("permute bytes", "live temporaries"),
+        core_facts=("permute bytes", "live temporaries"),
         cases=CASES,
         unseen=_unseen,
-        draw=lambda rng, case: draw_leaves(rng, wrapping.wrap(print, case).inputs),
+        draw=lambda rng, case: draw_leaves(rng, wrapping.input_shapes(case)),
         oracle=partial(_oracle, name),
         facts=partial(_facts, name),
         at_scale=(LARGE, SMALL),

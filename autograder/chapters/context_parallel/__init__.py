@@ -6,7 +6,7 @@ from autograder.chapters.context_parallel.ring import RING_ATTENTION
 from autograder.chapters.context_parallel.step import CP_TRANSFORMER_STEP
 from autograder.contract.task import Contract
 
-READ = {
+EXPLAINED_IN = {
     "values": ("context_parallel", "Mistakes that cost people days"),
     "gradients": ("context_parallel", "The backward pass"),
     "gradient norm": ("context_parallel", "A whole step"),
@@ -90,5 +90,5 @@ CONTRACT = Contract(
     "context_parallel",
     (MERGE_ATTENTION, RING_ATTENTION, ZIGZAG_ORDER, CP_TRANSFORMER_STEP),
     question_points=2,
-    read=READ,
+    explained_in=EXPLAINED_IN,
 )

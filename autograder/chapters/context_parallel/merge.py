@@ -8,10 +8,11 @@ import jax
 import numpy as np
 
 from autograder.chapters.context_parallel.wrapping import Partials
-from autograder.contract import factors, facts
+from autograder.chapters.draws import draw_leaves
+from autograder.contract import facts
 from autograder.contract.case import UNSEEN
-from autograder.contract.draws import draw_leaves
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.diagnosis import factors
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 
@@ -21,7 +22,7 @@ ONE = {"data": 1}
 
 def draw_partials(rng: np.random.Generator, case: Case[Partials]) -> dict[str, Any]:
     """Partial results near each other and far apart; some queries see one of the two sets of keys, some neither."""
-    inputs = draw_leaves(rng, WRAPPING.wrap(print, case).inputs)
+    inputs = draw_leaves(rng, WRAPPING.input_shapes(case))
     partials, sign = inputs["partials"], rng.choice([-1, 1], (case.sizes.queries, case.sizes.num_heads))
     for name, (start, step) in {"first": (0, 4), "second": (0, 6)}.items():
         lse = partials[name]["lse"] + case.sizes.reach * sign
@@ -55,16 +56,16 @@ DIGITS = (
 )
 
 
-def merge_facts(judged: Judged) -> list[Fact]:
+def merge_facts(evidence: TaskEvidence) -> list[Fact]:
     values = (
         "By how much of the whole sum does each result count, and what if a query has no key in one set, or in both?"
     )
     back = "Each `lse` changes both weights, and with them both results: which of these derivatives is missing?"
     infinite = "Is there an infinite derivative, or NaN, on a side that `jnp.where` did not choose?"
-    asked = (DIGITS, DIGITS) if _loses_digits(judged.cases) else (values, back)
+    asked = (DIGITS, DIGITS) if _loses_digits(evidence.cases) else (values, back)
     return [
-        facts.arrays_match("values", judged.cases, "values", asked[0], weight=2, not_finite=values),
-        facts.arrays_match("gradients", judged.cases, "gradients", asked[1], not_finite=infinite),
+        facts.arrays_match("values", evidence.cases, "values", asked[0], weight=2, not_finite=values),
+        facts.arrays_match("gradients", evidence.cases, "gradients", asked[1], not_finite=infinite),
     ]
 
 
@@ -89,8 +90,8 @@ MERGE_ATTENTION = Task(
     points=2,
     cases=(
         Case("scores near zero", ONE, _PARTIALS, quick=True),
-        Case("scores near 10,000", ONE, _PARTIALS.but(reach=10_000), quick=True),
-        Case("scores near 90, one head", ONE, _PARTIALS.but(reach=90, num_heads=1, queries=24)),
+        Case("scores near 10,000", ONE, _PARTIALS.replace(reach=10_000), quick=True),
+        Case("scores near 90, one head", ONE, _PARTIALS.replace(reach=90, num_heads=1, queries=24)),
     ),
     unseen=_unseen_partials,
     draw=draw_partials,

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from autograder.chapters.context_parallel.wrapping import Chunks, shards_of
+from autograder.chapters.draws import draw_leaves, unseen_mesh
 from autograder.contract import facts, limits
 from autograder.contract.case import UNSEEN
-from autograder.contract.draws import draw_leaves, unseen_mesh
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact, Kind, Unit
 from autograder.contract.wrapping import wrappings
 
@@ -51,7 +51,7 @@ def _chunks(x: np.ndarray, numbers: np.ndarray, dim: int) -> np.ndarray:
 
 
 def draw_chunks(rng: np.random.Generator, case: Case[Chunks]) -> dict[str, Any]:
-    return draw_leaves(rng, WRAPPING.wrap(print, case).inputs, case.sizes.width**-0.5)
+    return draw_leaves(rng, WRAPPING.input_shapes(case), case.sizes.width**-0.5)
 
 
 def order_oracle(inputs: dict[str, Any], case: Case[Chunks]) -> dict[str, Any]:
@@ -73,16 +73,18 @@ def _most_loaded(e: Evidence) -> Fact:
             f"{e.case.place} the device with most work computes {most / mean:.2f} times the mean over all "
             "devices. How many pairs of chunks does each device compute? These numbers should be equal."
         )
-    return facts.at(e, "most loaded device", Kind.COMPUTE, message, most, LOADED * mean, unit=Unit.FLOPS, weight=2)
+    return facts.case_fact(
+        e, "most loaded device", Kind.COMPUTE, message, most, LOADED * mean, unit=Unit.FLOPS, weight=2
+    )
 
 
-def order_facts(judged: Judged) -> list[Fact]:
+def order_facts(evidence: TaskEvidence) -> list[Fact]:
     values = "Which chunk is on no device, or on two?"
     slow = "For which device do the others wait, and which chunks does it have?"
     return [
-        facts.arrays_match("values", judged.cases, "values", values),
-        facts.worst([_most_loaded(e) for e in judged.all]),
-        limits.time_within(judged, FASTER, slow, weight=2, than=limits.NAIVE),
+        facts.arrays_match("values", evidence.cases, "values", values),
+        facts.worst([_most_loaded(e) for e in evidence.programs]),
+        limits.time_within(evidence, FASTER, slow, weight=2, than=limits.NAIVE),
     ]
 
 
@@ -94,7 +96,7 @@ _CHUNKS = Chunks(length=3, width=4)
 ZIGZAG_ORDER = Task(
     wrapping=WRAPPING,
     points=2,
-    point=("most loaded device",),
+    core_facts=("most loaded device",),
     cases=(
         Case("context=8", {"context": 8}, _CHUNKS, quick=True),
         Case("context=3", {"context": 3}, _CHUNKS, quick=True),

@@ -11,11 +11,10 @@ import numpy as np
 
 from autograder.chapters.context_parallel.order import given, in_sequence, on_devices
 from autograder.chapters.context_parallel.wrapping import Heads, shards_of
+from autograder.chapters.draws import axis_names, compile_oracle, draw_leaves, shift_scores
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN
-from autograder.contract.draws import axis_names, draw_leaves, shift_scores
-from autograder.contract.oracles import compile_oracle
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 
@@ -27,7 +26,7 @@ EXPOSED, TEMPORARIES, TIME = 0.3, 1.15, 1.2
 
 
 def draw_heads(rng: np.random.Generator, case: Case[Heads]) -> dict[str, Any]:
-    inputs = draw_leaves(rng, WRAPPING.wrap(print, case).inputs)
+    inputs = draw_leaves(rng, WRAPPING.input_shapes(case))
     if case.sizes.large:
         shift_scores(rng, inputs["q"], inputs["k"])
     return inputs
@@ -82,7 +81,7 @@ KEPT = (
 )
 
 
-def ring_facts(judged: Judged) -> list[Fact]:
+def ring_facts(evidence: TaskEvidence) -> list[Fact]:
     values = (
         "After how many steps has a device seen which keys, and which of them are in the result twice, or not at all?"
     )
@@ -93,25 +92,25 @@ def ring_facts(judged: Judged) -> list[Fact]:
         "your loop save in every step?"
     )
     slow = "What is computed that nobody sees, or computed again?"
-    large = judged.at_scale
-    if large and large.costs.flops <= 1.02 * judged.references.get("flops", {}).get(limits.REFERENCE, 0):
+    large = evidence.at_scale
+    if large and large.costs.flops <= 1.02 * evidence.references.get("flops", {}).get(limits.REFERENCE, 0):
         slow = "No more is multiplied than in the reference: what is copied, saved or waited for in every step?"
-    backward = [e for e in judged.cases if e.case.sizes.backward]
+    backward = [e for e in evidence.cases if e.case.sizes.backward]
     return [
-        facts.arrays_match("values", judged.cases, "values", values, weight=2),
+        facts.arrays_match("values", evidence.cases, "values", values, weight=2),
         facts.arrays_match("gradients", backward, "gradients", back, weight=2),
         byte_facts.bytes_sent(
             "permute bytes",
-            judged.all,
+            evidence.programs,
             "collective_permute",
             lambda e: _ring_bytes(e, (2, 0)),
             least=lambda e: _ring_bytes(e, (2, -2)),
             few=lambda e, sent: KEPT if e.case.sizes.backward and sent >= _ring_bytes(e, (1, -1)) else "",
         ),
-        byte_facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
-        limits.temporaries_within(judged, TEMPORARIES, kept, weight=2),
-        limits.exposed_within(judged, EXPOSED, late, weight=3, than=limits.NAIVE),
-        limits.time_within(judged, TIME, slow, weight=2),
+        byte_facts.only_collectives("other collectives", evidence.programs, ("collective_permute",)),
+        limits.temporaries_within(evidence, TEMPORARIES, kept, weight=2),
+        limits.exposed_within(evidence, EXPOSED, late, weight=3, than=limits.NAIVE),
+        limits.time_within(evidence, TIME, slow, weight=2),
     ]
 
 
@@ -126,7 +125,7 @@ def _unseen_heads(rng: np.random.Generator) -> Case[Heads]:
         head_dim=7,
     )
     order: dict[str, Any] = {"turn": int(rng.integers(0, 3)), "shuffled": bool(rng.integers(2))}
-    return Case(UNSEEN, mesh, sizes.but(chunks=int(rng.integers(1, 3)), **order))
+    return Case(UNSEEN, mesh, sizes.replace(chunks=int(rng.integers(1, 3)), **order))
 
 
 _HEADS = Heads(rows=1, length=3, num_heads=4, num_kv_heads=2, head_dim=5)
@@ -134,20 +133,20 @@ _LARGE = {"length": 1024, "num_heads": 8, "num_kv_heads": 4, "head_dim": 256}
 RING_ATTENTION = Task(
     wrapping=WRAPPING,
     points=6,
-    point=("exposed communication", "live temporaries"),
+    core_facts=("exposed communication", "live temporaries"),
     cases=(
         Case("context=8", {"context": 8}, _HEADS, quick=True),
         Case(
             "data=2 x context=3",
             {"data": 2, "context": 3},
-            _HEADS.but(rows=2, chunks=1, length=4, num_heads=6),
+            _HEADS.replace(rows=2, chunks=1, length=4, num_heads=6),
             quick=True,
         ),
-        Case("context=4, forward alone", {"context": 4}, _HEADS.but(backward=False)),
+        Case("context=4, forward alone", {"context": 4}, _HEADS.replace(backward=False)),
         Case(
             "model=2 x ring=4, in any order, large scores",
             {"model": 2, "ring": 4},
-            _HEADS.but(shuffled=True, turn=1, large=True, num_heads=2, head_dim=4),
+            _HEADS.replace(shuffled=True, turn=1, large=True, num_heads=2, head_dim=4),
         ),
         Case("data=2 x context=1", {"data": 2, "context": 1}, _HEADS),
     ),
@@ -157,7 +156,7 @@ RING_ATTENTION = Task(
     facts=ring_facts,
     given=given,
     stretches=({"length": 128}, {"num_heads": 8, "num_kv_heads": 4, "head_dim": 256}),
-    at_scale=(Case("context=8, 16,384 tokens", {"context": 8}, _HEADS.but(**_LARGE)), "context=8"),
+    at_scale=(Case("context=8, 16,384 tokens", {"context": 8}, _HEADS.replace(**_LARGE)), "context=8"),
     naive_memory="gathers_keys_and_values",
     naive_time="gathers_keys_and_values",
 )

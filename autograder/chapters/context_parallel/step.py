@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autograder.chapters.closed_forms import ring
+from autograder.chapters.closed_forms import all_reduce_bytes
 from autograder.chapters.context_parallel.order import given, in_sequence
 from autograder.chapters.context_parallel.ring import hop
 from autograder.chapters.context_parallel.wrapping import Training, context_of, rows_of, shards_of
+from autograder.chapters.draws import axis_names, draw_batch, draw_keys, draw_leaves, draw_rate, sgd, stacked
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, join_heads, params_by_head
-from autograder.contract.draws import axis_names, draw_batch, draw_keys, draw_leaves, draw_rate, sgd, stacked
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 
@@ -95,7 +95,7 @@ def _param_bytes(case: Case[Training]) -> int:
 def _reduced(e: Evidence, scalars: int) -> float:
     """Bytes of an all-reduce of every leaf over all devices, and of some scalars."""
     devices = groups_of(e.case, context_of) * shards_of(e.case)
-    return e.case.sizes.steps * ring(devices, _param_bytes(e.case) + 4 * scalars)
+    return e.case.sizes.steps * all_reduce_bytes(devices, _param_bytes(e.case) + 4 * scalars)
 
 
 def _permuted(e: Evidence, times: tuple[int, int]) -> float:
@@ -105,24 +105,28 @@ def _permuted(e: Evidence, times: tuple[int, int]) -> float:
     return s.steps * s.num_layers * count * hop(s.rows, s.seq // n, s.width)
 
 
-def step_facts(judged: Judged) -> list[Fact]:
+def step_facts(evidence: TaskEvidence) -> list[Fact]:
     values = "Over which tokens is the returned loss a mean, and which position and which key has each chunk?"
     back = "Which devices have a share of this leaf's gradient, and which tokens does each share count?"
     kept = "Which activations of a layer stay until the backward pass gets there?"
     return [
-        *facts.values_and_gradients(judged.cases, values, back, step=True),
+        *facts.values_and_gradients(evidence.cases, values, back, step=True),
         byte_facts.bytes_sent(
-            "all-reduce bytes", judged.all, "all_reduce", lambda e: _reduced(e, 2), least=lambda e: _reduced(e, 0)
+            "all-reduce bytes",
+            evidence.programs,
+            "all_reduce",
+            lambda e: _reduced(e, 2),
+            least=lambda e: _reduced(e, 0),
         ),
         byte_facts.bytes_sent(
             "permute bytes",
-            judged.all,
+            evidence.programs,
             "collective_permute",
             lambda e: _permuted(e, (4, -2)),
             least=lambda e: _permuted(e, (3, -3)),
         ),
-        byte_facts.only_collectives("other collectives", judged.all, ("all_reduce", "collective_permute")),
-        limits.temporaries_within(judged, STEP_TEMPORARIES, kept, weight=2),
+        byte_facts.only_collectives("other collectives", evidence.programs, ("all_reduce", "collective_permute")),
+        limits.temporaries_within(evidence, STEP_TEMPORARIES, kept, weight=2),
     ]
 
 
@@ -147,27 +151,27 @@ def _unseen_step(rng: np.random.Generator) -> Case[Training]:
         "turn": int(rng.integers(2)),
     }
     how["shuffled"] = bool(rng.integers(2))
-    return Case(UNSEEN, mesh, _STEP.but(seq=seq, max_seq=seq, dropout=0.15, chunks=int(rng.integers(1, 3)), **how))
+    return Case(UNSEEN, mesh, _STEP.replace(seq=seq, max_seq=seq, dropout=0.15, chunks=int(rng.integers(1, 3)), **how))
 
 
 CP_TRANSFORMER_STEP = Task(
     wrapping=WRAPPING,
     points=5,
-    point=("live temporaries",),
+    core_facts=("live temporaries",),
     cases=(
         Case(
             "data=1 x context=8",
             {"data": 1, "context": 8},
-            _STEP.but(seq=32, max_seq=34, num_layers=3, rows=1),
+            _STEP.replace(seq=32, max_seq=34, num_layers=3, rows=1),
             quick=True,
         ),
-        Case("data=2 x context=2, dropout", {"data": 2, "context": 2}, _STEP.but(dropout=0.25), quick=True),
+        Case("data=2 x context=2, dropout", {"data": 2, "context": 2}, _STEP.replace(dropout=0.25), quick=True),
         Case(
             "replica=2 x ring=3, contiguous, 3 steps",
             {"replica": 2, "ring": 3},
-            _STEP.but(chunks=1, seq=12, steps=3, turn=1, rate_scale=0.4),
+            _STEP.replace(chunks=1, seq=12, steps=3, turn=1, rate_scale=0.4),
         ),
-        Case("data=5 x context=1", {"data": 5, "context": 1}, _STEP.but(rows=1, num_layers=1)),
+        Case("data=5 x context=1", {"data": 5, "context": 1}, _STEP.replace(rows=1, num_layers=1)),
     ),
     unseen=_unseen_step,
     draw=draw_step,
@@ -176,7 +180,9 @@ CP_TRANSFORMER_STEP = Task(
     given=given,
     stretches=({"seq": 128, "max_seq": 128}, {"width": 256}, {"hidden": 1024, "vocab": 2048}),
     at_scale=(
-        Case("data=1 x context=8, 16,384 tokens", {"data": 1, "context": 8}, _STEP.but(num_layers=3, rows=1, **_WIDE)),
+        Case(
+            "data=1 x context=8, 16,384 tokens", {"data": 1, "context": 8}, _STEP.replace(num_layers=3, rows=1, **_WIDE)
+        ),
         "data=1 x context=8",
     ),
     naive_memory="keeps_every_activation",

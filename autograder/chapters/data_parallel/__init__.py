@@ -8,7 +8,7 @@ from autograder.chapters.data_parallel.tasks import (
 )
 from autograder.contract.task import Contract
 
-READ = {
+EXPLAINED_IN = {
     "values": ("data_parallel", "Mistakes that cost people days"),
     "communication": ("data_parallel", "Randomness"),
     "gradients": ("data_parallel", "Sums, means and what varies"),
@@ -85,5 +85,5 @@ CONTRACT = Contract(
     "data_parallel",
     (FOLD_KEY_OVER_AXES, SYNC_GRADIENTS, TRAIN_STEP_DP, OVERLAPPED_GRADIENTS),
     question_points=2,
-    read=READ,
+    explained_in=EXPLAINED_IN,
 )

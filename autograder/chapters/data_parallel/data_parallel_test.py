@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from autograder.chapters.data_parallel import CONTRACT
-from autograder.contract.draws import draw_masked
-from autograder.contract.task import Evidence, Judged
+from autograder.chapters.draws import draw_masked
+from autograder.contract.task import Evidence, TaskEvidence
 from autograder.contract.task import named as by_name
 from course.program import Costs, Memory
 
@@ -38,7 +38,7 @@ def test_mean_of_sync_gradients_is_over_the_named_and_replicated_axes_alone():
 
 @pytest.mark.parametrize(("devices", "seq"), [(8, 0), (3, 5), (2, 0), (1, 5)])
 def test_devices_hold_different_numbers_of_what_counts_and_one_of_several_nothing(devices, seq):
-    sizes = TASKS["train_step_dp"].cases[0].sizes.but(seq=seq, vocab=7)
+    sizes = TASKS["train_step_dp"].cases[0].sizes.replace(seq=seq, vocab=7)
     mask = draw_masked(np.random.default_rng(0), sizes, 8 * devices, devices)["mask"]
     counts = mask.reshape(devices, -1).sum(1)
     assert mask.shape == ((8 * devices, seq) if seq else (8 * devices,))
@@ -57,7 +57,7 @@ def key_evidence(change, secret=True):
 
 
 def test_keys_that_differ_over_the_named_axis_alone_pass():
-    assert KEYS.facts(Judged([key_evidence(lambda good, _: None)], None, {}))[0].passed
+    assert KEYS.facts(TaskEvidence([key_evidence(lambda good, _: None)], None, {}))[0].passed
 
 
 @pytest.mark.parametrize("secret", [False, True])
@@ -75,7 +75,7 @@ def test_keys_that_differ_over_the_named_axis_alone_pass():
 )
 def test_wrong_keys_are_told_which_devices_and_no_number(wrong, excerpt, secret):
     evidence = key_evidence(wrong, secret)
-    fact = KEYS.facts(Judged([evidence], None, {}))[0]
+    fact = KEYS.facts(TaskEvidence([evidence], None, {}))[0]
     assert fact.passed is False
     assert excerpt in fact.message
     text = f"{fact.measured_text} {fact.limit_text} {fact.message}"

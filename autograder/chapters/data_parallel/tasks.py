@@ -13,12 +13,20 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.data_parallel.wrapping import STEPS, Leaves, Named, Training, of_leaves, rows_of
+from autograder.chapters.draws import (
+    ODD,
+    compile_oracle,
+    draw_leaves,
+    draw_masked,
+    stacked,
+    unseen_case,
+    unseen_mesh,
+    unseen_model,
+)
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import axis_size, build_model, params_of
-from autograder.contract.draws import ODD, draw_leaves, draw_masked, stacked, unseen_case, unseen_mesh, unseen_model
-from autograder.contract.oracles import compile_oracle
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact, Kind
 from autograder.contract.wrapping import wrappings
 from course.model import full_loss
@@ -31,7 +39,7 @@ WRAPPINGS = wrappings("data_parallel")
 def case_over(mesh: dict[str, int], sizes: Named, *names: str, quick: bool = False) -> Case[Named]:
     """A case in which the function receives ``names``, which are part of the case's name."""
     text = " x ".join(f"{axis}={size}" for axis, size in mesh.items())
-    return Case(f"{text}, over {' and '.join(names) or 'no axis'}", mesh, sizes.but(names=names), quick)
+    return Case(f"{text}, over {' and '.join(names) or 'no axis'}", mesh, sizes.replace(names=names), quick)
 
 
 def unseen_over(rng: np.random.Generator, sizes: Named) -> Case[Named]:
@@ -60,10 +68,10 @@ def keys_oracle(inputs: dict[str, Any], case: Case[Named]) -> dict[str, Any]:
     return {"values": {name: np.broadcast_to(key, (*sizes, 2)).copy() for name, key in inputs["keys"].items()}}
 
 
-def key_facts(judged: Judged) -> list[Fact]:
+def key_facts(evidence: TaskEvidence) -> list[Fact]:
     return [
-        facts.worst([_keys(e) for e in judged.cases]),
-        byte_facts.only_collectives("communication", judged.cases, ()),
+        facts.worst([_keys(e) for e in evidence.cases]),
+        byte_facts.only_collectives("communication", evidence.cases, ()),
     ]
 
 
@@ -73,7 +81,7 @@ def _keys(e: Evidence) -> Fact:
     named = " and ".join(e.case.sizes.names)
     message = f"{e.case.place}, over {named or 'no axis'}: {wrong}" if wrong else ""
     limit = f"different over {named}, and only there" if named else "equal everywhere"
-    return facts.at(e, "values", Kind.VALUES, message, "other keys" if wrong else "such keys", limit)
+    return facts.case_fact(e, "values", Kind.VALUES, message, "other keys" if wrong else "such keys", limit)
 
 
 def _mistakes(e: Evidence) -> Iterator[str]:
@@ -181,11 +189,11 @@ def _reduced(case: Case[Leaves]) -> list[tuple[int, int]]:
     return [(group, size) for group, size in every if group > 1]
 
 
-def sync_facts(judged: Judged) -> list[Fact]:
+def sync_facts(evidence: TaskEvidence) -> list[Fact]:
     def form(e: Evidence) -> float:
         return sum(2 * (n - 1) / n * size for n, size in _reduced(e.case))
 
-    one, cases = "One for each leaf that needs a mean, over all the axes that it needs one over.", judged.cases
+    one, cases = "One for each leaf that needs a mean, over all the axes that it needs one over.", evidence.cases
     return [
         facts.arrays_match("values", cases, "values", "Which axes does this leaf's spec name? ", weight=2),
         byte_facts.times_sent("all-reduces", cases, "all_reduce", lambda e: len(_reduced(e.case)), one, fewer=True),
@@ -197,7 +205,7 @@ def sync_facts(judged: Judged) -> list[Fact]:
 SYNC_GRADIENTS = Task(
     wrapping=WRAPPINGS["sync_gradients"],
     points=2,
-    point=("all-reduce bytes",),
+    core_facts=("all-reduce bytes",),
     cases=(
         case_over({"data": 4, "tensor": 2}, Leaves(), "data", "tensor", quick=True),
         case_over({"data": 8}, Leaves(), "data", quick=True),
@@ -206,7 +214,7 @@ SYNC_GRADIENTS = Task(
         case_over({"data": 1}, Leaves(), "data"),
     ),
     unseen=lambda rng: unseen_over(rng, Leaves(unit=int(rng.choice([8, 24, 32])), turn=int(rng.integers(1, 8)))),
-    draw=lambda rng, case: draw_leaves(rng, SYNC_GRADIENTS.wrap(print, case).inputs),
+    draw=lambda rng, case: draw_leaves(rng, SYNC_GRADIENTS.input_shapes(case)),
     oracle=sync_oracle,
     facts=sync_facts,
 )
@@ -253,7 +261,7 @@ def _loss_and_gradients(sizes: ModelSizes) -> Any:
     return compile_oracle(jax.value_and_grad(partial(full_loss, build_model(sizes))))
 
 
-def step_facts(judged: Judged) -> list[Fact]:
+def step_facts(evidence: TaskEvidence) -> list[Fact]:
     def count(e: Evidence) -> int:
         return STEPS * (len(params_in(e)) + 2) if axis_size(e.case) > 1 else 0
 
@@ -264,16 +272,16 @@ def step_facts(judged: Judged) -> list[Fact]:
     counted = "Devices and microbatches hold different numbers of rows that count: what does each add to the mean? "
     too_much = "How many rows' activations are there at that moment, and how many are in a microbatch?"
     sent = byte_facts.bytes_sent(
-        "all-reduce bytes", judged.cases, "all_reduce", lambda e: STEPS * ring_bytes(e, 2), weight=2
+        "all-reduce bytes", evidence.cases, "all_reduce", lambda e: STEPS * ring_bytes(e, 2), weight=2
     )
     updated = "Where gradients are right, look at the update: which leaves does decay pull, and by what multiple? "
     alone = f"{counted}The gradient is that of the loss alone, without decay. "
     return [
-        *facts.values_and_gradients(judged.cases, updated, alone, step=True),
+        *facts.values_and_gradients(evidence.cases, updated, alone, step=True),
         sent,
-        byte_facts.times_sent("all-reduces", judged.cases, "all_reduce", count, once, fewer=True),
-        byte_facts.only_collectives("other collectives", judged.cases, ("all_reduce",)),
-        limits.temporaries_within(judged, 1.5, too_much),
+        byte_facts.times_sent("all-reduces", evidence.cases, "all_reduce", count, once, fewer=True),
+        byte_facts.only_collectives("other collectives", evidence.cases, ("all_reduce",)),
+        limits.temporaries_within(evidence, 1.5, too_much),
     ]
 
 
@@ -295,19 +303,19 @@ def _unseen_step(rng: np.random.Generator) -> Case[Training]:
 TRAIN_STEP_DP = Task(
     wrapping=WRAPPINGS["train_step_dp"],
     points=3,
-    point=("all-reduce bytes", "live temporaries"),
+    core_facts=("all-reduce bytes", "live temporaries"),
     cases=(
         Case("data=8", {"data": 8}, _MLP, quick=True),
-        Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _TRANSFORMER.but(**_AT_ONCE), quick=True),
-        Case("data=2", {"data": 2}, _TRANSFORMER.but(learning_rate=0.2)),
-        Case("data=1", {"data": 1}, _MLP.but(num_layers=1, num_microbatches=1)),
+        Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _TRANSFORMER.replace(**_AT_ONCE), quick=True),
+        Case("data=2", {"data": 2}, _TRANSFORMER.replace(learning_rate=0.2)),
+        Case("data=1", {"data": 1}, _MLP.replace(num_layers=1, num_microbatches=1)),
     ),
     unseen=_unseen_step,
     draw=draw_step,
     oracle=step_oracle,
     facts=step_facts,
     at_scale=(
-        Case("data=8, width 1024", {"data": 8}, _MLP.but(width=1024, hidden=4096, features=1024, rows=8192)),
+        Case("data=8, width 1024", {"data": 8}, _MLP.replace(width=1024, hidden=4096, features=1024, rows=8192)),
         "data=8",
     ),
     # Larger steps for such a wide layer would amplify a rounding error into a large difference.
@@ -341,7 +349,7 @@ def _loss_of_each_device(sizes: ModelSizes) -> Any:
     return compile_oracle(jax.vmap(partial(full_loss, build_model(sizes)), in_axes=(None, 0)))
 
 
-def overlap_facts(judged: Judged) -> list[Fact]:
+def overlap_facts(evidence: TaskEvidence) -> list[Fact]:
     exposed = (
         "Which computation is left to hide a reduction behind when it begins, and is the sum that it needs computed by "
         "then? Computations run in the order in which your program has them."
@@ -349,13 +357,15 @@ def overlap_facts(judged: Judged) -> list[Fact]:
     share = "Each device gives its own share of the mean over all that count on all devices. "
     each = "Is every microbatch weighed by what counts in it on all devices, and each layer's sum complete? "
     return [
-        *facts.values_and_gradients(judged.cases, share, each),
-        byte_facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", lambda e: ring_bytes(e, 1), weight=2),
-        byte_facts.only_collectives("other collectives", judged.all, ("all_reduce",)),
-        limits.exposed_within(judged, EXPOSED, exposed, weight=4, than=limits.NAIVE),
+        *facts.values_and_gradients(evidence.cases, share, each),
+        byte_facts.bytes_sent(
+            "all-reduce bytes", evidence.programs, "all_reduce", lambda e: ring_bytes(e, 1), weight=2
+        ),
+        byte_facts.only_collectives("other collectives", evidence.programs, ("all_reduce",)),
+        limits.exposed_within(evidence, EXPOSED, exposed, weight=4, than=limits.NAIVE),
         # The naive baseline's step takes only 1.07 times as long as the reference's: no limit on time alone separates
         # the two. The step must gain time, though, or work that fills the wait would pass.
-        limits.time_gained(judged, (1 - EXPOSED) / 4, "What does it compute that the naive baseline does not?"),
+        limits.time_gained(evidence, (1 - EXPOSED) / 4, "What does it compute that the naive baseline does not?"),
     ]
 
 
@@ -369,12 +379,12 @@ def _unseen_overlap(rng: np.random.Generator) -> Case[Training]:
 OVERLAPPED_GRADIENTS = Task(
     wrapping=WRAPPINGS["overlapped_gradients"],
     points=4,
-    point=("exposed communication", "predicted time"),
+    core_facts=("exposed communication", "predicted time"),
     cases=(
         Case("data=8", {"data": 8}, _DEEP, quick=True),
-        Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _TRANSFORMER.but(**_AT_ONCE), quick=True),
+        Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _TRANSFORMER.replace(**_AT_ONCE), quick=True),
         Case("data=2", {"data": 2}, _TRANSFORMER),
-        Case("data=1", {"data": 1}, _MLP.but(num_layers=1, rows=4, num_microbatches=1)),
+        Case("data=1", {"data": 1}, _MLP.replace(num_layers=1, rows=4, num_microbatches=1)),
     ),
     unseen=_unseen_overlap,
     draw=draw_overlap,
@@ -382,7 +392,7 @@ OVERLAPPED_GRADIENTS = Task(
     facts=overlap_facts,
     # Two microbatches of 4,096 rows per device.
     at_scale=(
-        Case("data=8, width 2048", {"data": 8}, _DEEP.but(width=2048, hidden=8192, features=2048, rows=8192)),
+        Case("data=8, width 2048", {"data": 8}, _DEEP.replace(width=2048, hidden=8192, features=2048, rows=8192)),
         "data=8",
     ),
     stretches=({"rows": 8192}, {"width": 2048}, {"hidden": 8192}),

@@ -6,7 +6,7 @@ from autograder.chapters.expert_parallel.routing import BALANCING_LOSS, ROUTE
 from autograder.chapters.expert_parallel.step import MOE_STEP
 from autograder.contract.task import Contract
 
-READ = {
+EXPLAINED_IN = {
     "values": ("expert_parallel", "Mistakes that cost people days"),
     "gradients": ("expert_parallel", "The scale of a gradient"),
     "gradient norm": ("expert_parallel", "The scale of a gradient"),
@@ -112,5 +112,5 @@ CONTRACT = Contract(
     "expert_parallel",
     (ROUTE, BALANCING_LOSS, DISPATCH, COMBINE, MOE_LAYER, OVERLAPPED_MOE, MOE_STEP),
     question_points=2,
-    read=READ,
+    explained_in=EXPLAINED_IN,
 )

@@ -8,11 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from autograder.chapters.draws import compile_oracle, draw_leaves, unseen_case
 from autograder.chapters.expert_parallel.wrapping import Layer, devices_of, expert_of, expert_specs, layer_params
 from autograder.contract import byte_facts, facts, limits
-from autograder.contract.draws import draw_leaves, unseen_case
-from autograder.contract.oracles import compile_oracle
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 from course.moe import moe
@@ -65,7 +64,7 @@ def traveling(e: Evidence, layers: int = 1) -> float:
     return 4 * layers * (n - 1) / n * 4 * s.num_experts * s.capacity * s.width
 
 
-def layer_facts(judged: Judged) -> list[Fact]:
+def layer_facts(evidence: TaskEvidence) -> list[Fact]:
     """Right numbers, and nothing sent but tokens to their experts and back."""
     whose = "Whose tokens did this expert serve, in which places, and which of its choices does a token get back? "
 
@@ -73,19 +72,19 @@ def layer_facts(judged: Judged) -> list[Fact]:
         return (expert_of(case),)
 
     return [
-        facts.arrays_match("values", judged.cases, "values", whose),
-        facts.arrays_match("gradients", judged.cases, "gradients", whose, weight=2),
-        byte_facts.bytes_sent("all-to-all bytes", judged.all, "all_to_all", traveling, axes=over),
-        byte_facts.only_collectives("other collectives", judged.all, ("all_to_all",)),
+        facts.arrays_match("values", evidence.cases, "values", whose),
+        facts.arrays_match("gradients", evidence.cases, "gradients", whose, weight=2),
+        byte_facts.bytes_sent("all-to-all bytes", evidence.programs, "all_to_all", traveling, axes=over),
+        byte_facts.only_collectives("other collectives", evidence.programs, ("all_to_all",)),
     ]
 
 
-def moe_layer_facts(judged: Judged) -> list[Fact]:
+def moe_layer_facts(evidence: TaskEvidence) -> list[Fact]:
     zeros = "Which products have a dim for all experts, and how many of the numbers in it are zeros?"
     return [
-        *layer_facts(judged),
-        limits.flops_within(judged, 1.1, zeros, weight=2),
-        limits.temporaries_within(judged, LAYER_TEMPORARIES, "Which array has a dim for tokens and one for experts?"),
+        *layer_facts(evidence),
+        limits.flops_within(evidence, 1.1, zeros, weight=2),
+        limits.temporaries_within(evidence, LAYER_TEMPORARIES, "Which array has a dim for tokens and one for experts?"),
     ]
 
 
@@ -95,15 +94,15 @@ LAYER_TEMPORARIES = 2
 EXPOSED, GAINED = 0.5, 0.2
 
 
-def overlapped_facts(judged: Judged) -> list[Fact]:
+def overlapped_facts(evidence: TaskEvidence) -> list[Fact]:
     waits = (
         "Look at the timeline: what does the device wait for, forward and backward, and which other places could their "
         "experts compute in the meantime?"
     )
     return [
-        *layer_facts(judged),
-        limits.exposed_within(judged, EXPOSED, waits, weight=3, than=limits.NAIVE),
-        limits.time_gained(judged, GAINED, waits, weight=2),
+        *layer_facts(evidence),
+        limits.exposed_within(evidence, EXPOSED, waits, weight=3, than=limits.NAIVE),
+        limits.time_gained(evidence, GAINED, waits, weight=2),
     ]
 
 
@@ -111,7 +110,7 @@ def overlapped_facts(judged: Judged) -> list[Fact]:
 _LAYER = Layer(tokens=128, width=16, hidden=12, num_experts=64, k=4, capacity=8, num_chunks=4)
 _ODD = Layer(tokens=10, width=6, hidden=8, num_experts=6, k=2, capacity=3, num_chunks=3)
 # Experts as small and as many as in DeepSeek-V3's proportions, where tokens take about as long as products.
-_LARGE = _LAYER.but(tokens=8192, width=2048, hidden=1024, capacity=512)
+_LARGE = _LAYER.replace(tokens=8192, width=2048, hidden=1024, capacity=512)
 
 
 def _unseen_layer(rng: np.random.Generator) -> Case[Layer]:
@@ -125,8 +124,12 @@ def _layer(name: str, **how: Any) -> Task:
         cases=(
             Case("expert=8", {"expert": 8}, _LAYER, quick=True),
             Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _ODD, quick=True),
-            Case("expert=3 x data=2", {"expert": 3, "data": 2}, _ODD.but(k=1, num_experts=9, num_chunks=1, capacity=2)),
-            Case("expert=1", {"expert": 1}, _ODD.but(k=5)),
+            Case(
+                "expert=3 x data=2",
+                {"expert": 3, "data": 2},
+                _ODD.replace(k=1, num_experts=9, num_chunks=1, capacity=2),
+            ),
+            Case("expert=1", {"expert": 1}, _ODD.replace(k=5)),
         ),
         unseen=_unseen_layer,
         draw=draw_layer,
@@ -140,14 +143,14 @@ def _layer(name: str, **how: Any) -> Task:
 MOE_LAYER = _layer(
     "moe_layer",
     points=4,
-    point=("all-to-all bytes", "FLOPs"),
+    core_facts=("all-to-all bytes", "FLOPs"),
     facts=moe_layer_facts,
     naive_memory="multiplies_by_one_hot_masks",
 )
 OVERLAPPED_MOE = _layer(
     "overlapped_moe",
     points=3,
-    point=("exposed communication", "predicted time"),
+    core_facts=("exposed communication", "predicted time"),
     facts=overlapped_facts,
     naive_time="waits_for_every_place",
 )

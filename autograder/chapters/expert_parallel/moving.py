@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from autograder.chapters.draws import unseen_case
 from autograder.chapters.expert_parallel.routing import ALONE, places_of, unseen_routing
 from autograder.chapters.expert_parallel.wrapping import Routing
 from autograder.contract import facts, limits
-from autograder.contract.draws import unseen_case
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact, Kind, Unit
 from autograder.contract.wrapping import wrappings
 
@@ -69,7 +69,7 @@ def combine_oracle(inputs: dict[str, Any], case: Case[Routing]) -> dict[str, Any
     return {"values": values, "gradients": {"y": of_y, "gates": of_gates}}
 
 
-def _flops(judged: Judged) -> Fact:
+def _flops(evidence: TaskEvidence) -> Fact:
     """At most the products of a weighted sum over a token's choices, forward and backward: nothing times experts."""
 
     def look(e: Evidence) -> Fact:
@@ -80,9 +80,9 @@ def _flops(judged: Judged) -> Fact:
                 f"a device computes {e.costs.flops:,.0f} FLOPs in matrix products, and moving {s.tokens} tokens needs "
                 f"none (at most {most:,.0f} are allowed). What does it multiply by, and how much of that is zeros?"
             )
-        return facts.at(e, "FLOPs", Kind.COMPUTE, message, e.costs.flops, most, unit=Unit.FLOPS)
+        return facts.case_fact(e, "FLOPs", Kind.COMPUTE, message, e.costs.flops, most, unit=Unit.FLOPS)
 
-    return facts.worst([look(e) for e in judged.all], "FLOPs", Kind.COMPUTE)
+    return facts.worst([look(e) for e in evidence.programs], "FLOPs", Kind.COMPUTE)
 
 
 # Of each function, the questions about values and about gradients.
@@ -98,14 +98,14 @@ ASKED = {
 }
 
 
-def moving_facts(name: str, judged: Judged) -> list[Fact]:
+def moving_facts(name: str, evidence: TaskEvidence) -> list[Fact]:
     too_much = "Which array has a dim for tokens and one for experts or places?"
     values, gradients = ASKED[name]
     return [
-        facts.arrays_match("values", judged.cases, "values", values),
-        facts.arrays_match("gradients", judged.cases, "gradients", gradients, weight=2),
-        _flops(judged),
-        limits.temporaries_within(judged, MOVING_TEMPORARIES, too_much),
+        facts.arrays_match("values", evidence.cases, "values", values),
+        facts.arrays_match("gradients", evidence.cases, "gradients", gradients, weight=2),
+        _flops(evidence),
+        limits.temporaries_within(evidence, MOVING_TEMPORARIES, too_much),
     ]
 
 
@@ -113,14 +113,14 @@ def moving_facts(name: str, judged: Judged) -> list[Fact]:
 MOVING_TEMPORARIES = 4
 _MOVED = Routing(tokens=20, num_experts=6, k=2, capacity=5, width=12)
 # At the realistic size, 64 experts with a quarter more places than choices.
-_MANY = _MOVED.but(tokens=8192, num_experts=64, capacity=320, width=1024)
+_MANY = _MOVED.replace(tokens=8192, num_experts=64, capacity=320, width=1024)
 
 
 def _moving(name: str, **how: Any) -> Task:
     return Task(
         wrapping=WRAPPINGS[name],
         points=2,
-        point=("FLOPs",),
+        core_facts=("FLOPs",),
         cases=(
             Case("6 experts", ALONE, _MOVED, quick=True),
             Case(

@@ -8,12 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder.chapters.closed_forms import ring
+from autograder.chapters.closed_forms import all_reduce_bytes
+from autograder.chapters.draws import OVERFLOWS, compile_oracle, flows_back, unseen_case
 from autograder.chapters.expert_parallel.wrapping import Routing, devices_of
 from autograder.contract import byte_facts, facts
-from autograder.contract.draws import OVERFLOWS, flows_back, unseen_case
-from autograder.contract.oracles import compile_oracle
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 from course.moe import balance_and_z
@@ -58,7 +57,7 @@ def route_oracle(inputs: dict[str, Any], case: Case[Routing]) -> dict[str, Any]:
     }
 
 
-def route_facts(judged: Judged) -> list[Fact]:
+def route_facts(evidence: TaskEvidence) -> list[Fact]:
     values = {
         "values/experts": "What is added to a gate for the choice, and which of equal scores wins? ",
         "values/gates": (
@@ -69,8 +68,8 @@ def route_facts(judged: Judged) -> list[Fact]:
     }
     gradients = "Which of the results carry a gradient, and of which function of the logits are they? "
     return [
-        facts.parts_match("values", judged.cases, values, weight=2),
-        facts.arrays_match("gradients", judged.cases, "gradients", gradients, weight=2),
+        facts.parts_match("values", evidence.cases, values, weight=2),
+        facts.arrays_match("gradients", evidence.cases, "gradients", gradients, weight=2),
     ]
 
 
@@ -142,7 +141,7 @@ def balance_oracle(inputs: dict[str, Any], case: Case[Routing]) -> dict[str, Any
     }
 
 
-def balance_facts(judged: Judged) -> list[Fact]:
+def balance_facts(evidence: TaskEvidence) -> list[Fact]:
     whose = (
         "A mean of products is not the product of means: which of the two factors must be known of all tokens? And is "
         "the bias in the choice alone? "
@@ -155,19 +154,19 @@ def balance_facts(judged: Judged) -> list[Fact]:
     }
 
     def most(e: Evidence) -> float:
-        return sum(ring(size, 4 * (3 * e.case.sizes.num_experts + 4)) for size in e.case.mesh.values())
+        return sum(all_reduce_bytes(size, 4 * (3 * e.case.sizes.num_experts + 4)) for size in e.case.mesh.values())
 
     return [
-        facts.parts_match("values", judged.cases, values, weight=2),
-        facts.arrays_match("gradients", judged.cases, "gradients", back, weight=2),
+        facts.parts_match("values", evidence.cases, values, weight=2),
+        facts.arrays_match("gradients", evidence.cases, "gradients", back, weight=2),
         byte_facts.bytes_at_most(
             "all-reduce bytes",
-            judged.cases,
+            evidence.cases,
             ("all_reduce",),
             most,
             "How few numbers say how often each expert was chosen?",
         ),
-        byte_facts.only_collectives("other collectives", judged.cases, ("all_reduce",)),
+        byte_facts.only_collectives("other collectives", evidence.cases, ("all_reduce",)),
     ]
 
 
@@ -178,10 +177,10 @@ BALANCING_LOSS = Task(
     # gathers choices to count them has understood that, and sends little next to what the tokens are.
     points=3,
     cases=(
-        Case("data=2 x expert=4", {"data": 2, "expert": 4}, _BALANCE.but(num_experts=12, k=3), quick=True),
-        Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _BALANCE.but(tokens=7, num_experts=5, k=3), quick=True),
-        Case("expert=5, 300 tokens, large logits", {"expert": 5}, _BALANCE.but(k=1, tokens=300, large=True)),
-        Case("data=1 x expert=1", {"data": 1, "expert": 1}, _BALANCE.but(tokens=16, num_experts=8, k=1)),
+        Case("data=2 x expert=4", {"data": 2, "expert": 4}, _BALANCE.replace(num_experts=12, k=3), quick=True),
+        Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _BALANCE.replace(tokens=7, num_experts=5, k=3), quick=True),
+        Case("expert=5, 300 tokens, large logits", {"expert": 5}, _BALANCE.replace(k=1, tokens=300, large=True)),
+        Case("data=1 x expert=1", {"data": 1, "expert": 1}, _BALANCE.replace(tokens=16, num_experts=8, k=1)),
     ),
     unseen=lambda rng: unseen_case(rng, unseen_routing(rng, rate=0.125), (5,), (2, 3), (2, 2), (6,)),
     draw=draw_balance,

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.chapters.closed_forms import ring
+from autograder.chapters.closed_forms import all_reduce_bytes
+from autograder.chapters.draws import draw_leaves, draw_rate, sgd, stacked, unseen_case
 from autograder.chapters.expert_parallel.layer import traveling
 from autograder.chapters.expert_parallel.wrapping import (
     Training,
@@ -23,8 +24,7 @@ from autograder.chapters.expert_parallel.wrapping import (
     moe_shapes,
 )
 from autograder.contract import byte_facts, facts
-from autograder.contract.draws import draw_leaves, draw_rate, sgd, stacked, unseen_case
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 from course.data import token_batch
@@ -87,28 +87,30 @@ def _averaged(most: bool) -> Callable[[Evidence], float]:
         data, n = e.case.mesh[data_of(e.case)], devices_of(e.case)
         counts, bias = 4 * s.num_layers * s.num_experts, 4 * s.num_layers * s.num_experts
         if not most:
-            return s.steps * (ring(data, own) + ring(n, others - bias + counts))
+            return s.steps * (all_reduce_bytes(data, own) + all_reduce_bytes(n, others - bias + counts))
         every = others + 3 * counts + 4 * (4 * s.num_layers + 4)
-        return s.steps * (ring(data, own) + sum(ring(size, every) for size in e.case.mesh.values()))
+        return s.steps * (
+            all_reduce_bytes(data, own) + sum(all_reduce_bytes(size, every) for size in e.case.mesh.values())
+        )
 
     return total
 
 
-def step_facts(judged: Judged) -> list[Fact]:
+def step_facts(evidence: TaskEvidence) -> list[Fact]:
     whose = "Over which axes do devices have copies of this leaf, and whose tokens has its gradient? "
     own = "Which devices have a copy of an expert?"
     return [
-        *facts.values_and_gradients(judged.cases, gradients=whose, step=True),
+        *facts.values_and_gradients(evidence.cases, gradients=whose, step=True),
         byte_facts.bytes_sent(
-            "all-reduce bytes", judged.cases, "all_reduce", _averaged(True), least=_averaged(False), hint=own
+            "all-reduce bytes", evidence.cases, "all_reduce", _averaged(True), least=_averaged(False), hint=own
         ),
         byte_facts.bytes_sent(
             "all-to-all bytes",
-            judged.cases,
+            evidence.cases,
             "all_to_all",
             lambda e: e.case.sizes.steps * traveling(e, e.case.sizes.num_layers),
         ),
-        byte_facts.only_collectives("other collectives", judged.cases, ("all_reduce", "all_to_all")),
+        byte_facts.only_collectives("other collectives", evidence.cases, ("all_reduce", "all_to_all")),
     ]
 
 
@@ -117,18 +119,18 @@ _STEP = Training(width=8, hidden=12, num_layers=2, num_experts=8, k=2, capacity=
 
 def _step_case(name: str, quick: bool = False, **sizes: Any) -> Case[Training]:
     mesh = dict(part.split("=") for part in name.split(" x "))
-    return Case(name, {axis: int(size) for axis, size in mesh.items()}, _STEP.but(**sizes), quick=quick)
+    return Case(name, {axis: int(size) for axis, size in mesh.items()}, _STEP.replace(**sizes), quick=quick)
 
 
 def _unseen_step(rng: np.random.Generator) -> Case[Training]:
-    sizes = _STEP.but(num_experts=12, k=int(rng.choice([1, 3])), vocab=24, rows=3, capacity=7, balance=0.2, z=0.05)
+    sizes = _STEP.replace(num_experts=12, k=int(rng.choice([1, 3])), vocab=24, rows=3, capacity=7, balance=0.2, z=0.05)
     return unseen_case(rng, sizes, (2, 2), (2, 3), (3, 2), (1, 6))
 
 
 MOE_STEP = Task(
     wrapping=WRAPPINGS["moe_step"],
     points=5,
-    point=("all-reduce bytes", "other collectives"),
+    core_facts=("all-reduce bytes", "other collectives"),
     cases=(
         _step_case("data=2 x expert=4", quick=True),
         _step_case("replica=3 x device=2", quick=True, num_experts=6, rows=1, seq=8, k=1, z=0.02),

@@ -3,7 +3,7 @@
 from autograder.chapters.fsdp.tasks import FSDP_LOSS, FSDP_TRAIN_STEP, GATHER_PARAMS, HYBRID_SHARD_STEP, SHARD_PARAMS
 from autograder.contract.task import Contract
 
-READ = {
+EXPLAINED_IN = {
     "values": ("fsdp", "Mistakes that cost people days"),
     "gradients": ("fsdp", "The scale of a gradient"),
     "gradient norm": ("fsdp", "The scale of a gradient"),
@@ -98,5 +98,8 @@ PROMISES = {
 }
 
 CONTRACT = Contract(
-    "fsdp", (SHARD_PARAMS, GATHER_PARAMS, FSDP_LOSS, FSDP_TRAIN_STEP, HYBRID_SHARD_STEP), question_points=2, read=READ
+    "fsdp",
+    (SHARD_PARAMS, GATHER_PARAMS, FSDP_LOSS, FSDP_TRAIN_STEP, HYBRID_SHARD_STEP),
+    question_points=2,
+    explained_in=EXPLAINED_IN,
 )

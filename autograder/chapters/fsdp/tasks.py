@@ -12,6 +12,20 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.closed_forms import as_given, split_spec
+from autograder.chapters.draws import (
+    ODD,
+    compile_oracle,
+    draw_batch,
+    draw_leaves,
+    draw_masked,
+    draw_rate,
+    flows_back,
+    meshes,
+    sgd,
+    stacked,
+    unseen_case,
+    unseen_model,
+)
 from autograder.chapters.fsdp.wrapping import (
     Axes,
     Leaves,
@@ -26,21 +40,7 @@ from autograder.contract import byte_facts, facts, limits
 from autograder.contract.byte_facts import resident_bytes
 from autograder.contract.case import ModelSizes
 from autograder.contract.case_builders import axis_of, axis_size, build_model, params_of
-from autograder.contract.draws import (
-    ODD,
-    draw_batch,
-    draw_leaves,
-    draw_masked,
-    draw_rate,
-    flows_back,
-    meshes,
-    sgd,
-    stacked,
-    unseen_case,
-    unseen_model,
-)
-from autograder.contract.oracles import compile_oracle
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 from course.model import full_loss
@@ -107,12 +107,12 @@ def _both_ways(
 # shard_params and gather_params: a tree with every kind of leaf, split and reassembled.
 
 
-def shard_params_facts(judged: Judged) -> list[Fact]:
+def shard_params_facts(evidence: TaskEvidence) -> list[Fact]:
     def resident(e: Evidence, split: bool = True) -> int:
         specs = [_rule(e.case, leaf.shape) if split else P() for leaf in e.inputs]
         return sum(resident_bytes(leaf.shape, s, e.case.mesh) for leaf, s in zip(e.inputs, specs, strict=True))
 
-    cases = judged.cases
+    cases = evidence.cases
     return [
         facts.arrays_match("values", cases, "values", "Put together, the parts must give back the leaf. "),
         facts.specs_match(
@@ -139,11 +139,11 @@ def gather_params_oracle(inputs: dict[str, Any], case: Case[Leaves]) -> dict[str
     }
 
 
-def gather_params_facts(judged: Judged) -> list[Fact]:
+def gather_params_facts(evidence: TaskEvidence) -> list[Fact]:
     return [
-        facts.arrays_match("values", judged.cases, "values"),
-        facts.arrays_match("gradients", judged.cases, "gradients", KEPT, weight=3),
-        *_both_ways(judged.cases),
+        facts.arrays_match("values", evidence.cases, "values"),
+        facts.arrays_match("gradients", evidence.cases, "gradients", KEPT, weight=3),
+        *_both_ways(evidence.cases),
     ]
 
 
@@ -155,7 +155,7 @@ def _unseen_leaves(rng: np.random.Generator) -> Case[Leaves]:
 SHARD_PARAMS = Task(
     wrapping=WRAPPINGS["shard_params"],
     points=2,
-    point=("split dims",),
+    core_facts=("split dims",),
     cases=meshes(Leaves(), three=Leaves(unit=12, min_size=40)),
     unseen=_unseen_leaves,
     draw=lambda rng, case: {"params": draw_leaves(rng, leaf_shapes(case))},
@@ -167,11 +167,11 @@ SHARD_PARAMS = Task(
 GATHER_PARAMS = Task(
     wrapping=WRAPPINGS["gather_params"],
     points=3,
-    point=("reduce-scatter bytes", "other collectives"),
+    core_facts=("reduce-scatter bytes", "other collectives"),
     cases=meshes(Leaves(), three=Leaves(unit=12, min_size=40)),
     unseen=_unseen_leaves,
     given=lambda case: as_given(_leaf_specs(case)),
-    draw=lambda rng, case: draw_leaves(rng, GATHER_PARAMS.wrap(print, case).inputs),
+    draw=lambda rng, case: draw_leaves(rng, GATHER_PARAMS.input_shapes(case)),
     oracle=gather_params_oracle,
     facts=gather_params_facts,
     naive_memory="sums_padded_parts",
@@ -208,17 +208,17 @@ def _loss_of_each_device(sizes: ModelSizes) -> Any:
     return compile_oracle(jax.vmap(one, in_axes=(None, 0, 0)))
 
 
-def fsdp_loss_facts(judged: Judged) -> list[Fact]:
+def fsdp_loss_facts(evidence: TaskEvidence) -> list[Fact]:
     slow = "What is computed or read more often than it must be?"
     exposed = "The next function, `fsdp_train_step`, gathers one layer while another computes."
     return [
-        *facts.values_and_gradients(judged.cases),
+        *facts.values_and_gradients(evidence.cases),
         # A loop that adds to the stacked gradient in its carry has another copy of a device's parts, and takes 1.16
         # times as much; with one more whole layer, 1.42; with the products of every layer, 1.32.
-        limits.temporaries_within(judged, 1.25, TOO_MUCH, weight=4),
-        limits.time_within(judged, 1.15, slow),
-        limits.exposed_within(judged, 1.15, exposed, weight=0),
-        *_both_ways(judged.all, (1, 2)),
+        limits.temporaries_within(evidence, 1.25, TOO_MUCH, weight=4),
+        limits.time_within(evidence, 1.15, slow),
+        limits.exposed_within(evidence, 1.15, exposed, weight=0),
+        *_both_ways(evidence.programs, (1, 2)),
     ]
 
 
@@ -237,14 +237,14 @@ def _unseen_loss(rng: np.random.Generator) -> Case[Training]:
 FSDP_LOSS = Task(
     wrapping=WRAPPINGS["fsdp_loss"],
     points=5,
-    point=("live temporaries",),
+    core_facts=("live temporaries",),
     cases=meshes(_MLP, three=_THIRDS, two=_TRANSFORMER),
     unseen=_unseen_loss,
     given=lambda case: as_given(specs_of(case)),
     draw=draw_fsdp_loss,
     oracle=fsdp_loss_oracle,
     facts=fsdp_loss_facts,
-    at_scale=(Case("data=8, width 4096", {"data": 8}, _MLP.but(**_LARGE)), "data=8"),
+    at_scale=(Case("data=8, width 4096", {"data": 8}, _MLP.replace(**_LARGE)), "data=8"),
     # The same leaves are split, along the same dims, at both sizes.
     stretches=({"rows": 2048}, {"features": 64, "width": 512, "hidden": 4096, "min_size": 4097}),
     naive_memory="keeps_gathered_weights",
@@ -293,7 +293,7 @@ def _steps_on_one_device(sizes: ModelSizes) -> Any:
     return sgd(partial(full_loss, build_model(sizes)))
 
 
-def fsdp_train_step_facts(judged: Judged) -> list[Fact]:
+def fsdp_train_step_facts(evidence: TaskEvidence) -> list[Fact]:
     slow = (
         "Look at the timeline: which transfer does the device wait for, forward and backward, and what could it "
         "compute in the meantime?"
@@ -308,33 +308,33 @@ def fsdp_train_step_facts(judged: Judged) -> list[Fact]:
     weighted = "What does a device, whose rows may all be padding, add to the mean over all that count? "
     each = f"{weighted}Is this leaf split or whole, and who averages it? "
     return [
-        *facts.values_and_gradients(judged.cases, weighted, each, step=True),
+        *facts.values_and_gradients(evidence.cases, weighted, each, step=True),
         # A step that carries each gradient, to overlap its reduce-scatter with the next layer, copies it and takes 1.10
         # times as long; gathering ahead in the forward pass only, 1.23. More rows narrow the gap.
-        limits.time_within(judged, 1.18, slow, weight=4),
+        limits.time_within(evidence, 1.18, slow, weight=4),
         # A step that updates each layer in the backward loop holds old and new parts, and takes 1.09 times as much.
-        limits.temporaries_within(judged, 1.2, TOO_MUCH, weight=2),
-        limits.exposed_within(judged, 1.15, exposed, weight=0),
-        byte_facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", averaged),
-        *_both_ways(judged.all, (1, 2), ("all_reduce",)),
+        limits.temporaries_within(evidence, 1.2, TOO_MUCH, weight=2),
+        limits.exposed_within(evidence, 1.15, exposed, weight=0),
+        byte_facts.bytes_sent("all-reduce bytes", evidence.programs, "all_reduce", averaged),
+        *_both_ways(evidence.programs, (1, 2), ("all_reduce",)),
     ]
 
 
 # As many layers as the realistic size: a program written layer by layer must be the same at both sizes.
-_DEEP = _MLP.but(num_layers=8)
+_DEEP = _MLP.replace(num_layers=8)
 # Learning rates large enough to read gradients off the updates, and small enough not to amplify rounding errors.
-_THREE_STEPS = _THIRDS.but(steps=3, rate_scale=0.5)
+_THREE_STEPS = _THIRDS.replace(steps=3, rate_scale=0.5)
 FSDP_TRAIN_STEP = Task(
     wrapping=WRAPPINGS["fsdp_train_step"],
     points=5,
-    point=("predicted time", "live temporaries"),
-    cases=meshes(_DEEP, three=_THREE_STEPS, two=_TRANSFORMER.but(rate_scale=2.0)),
+    core_facts=("predicted time", "live temporaries"),
+    cases=meshes(_DEEP, three=_THREE_STEPS, two=_TRANSFORMER.replace(rate_scale=2.0)),
     unseen=lambda rng: unseen_case(rng, unseen_step(rng), *ODD),
     given=lambda case: as_given(specs_of(case)),
     draw=lambda rng, case: draw_step(rng, case, step_axes(case), masked=True),
     oracle=lambda inputs, case: step_oracle(inputs, case, step_axes(case)),
     facts=fsdp_train_step_facts,
-    at_scale=(Case("data=8, 8 layers of width 4096", {"data": 8}, _DEEP.but(**_LARGE | {"rows": 1792})), "data=8"),
+    at_scale=(Case("data=8, 8 layers of width 4096", {"data": 8}, _DEEP.replace(**_LARGE | {"rows": 1792})), "data=8"),
     # The same leaves are split, along the same dims, at both sizes.
     stretches=({"rows": 1792}, {"features": 64, "width": 256, "hidden": 2048, "min_size": 2048}),
     naive_memory="gathers_everything_first",
@@ -362,18 +362,18 @@ def _between_nodes(e: Evidence, most: bool) -> float:
     return e.case.sizes.steps * (ring * split / inside + (at_once * (whole + 4) if most else ring * whole))
 
 
-def hybrid_shard_step_facts(judged: Judged) -> list[Fact]:
+def hybrid_shard_step_facts(evidence: TaskEvidence) -> list[Fact]:
     whose = "Is this leaf split or whole, and along which axes do devices hold gradients of the same numbers? "
 
     def node(case: Case[Any]) -> str:
         return hybrid_axes(case)[0]
 
     return [
-        *facts.values_and_gradients(judged.cases, gradients=whose, step=True),
-        *_both_ways(judged.cases, (1, 2), ("all_reduce",), over=node),
+        *facts.values_and_gradients(evidence.cases, gradients=whose, step=True),
+        *_both_ways(evidence.cases, (1, 2), ("all_reduce",), over=node),
         byte_facts.bytes_sent(
             "all-reduce bytes",
-            judged.cases,
+            evidence.cases,
             "all_reduce",
             partial(_averaged_inside, most=True),
             least=partial(_averaged_inside, most=False),
@@ -382,7 +382,7 @@ def hybrid_shard_step_facts(judged: Judged) -> list[Fact]:
         ),
         byte_facts.bytes_sent(
             "bytes between nodes",
-            judged.cases,
+            evidence.cases,
             None,
             partial(_between_nodes, most=True),
             least=partial(_between_nodes, most=False),
@@ -395,12 +395,12 @@ def hybrid_shard_step_facts(judged: Judged) -> list[Fact]:
 HYBRID_SHARD_STEP = Task(
     wrapping=WRAPPINGS["hybrid_shard_step"],
     points=3,
-    point=("bytes between nodes",),
+    core_facts=("bytes between nodes",),
     # Names and order of the axes vary by mesh; parameters are split over `data`, or over the first axis.
     cases=(
         Case("replica=2 x data=4", {"replica": 2, "data": 4}, _MLP, quick=True),
         Case("device=3 x node=2", {"device": 3, "node": 2}, _THREE_STEPS, quick=True),
-        Case("replica=1 x data=8", {"replica": 1, "data": 8}, _TRANSFORMER.but(rate_scale=2.0)),
+        Case("replica=1 x data=8", {"replica": 1, "data": 8}, _TRANSFORMER.replace(rate_scale=2.0)),
         Case("replica=4 x data=1", {"replica": 4, "data": 1}, _MLP),
     ),
     unseen=lambda rng: unseen_case(rng, unseen_step(rng), (4, 2), (2, 4), (2, 2), (2, 3), (3, 2)),

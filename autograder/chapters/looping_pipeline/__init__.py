@@ -5,7 +5,7 @@ from autograder.chapters.looping_pipeline.schedule import LAYERS_OF_STAGE, LOOP_
 from autograder.chapters.looping_pipeline.step import LOOPING_TRAIN_STEP
 from autograder.contract.task import Contract
 
-READ = {
+EXPLAINED_IN = {
     "values": ("looping_pipeline", "Mistakes that cost people days"),
     "gradients": ("looping_pipeline", "Mistakes that cost people days"),
     "gradient norm": ("looping_pipeline", "Mistakes that cost people days"),
@@ -74,5 +74,5 @@ CONTRACT = Contract(
     "looping_pipeline",
     (LAYERS_OF_STAGE, LOOP_POSITION, EXECUTE_LOOPING_PIPELINE, LOOPING_TRAIN_STEP),
     question_points=2,
-    read=READ,
+    explained_in=EXPLAINED_IN,
 )

@@ -10,13 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from autograder.chapters.draws import compile_oracle, draw_keys, draw_leaves, unseen_mesh
 from autograder.chapters.looping_pipeline.wrapping import Looped, whole_model
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, pipelines_of, stages_of
-from autograder.contract.draws import draw_keys, draw_leaves, unseen_mesh
-from autograder.contract.oracles import compile_oracle
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 from course.machines import machine
@@ -32,14 +31,16 @@ def ticks_of(case: Case[Looped]) -> int:
     return num_ticks(stages_of(case), case.sizes.num_microbatches, case.sizes.num_repeats)
 
 
-def permuted(judged: Judged, passes: Any, weight: float = 1) -> Fact:
+def permuted(evidence: TaskEvidence, passes: Any, weight: float = 1) -> Fact:
     """A stage sends a microbatch in at most every tick, in each of ``passes(sizes)`` over the schedule."""
 
     def form(e: Evidence) -> float:
         one = 4 * e.case.sizes.rows * (e.case.sizes.seq or 1) * e.case.sizes.width
         return passes(e.case.sizes) * ticks_of(e.case) * one if stages_of(e.case) > 1 else 0
 
-    return byte_facts.bytes_sent("permute bytes", judged.all, "collective_permute", form, times=(0.5, 1), weight=weight)
+    return byte_facts.bytes_sent(
+        "permute bytes", evidence.programs, "collective_permute", form, times=(0.5, 1), weight=weight
+    )
 
 
 def in_a_row(layers: Any) -> Any:
@@ -60,7 +61,7 @@ def given(case: Case[Looped]) -> dict[str, Any]:
 
 
 def draw(rng: np.random.Generator, case: Case[Looped]) -> dict[str, Any]:
-    inputs = WRAPPINGS["execute_looping_pipeline"].wrap(print, case).inputs
+    inputs = WRAPPINGS["execute_looping_pipeline"].input_shapes(case)
     found = {name: draw_leaves(rng, inputs[name], rng.uniform(0.5, 2)) for name in ("microbatches", "upstream")}
     return {"layers": draw_leaves(rng, inputs["layers"], 0.3), **found, "key": draw_keys(rng)}
 
@@ -112,7 +113,7 @@ def _on_one_device(sizes: ModelSizes) -> Any:
     return compile_oracle(jax.vmap(run, in_axes=(None, 0, 0, None)))
 
 
-def execute_facts(judged: Judged) -> list[Fact]:
+def execute_facts(evidence: TaskEvidence) -> list[Fact]:
     last = (
         "Only the last stage's result of the last repeat counts. Which input has stage 0 in each tick: with more "
         "microbatches than stages, what comes back is early, and with fewer, stage 0 waits for it."
@@ -124,13 +125,13 @@ def execute_facts(judged: Judged) -> list[Fact]:
     early = "does a repeat begin before its first microbatch is back, or is a part left out at this size?"
     drained = (lambda case: case.sizes.num_repeats * (case.sizes.num_microbatches + stages_of(case) - 1)), "repeat"
     return [
-        facts.arrays_match("values", judged.cases, "values", last),
-        facts.arrays_match("gradients", judged.cases, "gradients", weight=2),
+        facts.arrays_match("values", evidence.cases, "values", last),
+        facts.arrays_match("gradients", evidence.cases, "gradients", weight=2),
         limits.bubble_is(
-            judged.at_scale, ticks_of, _busy, _tick_seconds, bubble, weight=4, drained=drained, early=early
+            evidence.at_scale, ticks_of, _busy, _tick_seconds, bubble, weight=4, drained=drained, early=early
         ),
-        permuted(judged, lambda sizes: 1 + sizes.gradients, weight=2),
-        byte_facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
+        permuted(evidence, lambda sizes: 1 + sizes.gradients, weight=2),
+        byte_facts.only_collectives("other collectives", evidence.programs, ("collective_permute",)),
     ]
 
 
@@ -145,7 +146,7 @@ def _tick_seconds(case: Case[Looped]) -> float:
 
 
 _TWO = Looped(width=8, hidden=16, features=4, rows=3, num_microbatches=6, num_repeats=2)
-_FORWARD = _TWO.but(num_microbatches=3, num_repeats=3, gradients=False)
+_FORWARD = _TWO.replace(num_microbatches=3, num_repeats=3, gradients=False)
 
 
 def unseen(rng: np.random.Generator) -> Case[Looped]:
@@ -153,24 +154,24 @@ def unseen(rng: np.random.Generator) -> Case[Looped]:
     choices = {"width": (6, 10), "hidden": (12, 20), "rows": (2, 4), "layers_per_stage": (1, 2)}
     sizes: dict[str, Any] = {name: int(rng.choice(some)) for name, some in choices.items()}
     counts = {"num_microbatches": int(rng.integers(1, 8)), "num_repeats": int(rng.integers(1, 4))}
-    return Case(UNSEEN, mesh, _TWO.but(dropout=int(rng.integers(10, 40)) / 100, **counts, **sizes))
+    return Case(UNSEEN, mesh, _TWO.replace(dropout=int(rng.integers(10, 40)) / 100, **counts, **sizes))
 
 
 EXECUTE_LOOPING_PIPELINE = Task(
     wrapping=WRAPPINGS["execute_looping_pipeline"],
     points=4,
-    point=("bubble",),
+    core_facts=("bubble",),
     cases=(
         Case("pipe=4, 6 microbatches, 2 repeats", {"pipe": 4}, _TWO, quick=True),
         Case("pipe=4, 3 microbatches, 3 repeats, forward", {"pipe": 4}, _FORWARD, quick=True),
         Case(
             "data=2 x pipe=3, 1 microbatch",
             {"data": 2, "pipe": 3},
-            _TWO.but(num_microbatches=1, num_repeats=3, layers_per_stage=2, dropout=0.25),
+            _TWO.replace(num_microbatches=1, num_repeats=3, layers_per_stage=2, dropout=0.25),
         ),
-        Case("stage=5, 7 microbatches", {"stage": 5}, _TWO.but(num_microbatches=7, num_repeats=3, dropout=0.25)),
-        Case("pipe=8, 8 microbatches", {"pipe": 8}, _TWO.but(num_microbatches=8, dropout=0.25)),
-        Case("pipe=1, 3 microbatches", {"pipe": 1}, _TWO.but(num_microbatches=3)),
+        Case("stage=5, 7 microbatches", {"stage": 5}, _TWO.replace(num_microbatches=7, num_repeats=3, dropout=0.25)),
+        Case("pipe=8, 8 microbatches", {"pipe": 8}, _TWO.replace(num_microbatches=8, dropout=0.25)),
+        Case("pipe=1, 3 microbatches", {"pipe": 1}, _TWO.replace(num_microbatches=3)),
     ),
     unseen=unseen,
     draw=draw,
@@ -178,7 +179,9 @@ EXECUTE_LOOPING_PIPELINE = Task(
     facts=execute_facts,
     at_scale=(
         Case(
-            "pipe=4, 3 microbatches, 3 repeats, width 512", {"pipe": 4}, _FORWARD.but(width=512, hidden=2048, rows=256)
+            "pipe=4, 3 microbatches, 3 repeats, width 512",
+            {"pipe": 4},
+            _FORWARD.replace(width=512, hidden=2048, rows=256),
         ),
         "pipe=4, 3 microbatches, 3 repeats, forward",
     ),

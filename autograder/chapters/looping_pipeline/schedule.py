@@ -11,10 +11,11 @@ import numpy as np
 from autograder.chapters.looping_pipeline.wrapping import MOST, Schedule, Stages
 from autograder.contract import value_facts, value_tasks
 from autograder.contract.case import UNSEEN
-from autograder.contract.task import Case, Judged, Task
+from autograder.contract.diagnosis.misplaced import grid
+from autograder.contract.task import Case, Task, TaskEvidence
+from autograder.contract.text import count_of
 from autograder.contract.value_tasks import Refusal, show
-from autograder.contract.verdict import Fact, counted
-from autograder.contract.whereabouts import grid
+from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 from course.schedules import num_ticks
 
@@ -89,13 +90,13 @@ def positions_right(_: Case[Any], question: Question, answer: Any) -> bool:
 def layers_mean(_: Case[Any], question: Question, answer: Any) -> str:
     """The meaning of a wrong answer about layers."""
     stage, stages, repeats, count = question
-    setting = f"for stage {stage} of {stages}, {counted(repeats, 'repeat')} and {counted(count, 'layer')}"
+    setting = f"for stage {stage} of {stages}, {count_of(repeats, 'repeat')} and {count_of(count, 'layer')}"
     start = f"{setting} your answer is {show(answer)[:120]}. "
     if layers(*question) is None:
         if isinstance(answer, Refusal):
             return f"{start}Refusing is right; the message must also say how many layers were given."
-        shared = f"{counted(count, 'layer')} cannot be shared evenly by {counted(stages, 'stage')}"
-        return f"{start}{shared} in {counted(repeats, 'repeat')}."
+        shared = f"{count_of(count, 'layer')} cannot be shared evenly by {count_of(stages, 'stage')}"
+        return f"{start}{shared} in {count_of(repeats, 'repeat')}."
     if isinstance(answer, Refusal):
         return f"{start}These layers can be shared evenly: {stages * repeats} times {count // (stages * repeats)}."
     if not isinstance(answer, tuple) or not all(isinstance(one, tuple) for one in answer):
@@ -104,18 +105,18 @@ def layers_mean(_: Case[Any], question: Question, answer: Any) -> str:
     if any(type(number) is not int for number in held):
         return f"{start}Expected whole numbers of type int."
     if len(answer) != repeats or len(held) != count // stages:
-        wanted = f"{counted(repeats, 'tuple')} with {counted(count // stages, 'layer')} together"
+        wanted = f"{count_of(repeats, 'tuple')} with {count_of(count // stages, 'layer')} together"
         return f"{start}Expected {wanted}; these are {len(held)} in {len(answer)}."
     return (
-        f"{start}Follow one microbatch: it goes through stages 0 to {stages - 1} in order, {counted(repeats, 'time')}. "
-        "Which layers has it been through when it comes here?"
+        f"{start}Follow one microbatch: it goes through stages 0 to {stages - 1} in order, {count_of(repeats, 'time')}."
+        " Which layers has it been through when it comes here?"
     )
 
 
 def positions_mean(_: Case[Any], question: Question, answer: Any) -> str:
     """The meaning of a wrong answer about a tick."""
     tick, stage, stages, microbatches, repeats = question
-    setting = f"with {counted(microbatches, 'microbatch', 'microbatches')} and {counted(repeats, 'repeat')}"
+    setting = f"with {count_of(microbatches, 'microbatch', 'microbatches')} and {count_of(repeats, 'repeat')}"
     start = f"at tick {tick}, stage {stage} of {stages}, {setting} your answer is {show(answer)[:80]}. "
     if answer is None:
         return f"{start}But there is work: which microbatch did the stage before it work on one tick earlier?"
@@ -169,8 +170,8 @@ def _task(
     def oracle(_: Any, case: Case[Any]) -> dict[str, Any]:
         return {"values": value_tasks.encode(tuple(known(question) for question in questions(case)), MOST)}
 
-    def facts_of(judged: Judged) -> list[Fact]:
-        return [value_facts.every_answer_matches(judged.cases, questions, right, means, picture)]
+    def facts_of(evidence: TaskEvidence) -> list[Fact]:
+        return [value_facts.every_answer_matches(evidence.cases, questions, right, means, picture)]
 
     return Task(
         wrapping=wrappings("looping_pipeline")[name],
@@ -186,8 +187,8 @@ def _task(
 
 
 def _schedule(num_stages: int, num_microbatches: int, num_repeats: int, *, name: str = "", quick: bool = False) -> Any:
-    microbatches = counted(num_microbatches, "microbatch", "microbatches")
-    name = name or f"{counted(num_stages, 'stage')}, {microbatches}, {counted(num_repeats, 'repeat')}"
+    microbatches = count_of(num_microbatches, "microbatch", "microbatches")
+    name = name or f"{count_of(num_stages, 'stage')}, {microbatches}, {count_of(num_repeats, 'repeat')}"
     sizes = Schedule(num_stages=num_stages, num_microbatches=num_microbatches, num_repeats=num_repeats)
     return Case(name, {"pipe": num_stages}, sizes, quick)
 
@@ -205,7 +206,7 @@ def _unseen_schedule(rng: np.random.Generator) -> Case[Schedule]:
 LAYERS_OF_STAGE = _task(
     "layers_of_stage",
     1,
-    tuple(Case(counted(n, "stage"), {"pipe": n}, Stages(num_stages=n), i < 2) for i, n in enumerate((4, 3, 8, 1))),
+    tuple(Case(count_of(n, "stage"), {"pipe": n}, Stages(num_stages=n), i < 2) for i, n in enumerate((4, 3, 8, 1))),
     _unseen_layers,
     layer_questions,
     layers_right,

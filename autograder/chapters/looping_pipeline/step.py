@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from autograder.chapters.closed_forms import reduced_once
+from autograder.chapters.draws import draw_keys, draw_leaves, draw_masked, draw_rate, sgd, stacked, unseen_mesh
 from autograder.chapters.looping_pipeline.execute import WRAPPINGS, as_stages, in_a_row, permuted
 from autograder.chapters.looping_pipeline.wrapping import Looped, params_of, rows_of, whole_model
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, pipelines_of, stages_of
-from autograder.contract.draws import draw_keys, draw_leaves, draw_masked, draw_rate, sgd, stacked, unseen_mesh
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from course.model import full_loss
 
@@ -86,7 +86,7 @@ def _reduced(e: Evidence) -> tuple[float, float]:
     return e.case.sizes.steps * least, e.case.sizes.steps * most
 
 
-def step_facts(judged: Judged) -> list[Fact]:
+def step_facts(evidence: TaskEvidence) -> list[Fact]:
     exposed = (
         "After which tick of the backward pass is a repeat's gradient complete, where in your program does its average "
         "begin, and what is computed after it?"
@@ -99,25 +99,25 @@ def step_facts(judged: Judged) -> list[Fact]:
     slow = "What is computed more often than it must be?"
     too_much = "What is kept of every tick until the backward pass comes to it? A tick's input would do."
     return [
-        *facts.values_and_gradients(judged.cases, values, gradients, step=True),
-        limits.exposed_over_within(judged, EXPOSED, "data", exposed, weight=4, than=limits.NAIVE),
-        limits.flops_within(judged, FLOPS, slow),
-        limits.temporaries_within(judged, TEMPORARIES, too_much, weight=2),
+        *facts.values_and_gradients(evidence.cases, values, gradients, step=True),
+        limits.exposed_over_within(evidence, EXPOSED, "data", exposed, weight=4, than=limits.NAIVE),
+        limits.flops_within(evidence, FLOPS, slow),
+        limits.temporaries_within(evidence, TEMPORARIES, too_much, weight=2),
         byte_facts.bytes_sent(
             "all-reduce bytes",
-            judged.all,
+            evidence.programs,
             "all_reduce",
             lambda e: _reduced(e)[1],
             least=lambda e: _reduced(e)[0],
             hint="Is every gradient of this device reduced once in a step, none more often?",
         ),
-        permuted(judged, lambda sizes: 2 * sizes.steps),
-        byte_facts.only_collectives("other collectives", judged.all, ("all_reduce", "collective_permute")),
+        permuted(evidence, lambda sizes: 2 * sizes.steps),
+        byte_facts.only_collectives("other collectives", evidence.programs, ("all_reduce", "collective_permute")),
     ]
 
 
 _FOUR = Looped(width=8, hidden=16, features=4, rows=2, num_microbatches=4, num_repeats=4)
-_TWO = _FOUR.but(num_repeats=2)
+_TWO = _FOUR.replace(num_repeats=2)
 _TRANSFORMER = Looped(
     width=8,
     hidden=16,
@@ -139,33 +139,33 @@ def unseen(rng: np.random.Generator) -> Case[Looped]:
     counts = {"num_microbatches": int(rng.integers(1, 7)), "num_repeats": int(rng.integers(2, 4))}
     steps, dropout = int(rng.choice([1, 2])), int(rng.integers(10, 40)) / 100
     scale = float(rng.uniform(0.6, 1.2)) / steps
-    return Case(UNSEEN, mesh, _FOUR.but(dropout=dropout, steps=steps, rate_scale=scale, **counts, **sizes))
+    return Case(UNSEEN, mesh, _FOUR.replace(dropout=dropout, steps=steps, rate_scale=scale, **counts, **sizes))
 
 
 LOOPING_TRAIN_STEP = Task(
     wrapping=WRAPPINGS["looping_train_step"],
     points=5,
-    point=("exposed over data", "live temporaries"),
+    core_facts=("exposed over data", "live temporaries"),
     cases=(
         Case("data=4 x pipe=2, 4 microbatches", {"data": 4, "pipe": 2}, _FOUR, quick=True),
         Case(
             "replica=2 x stage=4, 2 microbatches",
             {"replica": 2, "stage": 4},
-            _TWO.but(num_microbatches=2, layers_per_stage=2, steps=3, rate_scale=0.6),
+            _TWO.replace(num_microbatches=2, layers_per_stage=2, steps=3, rate_scale=0.6),
             quick=True,
         ),
         Case(
             "data=2 x pipe=3, 1 microbatch",
             {"data": 2, "pipe": 3},
-            _TWO.but(num_microbatches=1, layers_per_stage=2, dropout=0.25),
+            _TWO.replace(num_microbatches=1, layers_per_stage=2, dropout=0.25),
         ),
         Case("pipe=2 x data=2, 3 microbatches", {"pipe": 2, "data": 2}, _TRANSFORMER),
         Case(
             "data=1 x pipe=8, 5 microbatches",
             {"data": 1, "pipe": 8},
-            _FOUR.but(num_microbatches=5, num_repeats=1, layers_per_stage=2, dropout=0.25),
+            _FOUR.replace(num_microbatches=5, num_repeats=1, layers_per_stage=2, dropout=0.25),
         ),
-        Case("data=8 x pipe=1, 2 microbatches", {"data": 8, "pipe": 1}, _TWO.but(num_microbatches=2, dropout=0.25)),
+        Case("data=8 x pipe=1, 2 microbatches", {"data": 8, "pipe": 1}, _TWO.replace(num_microbatches=2, dropout=0.25)),
     ),
     unseen=unseen,
     draw=draw,
@@ -175,7 +175,7 @@ LOOPING_TRAIN_STEP = Task(
         Case(
             "data=4 x pipe=2, width 2048",
             {"data": 4, "pipe": 2},
-            _FOUR.but(width=2048, hidden=8192, features=64, rows=512),
+            _FOUR.replace(width=2048, hidden=8192, features=64, rows=512),
         ),
         "data=4 x pipe=2, 4 microbatches",
     ),

@@ -4,7 +4,7 @@ from autograder.chapters.pipeline.model import PIPELINE_LOSS, PIPELINE_TRAIN_STE
 from autograder.chapters.pipeline.schedule import EXECUTE_PIPELINE, PIPELINE_TICK, SPLIT_MICROBATCHES
 from autograder.contract.task import Contract
 
-READ = {
+EXPLAINED_IN = {
     "values": ("pipeline", "Mistakes that cost people days"),
     "gradients": ("pipeline", "Whose gradient, and how large"),
     "gradient norm": ("pipeline", "Whose gradient, and how large"),
@@ -88,5 +88,5 @@ CONTRACT = Contract(
     "pipeline",
     (SPLIT_MICROBATCHES, PIPELINE_TICK, EXECUTE_PIPELINE, PIPELINE_LOSS, PIPELINE_TRAIN_STEP),
     question_points=2,
-    read=READ,
+    explained_in=EXPLAINED_IN,
 )

@@ -11,14 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autograder.chapters.closed_forms import reduced_once, ring
-from autograder.chapters.pipeline.schedule import WRAPPINGS, microbatch_bytes, permuted, refused, ticks_of
-from autograder.chapters.pipeline.wrapping.model import ENDS, Training, rows_of
-from autograder.chapters.pipeline.wrapping.schedule import REFUSED
-from autograder.contract import byte_facts, facts, limits
-from autograder.contract.case import ModelSizes
-from autograder.contract.case_builders import build_model, groups_of, params_of, pipe_of, stages_of
-from autograder.contract.draws import (
+from autograder.chapters.closed_forms import all_reduce_bytes, reduced_once
+from autograder.chapters.draws import (
+    compile_oracle,
     draw_keys,
     draw_leaves,
     draw_masked,
@@ -28,8 +23,13 @@ from autograder.contract.draws import (
     stacked,
     unseen_case,
 )
-from autograder.contract.oracles import compile_oracle
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.chapters.pipeline.schedule import WRAPPINGS, microbatch_bytes, permuted, refused, ticks_of
+from autograder.chapters.pipeline.wrapping.model import ENDS, Training, rows_of
+from autograder.chapters.pipeline.wrapping.schedule import REFUSED
+from autograder.contract import byte_facts, facts, limits
+from autograder.contract.case import ModelSizes
+from autograder.contract.case_builders import build_model, groups_of, params_of, pipe_of, stages_of
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from course.model import full_loss
 
@@ -45,7 +45,7 @@ _MODELS = (
 
 def unseen_pipelines(rng: np.random.Generator) -> Case[Training]:
     """Two parallel pipelines, so that the oracle is compiled for few sizes only."""
-    sizes = _MODELS[rng.integers(len(_MODELS))].but(num_microbatches=int(rng.choice([1, 3, 8])))
+    sizes = _MODELS[rng.integers(len(_MODELS))].replace(num_microbatches=int(rng.choice([1, 3, 8])))
     return unseen_case(rng, sizes, (2, 2), (2, 4), (2, 3))
 
 
@@ -118,20 +118,20 @@ def summed(e: Evidence) -> Evidence:
 
 def shared_bytes(e: Evidence, more: int = 16) -> float:
     """The last stage's outputs in equal parts to all stages, and their gradients back; and the loss itself."""
-    return ring(stages_of(e.case), e.case.sizes.num_microbatches * microbatch_bytes(e.case) + more)
+    return all_reduce_bytes(stages_of(e.case), e.case.sizes.num_microbatches * microbatch_bytes(e.case) + more)
 
 
-def loss_facts(judged: Judged) -> list[Fact]:
+def loss_facts(evidence: TaskEvidence) -> list[Fact]:
     values = "It is the mean over all that counts, wherever that is in the batch, and the same on every stage."
     gradients = "Which stages have a part in the loss, and is each part counted once, by how much counts in it?"
     uneven = "The layer left over would be on no stage, and nobody would notice."
     stretch = "Every stage computes the loss of all rows, and one of these losses counts. Could each compute a part?"
     return [
-        *facts.values_and_gradients([summed(e) for e in judged.cases], values, gradients),
-        refused("uneven layers", judged.cases, "a model with one layer too many", uneven),
-        permuted(judged.all, lambda _: 2),
-        byte_facts.bytes_at_most("loss bytes", judged.all, ("all_reduce", *SHARING), shared_bytes, _LAST_STAGE),
-        limits.flops_within(judged, SPREAD, stretch, than=limits.NAIVE, weight=0),
+        *facts.values_and_gradients([summed(e) for e in evidence.cases], values, gradients),
+        refused("uneven layers", evidence.cases, "a model with one layer too many", uneven),
+        permuted(evidence.programs, lambda _: 2),
+        byte_facts.bytes_at_most("loss bytes", evidence.programs, ("all_reduce", *SHARING), shared_bytes, _LAST_STAGE),
+        limits.flops_within(evidence, SPREAD, stretch, than=limits.NAIVE, weight=0),
     ]
 
 
@@ -142,18 +142,18 @@ _MLP: dict[str, Any] = {"width": 16, "hidden": 32, "num_layers": 8, "features": 
 _SIX = Training(**_MLP, num_microbatches=6, rows=2, dropout=0.25)
 _FEWER = Training(**_MLP, num_microbatches=4, rows=4)
 _TRANSFORMER = Training(width=16, hidden=32, num_layers=6, vocab=32, seq=8, num_microbatches=1, rows=4, dropout=0.25)
-_MANY_OUTPUTS = _FEWER.but(width=1024, hidden=4096, features=512, outputs=32768, rows=512)
+_MANY_OUTPUTS = _FEWER.replace(width=1024, hidden=4096, features=512, outputs=32768, rows=512)
 
 PIPELINE_LOSS = Task(
     wrapping=WRAPPINGS["pipeline_loss"],
     points=5,
-    point=("loss bytes",),
+    core_facts=("loss bytes",),
     cases=(
-        Case("pipe=4, 6 microbatches", {"pipe": 4}, _SIX.but(dropout=0.0), quick=True),
+        Case("pipe=4, 6 microbatches", {"pipe": 4}, _SIX.replace(dropout=0.0), quick=True),
         Case("pipe=8, 4 microbatches", {"pipe": 8}, _FEWER, quick=True),
         Case("data=2 x pipe=3, 1 microbatch", {"data": 2, "pipe": 3}, _TRANSFORMER),
-        Case("data=4 x stage=2, 5 microbatches", {"data": 4, "stage": 2}, _SIX.but(num_microbatches=5)),
-        Case("pipe=1, 2 microbatches", {"pipe": 1}, _FEWER.but(num_microbatches=2, dropout=0.25)),
+        Case("data=4 x stage=2, 5 microbatches", {"data": 4, "stage": 2}, _SIX.replace(num_microbatches=5)),
+        Case("pipe=1, 2 microbatches", {"pipe": 1}, _FEWER.replace(num_microbatches=2, dropout=0.25)),
     ),
     unseen=unseen_pipelines,
     draw=draw_loss,
@@ -245,7 +245,7 @@ def most_bytes(case: Case[Training]) -> int:
 # --8<-- [end:most_bytes]
 
 
-def step_facts(judged: Judged) -> list[Fact]:
+def step_facts(evidence: TaskEvidence) -> list[Fact]:
     values = "Is each pipeline's loss weighed by how much counts in it, and does each use the key of its own place?"
     gradients = "Of which leaves have devices seen different rows, and of which has each stage only a share?"
     too_much = (
@@ -257,39 +257,45 @@ def step_facts(judged: Judged) -> list[Fact]:
         return e.case.sizes.steps * shared_bytes(e, 0)
 
     return [
-        *facts.values_and_gradients(judged.cases, values, gradients, step=True),
-        limits.temporaries_at_most(judged, most_bytes, too_much, weight=4),
+        *facts.values_and_gradients(evidence.cases, values, gradients, step=True),
+        limits.temporaries_at_most(evidence, most_bytes, too_much, weight=4),
         byte_facts.bytes_sent(
-            "all-reduce bytes", judged.all, "all_reduce", lambda e: _reduced(e)[1], least=lambda e: _reduced(e)[0]
+            "all-reduce bytes",
+            evidence.programs,
+            "all_reduce",
+            lambda e: _reduced(e)[1],
+            least=lambda e: _reduced(e)[0],
         ),
-        permuted(judged.all, lambda case: 2 * case.sizes.steps),
-        byte_facts.bytes_at_most("loss bytes", judged.all, SHARING, shared, _LAST_STAGE),
+        permuted(evidence.programs, lambda case: 2 * case.sizes.steps),
+        byte_facts.bytes_at_most("loss bytes", evidence.programs, SHARING, shared, _LAST_STAGE),
     ]
 
 
-_LONG = _SIX.but(num_microbatches=32, dropout=0.0)
-_THREE_STEPS = _SIX.but(num_microbatches=5, steps=3, rate_scale=0.2)
+_LONG = _SIX.replace(num_microbatches=32, dropout=0.0)
+_THREE_STEPS = _SIX.replace(num_microbatches=5, steps=3, rate_scale=0.2)
 
 
 def _unseen_step(rng: np.random.Generator) -> Case[Training]:
     case = unseen_pipelines(rng)
     # The gradient is read off the update, which must not be small compared with the parameter: a Transformer's is.
     steps, largest = (1, 3.0) if case.sizes.seq else (int(rng.choice([1, 2])), 0.9)
-    return case.but(steps=steps, rate_scale=float(rng.uniform(2 / 3, 1)) * largest / steps)
+    return case.replace(steps=steps, rate_scale=float(rng.uniform(2 / 3, 1)) * largest / steps)
 
 
 PIPELINE_TRAIN_STEP = Task(
     wrapping=WRAPPINGS["pipeline_train_step"],
     points=5,
-    point=("live temporaries",),
+    core_facts=("live temporaries",),
     cases=(
         Case("data=2 x pipe=4, 6 microbatches", {"data": 2, "pipe": 4}, _SIX, quick=True),
         Case("data=2 x pipe=4, 32 microbatches", {"data": 2, "pipe": 4}, _LONG, quick=True),
         Case("data=1 x pipe=8, 5 microbatches, 3 steps", {"data": 1, "pipe": 8}, _THREE_STEPS),
-        Case("pipe=3 x data=2, 1 microbatch", {"pipe": 3, "data": 2}, _TRANSFORMER.but(rows=2, rate_scale=2.0)),
-        Case("replica=4 x stage=2, 3 microbatches", {"replica": 4, "stage": 2}, _SIX.but(num_microbatches=3)),
+        Case("pipe=3 x data=2, 1 microbatch", {"pipe": 3, "data": 2}, _TRANSFORMER.replace(rows=2, rate_scale=2.0)),
+        Case("replica=4 x stage=2, 3 microbatches", {"replica": 4, "stage": 2}, _SIX.replace(num_microbatches=3)),
         Case(
-            "data=5 x pipe=1, 4 microbatches", {"data": 5, "pipe": 1}, _SIX.but(num_microbatches=4, rows=1, dropout=0.0)
+            "data=5 x pipe=1, 4 microbatches",
+            {"data": 5, "pipe": 1},
+            _SIX.replace(num_microbatches=4, rows=1, dropout=0.0),
         ),
     ),
     unseen=_unseen_step,
@@ -300,7 +306,7 @@ PIPELINE_TRAIN_STEP = Task(
         Case(
             "data=2 x pipe=4, 32 microbatches of 1,024 rows",
             {"data": 2, "pipe": 4},
-            _LONG.but(width=512, hidden=2048, features=256, outputs=128, rows=1024),
+            _LONG.replace(width=512, hidden=2048, features=256, outputs=128, rows=1024),
         ),
         "data=2 x pipe=4, 32 microbatches",
     ),

@@ -24,7 +24,7 @@ def forward(stages, microbatches, stage_for=lambda stage, count: stage):
     """A forward pass at the size used to judge bubbles; ``stage_for`` wraps a stage."""
     task = TASKS["execute_pipeline"]
     assert task.at_scale
-    case = Case("", {"pipe": stages}, task.at_scale[0].sizes.but(num_microbatches=microbatches))
+    case = Case("", {"pipe": stages}, task.at_scale[0].sizes.replace(num_microbatches=microbatches))
 
     def run(stage, blocks, axis_name):
         return execute_pipeline(stage_for(stage, microbatches), blocks, axis_name)
@@ -64,7 +64,7 @@ def test_temporaries_grow_by_three_blocks_a_microbatch_and_stay_below_the_closed
     assert task.at_scale
     held = {}
     for count in (8, 32):
-        case = task.at_scale[0].but(num_microbatches=count)
+        case = task.at_scale[0].replace(num_microbatches=count)
         program = trace(task, pipeline_train_step, case, nowhere)
         held[count] = memory(parse(program), program).temporaries
         assert 0.65 * most_bytes(case) < held[count] < 0.85 * most_bytes(case)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from autograder.chapters.draws import compile_oracle, draw_leaves, unseen_case
 from autograder.chapters.pipeline.wrapping.schedule import (
     ACCEPTED,
     EXECUTED,
@@ -24,11 +25,9 @@ from autograder.chapters.pipeline.wrapping.schedule import (
 )
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case_builders import groups_of, pipe_of, stages_of
-from autograder.contract.draws import draw_leaves, unseen_case
-from autograder.contract.oracles import compile_oracle
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.diagnosis.misplaced import grid
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact, Kind
-from autograder.contract.whereabouts import grid
 from autograder.contract.wrapping import wrappings
 
 WRAPPINGS = wrappings("pipeline")
@@ -74,7 +73,7 @@ def refused(name: str, cases: list[Evidence], what: str, hint: str) -> Fact:
         found, outcome = wrong.get(ended, wrong[ACCEPTED])
         message = f"{e.case.place} the function was given {what}, and {outcome}"
         fine = ended == REFUSED
-        return facts.at(e, name, Kind.PROGRAM, "" if fine else message, "refused" if fine else found, "refused")
+        return facts.case_fact(e, name, Kind.PROGRAM, "" if fine else message, "refused" if fine else found, "refused")
 
     return facts.worst([look(e) for e in cases])
 
@@ -102,12 +101,12 @@ def split_oracle(inputs: dict[str, Any], case: Case[Blocks]) -> dict[str, Any]:
     return {"values": jax.tree.map(split, inputs["batch"]), "refused": np.int32(REFUSED)}
 
 
-def split_facts(judged: Judged) -> list[Fact]:
+def split_facts(evidence: TaskEvidence) -> list[Fact]:
     hint = "Dropping a row or filling one up trains on a different batch from the one intended."
     return [
-        facts.arrays_match("values", judged.cases, "values", "Microbatch 0 is the first rows, in their order."),
-        refused("uneven batch", judged.cases, "a batch with one row too many", hint),
-        byte_facts.only_collectives("communication", judged.cases, ()),
+        facts.arrays_match("values", evidence.cases, "values", "Microbatch 0 is the first rows, in their order."),
+        refused("uneven batch", evidence.cases, "a batch with one row too many", hint),
+        byte_facts.only_collectives("communication", evidence.cases, ()),
     ]
 
 
@@ -208,13 +207,13 @@ def computed(e: Evidence) -> str:
     return "" if yours == right else title + grid(yours, right, "stage", "tick")
 
 
-def tick_facts(judged: Judged) -> list[Fact]:
+def tick_facts(evidence: TaskEvidence) -> list[Fact]:
     values = "Which microbatch is this stage at, where does its input come from, and who needs what it computed?"
     return [
-        facts.arrays_match("values", judged.cases, "values", values, picture=computed),
-        facts.arrays_match("gradients", judged.cases, "gradients", weight=2),
-        permuted(judged.cases, lambda _: 2),
-        byte_facts.only_collectives("other collectives", judged.cases, ("collective_permute",)),
+        facts.arrays_match("values", evidence.cases, "values", values, picture=computed),
+        facts.arrays_match("gradients", evidence.cases, "gradients", weight=2),
+        permuted(evidence.cases, lambda _: 2),
+        byte_facts.only_collectives("other collectives", evidence.cases, ("collective_permute",)),
     ]
 
 
@@ -230,11 +229,11 @@ PIPELINE_TICK = Task(
     wrapping=WRAPPINGS["pipeline_tick"],
     given=lambda case: {"ticks": ticks_of(case)},
     points=3,
-    point=("permute bytes",),
+    core_facts=("permute bytes",),
     cases=(
         Case("pipe=4", {"pipe": 4}, _THREE, quick=True),
-        Case("tensor=2 x pipe=3", {"tensor": 2, "pipe": 3}, _THREE.but(num_microbatches=5), quick=True),
-        Case("stage=8", {"stage": 8}, _THREE.but(num_microbatches=1)),
+        Case("tensor=2 x pipe=3", {"tensor": 2, "pipe": 3}, _THREE.replace(num_microbatches=5), quick=True),
+        Case("stage=8", {"stage": 8}, _THREE.replace(num_microbatches=1)),
         Case("pipe=1", {"pipe": 1}, _THREE),
     ),
     unseen=_unseen_tick,
@@ -293,19 +292,19 @@ def _one_device(groups: int) -> Any:
     return compile_oracle(run)
 
 
-def execute_facts(judged: Judged) -> list[Fact]:
+def execute_facts(evidence: TaskEvidence) -> list[Fact]:
     values = "Which tick does a stage finish a microbatch in, and how many ticks does the last one need?"
     bubble = "How many ticks are there, and does a stage compute once in each?"
-    backward = [e for e in judged.cases if e.case.sizes.backward]
+    backward = [e for e in evidence.cases if e.case.sizes.backward]
     drained = (lambda case: busy(case) * stages_of(case)), "microbatch"
     unknown = facts.unmeasured("gradients", Kind.GRADIENTS, "no case of this check is differentiated", 2)
     busy = lambda case: case.sizes.num_microbatches  # noqa: E731
     return [
-        facts.arrays_match("values", judged.cases, "values", values),
+        facts.arrays_match("values", evidence.cases, "values", values),
         facts.arrays_match("gradients", backward, "gradients", weight=2) if backward else unknown,
-        limits.bubble_is(judged.at_scale, ticks_of, busy, stage_seconds, bubble, weight=3, drained=drained),
-        permuted(judged.all, lambda case: 1 + case.sizes.backward),
-        byte_facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
+        limits.bubble_is(evidence.at_scale, ticks_of, busy, stage_seconds, bubble, weight=3, drained=drained),
+        permuted(evidence.programs, lambda case: 1 + case.sizes.backward),
+        byte_facts.only_collectives("other collectives", evidence.programs, ("collective_permute",)),
     ]
 
 
@@ -323,20 +322,20 @@ def _unseen_executed(rng: np.random.Generator) -> Case[Blocks]:
 EXECUTE_PIPELINE = Task(
     wrapping=WRAPPINGS["execute_pipeline"],
     points=5,
-    point=("bubble",),
+    core_facts=("bubble",),
     cases=(
         Case("pipe=4, 6 microbatches", {"pipe": 4}, _SIX, quick=True),
         Case("pipe=8, 5 microbatches, forward", {"pipe": 8}, _FORWARD, quick=True),
-        Case("data=2 x pipe=3, 1 microbatch", {"data": 2, "pipe": 3}, _SIX.but(num_microbatches=1)),
-        Case("stage=5, 5 microbatches", {"stage": 5}, _SIX.but(num_microbatches=5)),
-        Case("pipe=1, 2 microbatches", {"pipe": 1}, _SIX.but(num_microbatches=2)),
+        Case("data=2 x pipe=3, 1 microbatch", {"data": 2, "pipe": 3}, _SIX.replace(num_microbatches=1)),
+        Case("stage=5, 5 microbatches", {"stage": 5}, _SIX.replace(num_microbatches=5)),
+        Case("pipe=1, 2 microbatches", {"pipe": 1}, _SIX.replace(num_microbatches=2)),
     ),
     unseen=_unseen_executed,
     draw=draw_executed,
     oracle=execute_oracle,
     facts=execute_facts,
     at_scale=(
-        Case("pipe=8, 5 microbatches of 1,024 rows", {"pipe": 8}, _FORWARD.but(rows=1024, width=2048)),
+        Case("pipe=8, 5 microbatches of 1,024 rows", {"pipe": 8}, _FORWARD.replace(rows=1024, width=2048)),
         "pipe=8, 5 microbatches, forward",
     ),
     naive_time="waits_for_each_microbatch",

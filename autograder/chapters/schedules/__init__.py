@@ -6,7 +6,7 @@ from autograder.chapters.schedules.programs import EXECUTE_SCHEDULE, TWO_WEIGHT_
 from autograder.contract.task import Contract
 
 ORDER = ("values", "bubble", "in flight")
-READ = {
+EXPLAINED_IN = {
     "values": ("schedules", "Mistakes that cost people days"),
     "gradients": ("schedules", "Mistakes that cost people days"),
     "gradient norm": ("schedules", "Old weights instead of a bubble"),
@@ -89,5 +89,5 @@ CONTRACT = Contract(
     "schedules",
     (ONE_F_ONE_B, INTERLEAVED, SPLIT_BACKWARD, ZERO_BUBBLE, EXECUTE_SCHEDULE, TWO_WEIGHT_VERSIONS_STEP),
     question_points=2,
-    read=READ,
+    explained_in=EXPLAINED_IN,
 )

@@ -14,9 +14,10 @@ from autograder.chapters.schedules.wrapping import MOST, Asked
 from autograder.contract import value_facts, value_tasks
 from autograder.contract.case import UNSEEN
 from autograder.contract.facts import unmeasured
-from autograder.contract.task import Case, Judged, Task
+from autograder.contract.task import Case, Task, TaskEvidence
+from autograder.contract.text import count_of
 from autograder.contract.value_tasks import Refusal, show
-from autograder.contract.verdict import Fact, Kind, counted
+from autograder.contract.verdict import Fact, Kind
 from autograder.contract.wrapping import wrappings
 from course.schedules import Costs, Measured, Schedule, family, measure, run, text_of, written
 
@@ -109,7 +110,7 @@ def problem(name: str, question: Question, answer: Any) -> str:
     stages, count, repeats = (*question, 1)[:3]
     if refused(name, question):
         if not isinstance(answer, Refusal):
-            groups = f"{counted(count, 'microbatch', 'microbatches')} cannot go round in groups of {stages}"
+            groups = f"{count_of(count, 'microbatch', 'microbatches')} cannot go round in groups of {stages}"
             return f"{groups}: raise a ValueError instead of returning lines."
         names_both = {str(stages), str(count)} <= set(re.findall(r"\d+", answer.message))
         return "" if names_both else f"Refusing is right; the message must name both numbers, {count} and {stages}."
@@ -131,7 +132,7 @@ def problem(name: str, question: Question, answer: Any) -> str:
     if found != (stages, count, repeats):
         names = ("stage", "stages"), ("microbatch", "microbatches"), ("repeat", "repeats")
         said, wanted = (
-            ", ".join(counted(size, *words) for size, words in zip(sizes, names, strict=True))
+            ", ".join(count_of(size, *words) for size, words in zip(sizes, names, strict=True))
             for sizes in (found, (stages, count, repeats))
         )
         return f"These lines are of {said}, and asked was for {wanted}."
@@ -139,7 +140,7 @@ def problem(name: str, question: Question, answer: Any) -> str:
 
 
 def _are(count: int) -> str:
-    return f"{'is' if count == 1 else 'are'} {counted(count, 'microbatch', 'microbatches')}"
+    return f"{'is' if count == 1 else 'are'} {count_of(count, 'microbatch', 'microbatches')}"
 
 
 def no_order(name: str, question: Question, answer: Any) -> str:
@@ -188,25 +189,25 @@ def _shown(answer: Any) -> str:
     return text if len(text) <= 160 else f"{text[:160].rpartition(' ')[0]} …"
 
 
-def _facts(name: str) -> Callable[[Judged], list[Fact]]:
-    def fact(judged: Judged, title: str, kind: Kind, why: Callable[..., str], weight: float) -> Fact:
+def _facts(name: str) -> Callable[[TaskEvidence], list[Fact]]:
+    def fact(evidence: TaskEvidence, title: str, kind: Kind, why: Callable[..., str], weight: float) -> Fact:
         def right(_: Case[Any], question: Question, answer: Any) -> bool:
             return not why(name, question, answer)
 
         def explain(_: Case[Any], question: Question, answer: Any) -> str:
             stages, count, repeats = (*question, 1)[:3]
-            asked = f"for {counted(stages, 'stage')} and {counted(count, 'microbatch', 'microbatches')}"
-            asked += f" in {counted(repeats, 'repeat')}" if repeats > 1 else ""
+            asked = f"for {count_of(stages, 'stage')} and {count_of(count, 'microbatch', 'microbatches')}"
+            asked += f" in {count_of(repeats, 'repeat')}" if repeats > 1 else ""
             return f"{asked} your answer is {_shown(answer)} {why(name, question, answer)}"
 
-        found = value_facts.every_answer_matches(judged.cases, questions, right, explain)
+        found = value_facts.every_answer_matches(evidence.cases, questions, right, explain)
         return replace(found, name=title, kind=kind, weight=weight)
 
-    def facts_of(judged: Judged) -> list[Fact]:
-        values = fact(judged, "values", Kind.VALUES, problem, 1)
+    def facts_of(evidence: TaskEvidence) -> list[Fact]:
+        values = fact(evidence, "values", Kind.VALUES, problem, 1)
         costs = (("bubble", Kind.TIME, too_slow, 2), ("in flight", Kind.MEMORY, too_full, 2))
-        if fact(judged, "values", Kind.VALUES, no_order, 1).passed:
-            return [values, *(fact(judged, *cost) for cost in costs)]
+        if fact(evidence, "values", Kind.VALUES, no_order, 1).passed:
+            return [values, *(fact(evidence, *cost) for cost in costs)]
         why = "an order that is not valid has no cost"
         return [values, *(unmeasured(title, kind, why, weight) for title, kind, _, weight in costs)]
 
@@ -215,7 +216,7 @@ def _facts(name: str) -> Callable[[Judged], list[Fact]]:
 
 def _task(name: str, points: float, point: Sequence[str], cases: Sequence[tuple[int, int, int]]) -> Task:
     def case(stages: int, most: int, repeats: int, title: str = "", quick: bool = False) -> Case[Asked]:
-        title = title or f"{counted(stages, 'stage')}, up to {counted(most, 'microbatch', 'microbatches')}"
+        title = title or f"{count_of(stages, 'stage')}, up to {count_of(most, 'microbatch', 'microbatches')}"
         return Case(title, {"pipe": stages}, Asked(num_stages=stages, most=most, num_repeats=repeats), quick)
 
     def unseen(rng: np.random.Generator) -> Case[Asked]:
@@ -229,7 +230,7 @@ def _task(name: str, points: float, point: Sequence[str], cases: Sequence[tuple[
         wrapping=wrappings("schedules")[name],
         kind="value",
         points=points,
-        point=tuple(point),
+        core_facts=tuple(point),
         cases=tuple(case(*sizes, quick=number < 2) for number, sizes in enumerate(cases)),
         unseen=unseen,
         draw=value_tasks.no_inputs,

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from autograder.chapters.draws import draw_leaves
 from autograder.chapters.schedules.wrapping import Layer, activation_of
 from autograder.contract import facts
 from autograder.contract.case import UNSEEN
-from autograder.contract.draws import draw_leaves
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact, Kind, Unit
 from autograder.contract.wrapping import wrappings
 
@@ -19,7 +19,7 @@ WRAPPINGS = wrappings("schedules")
 
 
 def draw_split(rng: np.random.Generator, case: Case[Layer]) -> dict[str, Any]:
-    inputs = WRAPPINGS["split_backward"].wrap(lambda _: (print,) * 3, case).inputs
+    inputs = WRAPPINGS["split_backward"].input_shapes(case)
     return {name: draw_leaves(rng, tree, 0.5 if name == "weights" else 1) for name, tree in inputs.items()}
 
 
@@ -35,7 +35,7 @@ def split_oracle(inputs: dict[str, Any], case: Case[Layer]) -> dict[str, Any]:
     return jax.tree.map(np.asarray, {"values": y, "gradients": gradients})
 
 
-def products(judged: Judged) -> Fact:
+def products(evidence: TaskEvidence) -> Fact:
     """Each pass has two products, and computes nothing for another one or once more."""
     name, hint = "FLOPs", "Which product is computed again, or for a pass that comes later?"
 
@@ -47,18 +47,18 @@ def products(judged: Judged) -> Fact:
             message = f"{passes} compute {e.costs.flops:,.0f} FLOPs together, and {form:,} are enough. {hint}"
         elif count > 2 * s.passes:  # such as sums of elementwise products
             message = f"{passes} compute {count} products of matrices together, and {2 * s.passes} are enough. {hint}"
-        return facts.at(e, name, Kind.COMPUTE, message, e.costs.flops, form, unit=Unit.FLOPS, weight=2)
+        return facts.case_fact(e, name, Kind.COMPUTE, message, e.costs.flops, form, unit=Unit.FLOPS, weight=2)
 
-    return facts.worst([look(e) for e in judged.cases], name, Kind.COMPUTE)
+    return facts.worst([look(e) for e in evidence.cases], name, Kind.COMPUTE)
 
 
-def split_facts(judged: Judged) -> list[Fact]:
+def split_facts(evidence: TaskEvidence) -> list[Fact]:
     return [
-        facts.arrays_match("values", judged.cases, "values"),
+        facts.arrays_match("values", evidence.cases, "values"),
         facts.arrays_match(
-            "gradients", judged.cases, "gradients", "Is the residual in it, and the activation's slope?"
+            "gradients", evidence.cases, "gradients", "Is the residual in it, and the activation's slope?"
         ),
-        products(judged),
+        products(evidence),
     ]
 
 
@@ -71,7 +71,7 @@ def unseen_split(rng: np.random.Generator) -> Case[Layer]:
 SPLIT_BACKWARD = Task(
     wrapping=WRAPPINGS["split_backward"],
     points=2,
-    point=("FLOPs",),
+    core_facts=("FLOPs",),
     cases=(
         Case("gelu", {"data": 1}, Layer(rows=6, width=5, hidden=12, activation="gelu"), quick=True),
         Case(

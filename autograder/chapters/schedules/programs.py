@@ -9,13 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from autograder.chapters.draws import compile_oracle, draw_leaves, draw_rate, unseen_mesh
 from autograder.chapters.schedules.wrapping import DENSE, Executed, rows_of, weights_of
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN
 from autograder.contract.case_builders import pipe_of, pipelines_of, stages_of
-from autograder.contract.draws import draw_leaves, draw_rate, unseen_mesh
-from autograder.contract.oracles import compile_oracle
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 from course.machines import machine
@@ -92,7 +91,7 @@ def _on_last_stages(losses: Any, case: Case[Executed]) -> np.ndarray:
     return (found if list(case.mesh)[-1] == pipe_of(case) else found.T).ravel()
 
 
-def permuted(judged: Judged) -> Fact:
+def permuted(evidence: TaskEvidence) -> Fact:
     """At most two permutes of a microbatch's activations in every tick of every step, and at least what must travel."""
 
     def one(e: Evidence) -> int:
@@ -106,10 +105,10 @@ def permuted(judged: Judged) -> Fact:
     def every(e: Evidence) -> float:
         return 2 * schedule_of(e.case).num_ticks * one(e)
 
-    return byte_facts.bytes_sent("permute bytes", judged.all, "collective_permute", every, least=least)
+    return byte_facts.bytes_sent("permute bytes", evidence.programs, "collective_permute", every, least=least)
 
 
-def execute_facts(judged: Judged) -> list[Fact]:
+def execute_facts(evidence: TaskEvidence) -> list[Fact]:
     values = (
         "Is the loss the mean over microbatches, does the last part of the model alone have one, and does every other "
         "part read its input from a slot that nothing has overwritten?"
@@ -120,12 +119,12 @@ def execute_facts(judged: Judged) -> list[Fact]:
     )
     bubble = "Is one action computed in each tick, the one of the table, or several of which one is then chosen?"
     slots = "What is kept of each microbatch, and until when does the table need it? Its slots are used again."
-    loss = facts.arrays_match("values", judged.cases, "values", values)
+    loss = facts.arrays_match("values", evidence.cases, "values", values)
     return [
         loss,
-        facts.arrays_match("gradients", judged.cases, "gradients", gradients if loss.passed else "", weight=2),
+        facts.arrays_match("gradients", evidence.cases, "gradients", gradients if loss.passed else "", weight=2),
         limits.bubble_is(
-            judged.at_scale,
+            evidence.at_scale,
             lambda case: schedule_of(case).num_ticks,
             lambda case: 3 * case.sizes.num_repeats * case.sizes.num_microbatches,
             _tick_seconds,
@@ -135,9 +134,9 @@ def execute_facts(judged: Judged) -> list[Fact]:
             what="step",
             shorter=True,
         ),
-        limits.temporaries_within(judged, TEMPORARIES, slots, weight=2),
-        permuted(judged),
-        byte_facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
+        limits.temporaries_within(evidence, TEMPORARIES, slots, weight=2),
+        permuted(evidence),
+        byte_facts.only_collectives("other collectives", evidence.programs, ("collective_permute",)),
     ]
 
 
@@ -148,7 +147,7 @@ def _tick_seconds(case: Case[Executed]) -> float:
 
 
 _SMALL = Executed(schedule="zero_bubble", num_microbatches=12, rows=3, width=5)
-_LOOP = _SMALL.but(schedule="interleaved", num_repeats=2)
+_LOOP = _SMALL.replace(schedule="interleaved", num_repeats=2)
 
 
 def _drawn(rng: np.random.Generator, mesh: dict[str, int], *names: str) -> dict[str, Any]:
@@ -166,7 +165,7 @@ def unseen_execute(rng: np.random.Generator) -> Case[Executed]:
     return Case(
         UNSEEN,
         mesh,
-        _SMALL.but(num_layers=int(rng.integers(1, 3)), activation=str(rng.choice([*DENSE])), **chosen, **sizes),
+        _SMALL.replace(num_layers=int(rng.integers(1, 3)), activation=str(rng.choice([*DENSE])), **chosen, **sizes),
     )
 
 
@@ -214,24 +213,24 @@ def _averaged_bytes(e: Evidence) -> tuple[float, float]:
     return gradients, gradients + e.case.sizes.steps * 2 * (ring(4, pipelines) + ring(4, stages))
 
 
-def versions_facts(judged: Judged) -> list[Fact]:
+def versions_facts(evidence: TaskEvidence) -> list[Fact]:
     values = (
         "At which version is the gradient taken, which one does it change, and which is the older one in the next step?"
     )
     version = "And at which of the two versions?"
     gradients = f"This is the sum over all steps. {values} Is it the mean over all pipelines?"
     return [
-        *facts.values_and_gradients(judged.cases, values, gradients, step=True, first_loss=version),
+        *facts.values_and_gradients(evidence.cases, values, gradients, step=True, first_loss=version),
         byte_facts.bytes_sent(
             "all-reduce bytes",
-            judged.all,
+            evidence.programs,
             "all_reduce",
             lambda e: _averaged_bytes(e)[1],
             least=lambda e: _averaged_bytes(e)[0],
             hint="Is every gradient of this device reduced once in a step, over data alone?",
         ),
-        permuted(judged),
-        byte_facts.only_collectives("other collectives", judged.all, ("all_reduce", "collective_permute")),
+        permuted(evidence),
+        byte_facts.only_collectives("other collectives", evidence.programs, ("all_reduce", "collective_permute")),
     ]
 
 
@@ -242,34 +241,34 @@ def unseen_versions(rng: np.random.Generator) -> Case[Executed]:
     mesh = unseen_mesh(rng, (2, 2), (2, 3), (3, 2), (1, 4))
     sizes: dict[str, Any] = {"width": int(rng.choice([6, 7])), "rows": int(rng.choice([1, 3]))}
     sizes |= {"num_layers": int(rng.integers(1, 3)), "activation": str(rng.choice([*DENSE])), "steps": 4}
-    return Case(UNSEEN, mesh, _STEPS.but(**_drawn(rng, mesh, "gpipe", "1f1b", "zero_bubble"), **sizes))
+    return Case(UNSEEN, mesh, _STEPS.replace(**_drawn(rng, mesh, "gpipe", "1f1b", "zero_bubble"), **sizes))
 
 
 EXECUTE_SCHEDULE = Task(
     wrapping=WRAPPINGS["execute_schedule"],
     points=5,
-    point=("bubble", "live temporaries"),
+    core_facts=("bubble", "live temporaries"),
     cases=(
         Case("pipe=4, ZB-H1", {"pipe": 4}, _SMALL, quick=True),
-        Case("pipe=2, interleaved", {"pipe": 2}, _LOOP.but(num_microbatches=4, num_layers=2), quick=True),
+        Case("pipe=2, interleaved", {"pipe": 2}, _LOOP.replace(num_microbatches=4, num_layers=2), quick=True),
         Case(
             "data=2 x stage=3, GPipe",
             {"data": 2, "stage": 3},
-            _SMALL.but(schedule="gpipe", num_microbatches=2, activation="sigmoid"),
+            _SMALL.replace(schedule="gpipe", num_microbatches=2, activation="sigmoid"),
         ),
-        Case("pipe=5, 1F1B", {"pipe": 5}, _SMALL.but(schedule="1f1b", num_microbatches=7)),
+        Case("pipe=5, 1F1B", {"pipe": 5}, _SMALL.replace(schedule="1f1b", num_microbatches=7)),
         Case(
             "pipe=4 x data=2, breadth-first",
             {"pipe": 4, "data": 2},
-            _LOOP.but(schedule="breadth_first", num_microbatches=3),
+            _LOOP.replace(schedule="breadth_first", num_microbatches=3),
         ),
-        Case("pipe=1, interleaved", {"pipe": 1}, _LOOP.but(num_microbatches=2)),
+        Case("pipe=1, interleaved", {"pipe": 1}, _LOOP.replace(num_microbatches=2)),
     ),
     unseen=unseen_execute,
     draw=draw_execute,
     oracle=execute_oracle,
     facts=execute_facts,
-    at_scale=(Case("pipe=4, ZB-H1, width 512", {"pipe": 4}, _SMALL.but(width=512, rows=256)), "pipe=4, ZB-H1"),
+    at_scale=(Case("pipe=4, ZB-H1, width 512", {"pipe": 4}, _SMALL.replace(width=512, rows=256)), "pipe=4, ZB-H1"),
     naive_memory="keeps_a_place_for_every_microbatch",
     naive_time="computes_everything_and_chooses",
     machine=MACHINE,
@@ -283,15 +282,15 @@ TWO_WEIGHT_VERSIONS_STEP = Task(
         Case(
             "pipe=2 x replica=3, ZB-H1",
             {"pipe": 2, "replica": 3},
-            _STEPS.but(schedule="zero_bubble", num_microbatches=3, rows=1),
+            _STEPS.replace(schedule="zero_bubble", num_microbatches=3, rows=1),
             quick=True,
         ),
         Case(
             "data=1 x pipe=5, GPipe, 2 layers",
             {"data": 1, "pipe": 5},
-            _STEPS.but(schedule="gpipe", num_microbatches=2, num_layers=2, activation="sigmoid", steps=3),
+            _STEPS.replace(schedule="gpipe", num_microbatches=2, num_layers=2, activation="sigmoid", steps=3),
         ),
-        Case("data=8 x pipe=1, 1F1B", {"data": 8, "pipe": 1}, _STEPS.but(num_microbatches=2)),
+        Case("data=8 x pipe=1, 1F1B", {"data": 8, "pipe": 1}, _STEPS.replace(num_microbatches=2)),
     ),
     unseen=unseen_versions,
     draw=draw_versions,

@@ -62,8 +62,8 @@ def test_every_executed_schedule_has_the_gradients_of_one_device_on_four_meshes(
     task = TASKS["execute_schedule"]
     sizes = Executed(schedule=name, num_microbatches=6, rows=2, width=5, num_repeats=2 if name in LOOPED else 1)
     if name == "interleaved":
-        sizes = sizes.but(num_microbatches=mesh.get("pipe", 1))
-    alone = replace(task, cases=(Case(f"{name} on {mesh}", mesh, sizes, quick=True),), at_scale=None, point=())
+        sizes = sizes.replace(num_microbatches=mesh.get("pipe", 1))
+    alone = replace(task, cases=(Case(f"{name} on {mesh}", mesh, sizes, quick=True),), at_scale=None, core_facts=())
     result, _ = judge_function(plan("schedules", alone), execute_schedule, lambda *_: None)
     passed = {fact.name: fact.passed for fact in result.facts}
     assert passed["values"] and passed["gradients"] and passed["permute bytes"] and passed["other collectives"]
@@ -119,7 +119,7 @@ def test_limits_of_an_order_are_what_the_family_needs_and_no_more():
 def test_gradients_of_the_delayed_recursion_equal_central_differences_at_the_older_weights():
     task = TASKS["two_weight_versions_step"]
     for case in task.cases[:3]:
-        case = case.but(steps=1)
+        case = case.replace(steps=1)
         inputs = task.draw(np.random.default_rng(0), case)
         gradients = task.oracle(inputs, case)["gradients"]
         for leaf, found in gradients.items():
@@ -141,7 +141,7 @@ def test_the_delayed_recursion_subtracts_the_gradient_at_the_older_version():
     state = inputs["versions"]
     for step in range(case.sizes.steps):
         now = {name: inputs[name][step : step + 1] for name in ("microbatches", "targets")}
-        found = task.oracle({**inputs, **now, "versions": state}, case.but(steps=1))
+        found = task.oracle({**inputs, **now, "versions": state}, case.replace(steps=1))
         after = jax.tree.map(lambda leaf: leaf[0], found["values"]["versions"])
         for leaf, older in after["older"].items():
             np.testing.assert_array_equal(older, state["newest"][leaf])

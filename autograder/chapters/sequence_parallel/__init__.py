@@ -9,7 +9,7 @@ from autograder.chapters.sequence_parallel.tasks import (
 )
 from autograder.contract.task import Contract
 
-READ = {
+EXPLAINED_IN = {
     "values": ("sequence_parallel", "Mistakes that cost people days"),
     "gradients": ("sequence_parallel", "A pair and its transposes"),
     "gradient norm": ("sequence_parallel", "A pair and its transposes"),
@@ -113,5 +113,5 @@ CONTRACT = Contract(
     "sequence_parallel",
     (ENTER_TENSOR_REGION, LEAVE_TENSOR_REGION, SP_BLOCK, SELECTIVE_RECOMPUTE, ULYSSES_ATTENTION),
     question_points=2,
-    read=READ,
+    explained_in=EXPLAINED_IN,
 )

@@ -9,13 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from autograder.chapters.draws import compile_oracle, draw_keys, draw_leaves, shift_scores, unseen_mesh
 from autograder.chapters.sequence_parallel.wrapping import BLOCK, ENTER, LEAVE, SELECTIVE, ULYSSES, Heads, Region, Stack
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, join_heads, params_by_head, parts_of
-from autograder.contract.draws import draw_keys, draw_leaves, shift_scores, unseen_mesh
-from autograder.contract.oracles import compile_oracle
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 
@@ -29,7 +28,7 @@ def one_way(case: Case[Any], size: float) -> float:
 
 
 def draw(name: str, rng: np.random.Generator, case: Case[Any]) -> dict[str, Any]:
-    shapes = WRAPPINGS[name].wrap(print, case).inputs
+    shapes = WRAPPINGS[name].input_shapes(case)
     return {key: draw_leaves(rng, tree, rng.uniform(0.5, 2)) for key, tree in shapes.items()}
 
 
@@ -52,7 +51,7 @@ def region_oracle(name: str, inputs: dict[str, Any], case: Case[Region]) -> dict
     return {"values": values, "gradients": gradients}
 
 
-def region_facts(name: str, judged: Judged) -> list[Fact]:
+def region_facts(name: str, evidence: TaskEvidence) -> list[Fact]:
     values = "Which tokens does this device need, and from whom? "
     gradients = "Which devices have a share of the gradient of this token, and how many return it? "
     typed = (
@@ -65,7 +64,7 @@ def region_facts(name: str, judged: Judged) -> list[Fact]:
         s = e.case.sizes
         return one_way(e.case, 4 * s.rows * s.seq * s.width) if s.split == split else 0
 
-    cases = judged.cases
+    cases = evidence.cases
     return [
         *facts.values_and_gradients(cases, values, gradients),
         *(
@@ -91,11 +90,11 @@ def _region(name: str) -> Task:
     return Task(
         wrapping=WRAPPINGS[name],
         points=2,
-        point=("all-gather bytes", "reduce-scatter bytes"),
+        core_facts=("all-gather bytes", "reduce-scatter bytes"),
         cases=(
             Case("tensor=4", {"tensor": 4}, _REGION, quick=True),
-            Case("data=2 x tensor=4, whole", {"data": 2, "tensor": 4}, _REGION.but(split=False), quick=True),
-            Case("data=2 x model=3", {"data": 2, "model": 3}, _REGION.but(rows=1)),
+            Case("data=2 x tensor=4, whole", {"data": 2, "tensor": 4}, _REGION.replace(split=False), quick=True),
+            Case("data=2 x model=3", {"data": 2, "model": 3}, _REGION.replace(rows=1)),
             Case("tensor=1", {"tensor": 1}, _REGION),
         ),
         unseen=_unseen_region,
@@ -114,7 +113,7 @@ FLOPS = 1.05
 
 
 def draw_stack(rng: np.random.Generator, case: Case[Stack]) -> dict[str, Any]:
-    shapes = WRAPPINGS[SELECTIVE].wrap(print, case).inputs
+    shapes = WRAPPINGS[SELECTIVE].input_shapes(case)
     scales = {"params": 0.3, "x": rng.uniform(0.5, 2), "upstream": rng.uniform(0.5, 2)}
     return {name: draw_leaves(rng, shapes[name], scale) for name, scale in scales.items()} | {"key": draw_keys(rng)}
 
@@ -186,57 +185,57 @@ def whole_bytes(case: Case[Stack]) -> int:
     )
 
 
-def stack_facts(judged: Judged) -> list[Fact]:
+def stack_facts(evidence: TaskEvidence) -> list[Fact]:
     values = "Which tokens and heads does this device have, and which keys does it drop with? "
     gradients = "If a leaf that is whole is wrong: is each device's share of its gradient counted, and once? "
     kept = "Which whole activation is saved in front of a product, and what is cheap to compute again?"
     twice = "Which products are computed twice, and for which of them would a saved result be small?"
-    cases = judged.all
+    cases = evidence.programs
 
     def once(e: Evidence) -> float:
         s = e.case.sizes
         return s.num_layers * one_way(e.case, 4 * s.rows * s.seq * s.width)
 
     return [
-        *facts.values_and_gradients(judged.cases, values, gradients),
+        *facts.values_and_gradients(evidence.cases, values, gradients),
         byte_facts.bytes_sent("all-gather bytes", cases, "all_gather", once, times=(4, 6)),
         byte_facts.bytes_sent("reduce-scatter bytes", cases, "reduce_scatter", once, times=(4, 4)),
         byte_facts.bytes_sent(
             "all-reduce bytes", cases, "all_reduce", lambda e: 2 * one_way(e.case, whole_bytes(e.case))
         ),
         byte_facts.only_collectives(OTHER, cases, ("all_gather", "reduce_scatter", "all_reduce")),
-        limits.temporaries_at_most(judged, most_saved, kept, weight=3),
-        limits.flops_within(judged, FLOPS, twice, than=limits.NAIVE, weight=2),
+        limits.temporaries_at_most(evidence, most_saved, kept, weight=3),
+        limits.flops_within(evidence, FLOPS, twice, than=limits.NAIVE, weight=2),
     ]
 
 
 SIZES = Stack(width=16, hidden=40, num_heads=8, num_layers=2, vocab=8, seq=24, rows=2, dropout=0.25)
 # The proportions of the realistic size, with two heads on each of eight devices.
-_EIGHT = SIZES.but(width=32, hidden=128, num_heads=16, num_layers=12, rows=3, dropout=0.1)
-_LARGE = _EIGHT.but(width=1024, hidden=4096, seq=1024, rows=8)
+_EIGHT = SIZES.replace(width=32, hidden=128, num_heads=16, num_layers=12, rows=3, dropout=0.1)
+_LARGE = _EIGHT.replace(width=1024, hidden=4096, seq=1024, rows=8)
 
 
 def _unseen_stack(rng: np.random.Generator) -> Case[Stack]:
     mesh = unseen_mesh(rng, (2, 4), (2,), (3,), (2, 3), (4, 2))
     n = list(mesh.values())[-1]
     sizes = {"width": 12 * n, "hidden": 7 * n, "num_heads": 2 * n, "seq": 3 * n}
-    return Case(UNSEEN, mesh, SIZES.but(**sizes, num_layers=1, rows=3, dropout=float(rng.choice([0.15, 0.4]))))
+    return Case(UNSEEN, mesh, SIZES.replace(**sizes, num_layers=1, rows=3, dropout=float(rng.choice([0.15, 0.4]))))
 
 
 def _stack(name: str, points: int, naive: str) -> Task:
     return Task(
         wrapping=WRAPPINGS[name],
         points=points,
-        point=("live temporaries",),
+        core_facts=("live temporaries",),
         cases=(
             Case("tensor=4", {"tensor": 4}, SIZES, quick=True),
             Case("tensor=8, 12 layers", {"tensor": 8}, _EIGHT, quick=True),
             Case(
                 "data=2 x model=3",
                 {"data": 2, "model": 3},
-                SIZES.but(width=24, hidden=42, num_heads=6, seq=21, rows=1, num_layers=1),
+                SIZES.replace(width=24, hidden=42, num_heads=6, seq=21, rows=1, num_layers=1),
             ),
-            Case("tensor=1", {"tensor": 1}, SIZES.but(dropout=0.0)),
+            Case("tensor=1", {"tensor": 1}, SIZES.replace(dropout=0.0)),
         ),
         unseen=_unseen_stack,
         draw=draw_stack,
@@ -295,43 +294,51 @@ def quarter_of_scores(case: Case[Heads]) -> int:
     return s.rows * s.num_heads // parts_of(case) * s.seq**2 // 4
 
 
-def attention_facts(judged: Judged) -> list[Fact]:
+def attention_facts(evidence: TaskEvidence) -> list[Fact]:
     values = "Which heads does a device have after the first all-to-all, and which key head do they use? "
     gradients = "To which devices was a key head sent, and does the gradient of all of its copies come back? "
     heads = "With how many heads do keys and values travel, and how many of them does a device need?"
     square = "Which array has an element for each query and each key?"
     return [
-        *facts.values_and_gradients(judged.cases, values, gradients),
+        *facts.values_and_gradients(evidence.cases, values, gradients),
         byte_facts.bytes_sent(
-            "all-to-all bytes", judged.all, "all_to_all", lambda e: ulysses_bytes(e.case), hint=heads, weight=2
+            "all-to-all bytes", evidence.programs, "all_to_all", lambda e: ulysses_bytes(e.case), hint=heads, weight=2
         ),
-        byte_facts.only_collectives(OTHER, judged.all, ("all_to_all",)),
-        limits.largest_within(judged, quarter_of_scores, square, weight=2),
+        byte_facts.only_collectives(OTHER, evidence.programs, ("all_to_all",)),
+        limits.largest_within(evidence, quarter_of_scores, square, weight=2),
     ]
 
 
 _HEADS = Heads(rows=2, seq=24, num_heads=8, kv_heads=4, head_dim=6, chunk=4)
-_SHARED = _HEADS.but(rows=3, seq=48, num_heads=16, kv_heads=2, head_dim=10, chunk=6)
-_LONG = _SHARED.but(seq=8192, head_dim=128, chunk=1024)
+_SHARED = _HEADS.replace(rows=3, seq=48, num_heads=16, kv_heads=2, head_dim=10, chunk=6)
+_LONG = _SHARED.replace(seq=8192, head_dim=128, chunk=1024)
 
 
 def _unseen_heads(rng: np.random.Generator) -> Case[Heads]:
     mesh = unseen_mesh(rng, (2, 4), (2,), (3,), (2, 3), (5,))
     n = list(mesh.values())[-1]
-    heads = {"num_heads": 4 * n, "kv_heads": int(rng.choice([1, n, 2 * n])), "head_dim": int(rng.choice([4, 10]))}
+    heads: dict[str, Any] = {
+        "num_heads": 4 * n,
+        "kv_heads": int(rng.choice([1, n, 2 * n])),
+        "head_dim": int(rng.choice([4, 10])),
+    }
     return Case(UNSEEN, mesh, Heads(rows=int(rng.choice([1, 3])), seq=6 * n, chunk=int(rng.choice([2, 3])), **heads))
 
 
 ULYSSES_ATTENTION = Task(
     wrapping=WRAPPINGS[ULYSSES],
     points=4,
-    point=("all-to-all bytes", "largest temporary"),
+    core_facts=("all-to-all bytes", "largest temporary"),
     cases=(
         Case("tensor=4", {"tensor": 4}, _HEADS, quick=True),
         Case("tensor=8, 2 key heads", {"tensor": 8}, _SHARED, quick=True),
-        Case("data=2 x model=3", {"data": 2, "model": 3}, _HEADS.but(num_heads=6, kv_heads=3, seq=21, chunk=7, rows=1)),
-        Case("tensor=2, all heads", {"tensor": 2}, _HEADS.but(kv_heads=8)),
-        Case("data=2 x tensor=2, large scores", {"data": 2, "tensor": 2}, _HEADS.but(large=True, head_dim=4)),
+        Case(
+            "data=2 x model=3",
+            {"data": 2, "model": 3},
+            _HEADS.replace(num_heads=6, kv_heads=3, seq=21, chunk=7, rows=1),
+        ),
+        Case("tensor=2, all heads", {"tensor": 2}, _HEADS.replace(kv_heads=8)),
+        Case("data=2 x tensor=2, large scores", {"data": 2, "tensor": 2}, _HEADS.replace(large=True, head_dim=4)),
         Case("tensor=1", {"tensor": 1}, _HEADS),
     ),
     unseen=_unseen_heads,

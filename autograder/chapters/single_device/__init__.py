@@ -6,7 +6,7 @@ from autograder.chapters.single_device.memory import ACCUMULATION, ATTENTION, RE
 from autograder.chapters.single_device.precision import MIXED_PRECISION, SCALING
 from autograder.contract.task import Contract
 
-READ = {
+EXPLAINED_IN = {
     "values": ("single_device", "Mistakes that cost people days"),
     "gradients": ("single_device", "Mistakes that cost people days"),
     "gradient norm": ("single_device", "Accumulating gradients"),
@@ -108,5 +108,8 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 CONTRACT = Contract(
-    "single_device", (MIXED_PRECISION, ACCUMULATION, SCAN, REMAT, SCALING, ATTENTION), question_points=2, read=READ
+    "single_device",
+    (MIXED_PRECISION, ACCUMULATION, SCAN, REMAT, SCALING, ATTENTION),
+    question_points=2,
+    explained_in=EXPLAINED_IN,
 )

@@ -9,13 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from autograder.chapters.draws import compile_oracle, draw_batch, draw_leaves, unseen_model
 from autograder.chapters.single_device.wrapping import MESH, Batch, Heads, activations
 from autograder.contract import facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, params_of
-from autograder.contract.draws import draw_batch, draw_leaves, unseen_model
-from autograder.contract.oracles import compile_oracle
-from autograder.contract.task import Case, Judged, Task
+from autograder.contract.task import Case, Task, TaskEvidence
 from autograder.contract.verdict import Fact, Kind
 from autograder.contract.wrapping import wrappings
 from course.model import full_loss
@@ -23,14 +22,14 @@ from course.model import full_loss
 WRAPPINGS = wrappings("single_device")
 
 
-def does_not_grow(judged: Judged, small: str, large: str, what: str, hint: str) -> Fact:
+def does_not_grow(evidence: TaskEvidence, small: str, large: str, what: str, hint: str) -> Fact:
     """The Program has no more operations in the case ``large`` than in ``small``, if both were analysed.
 
     A body written out a few times is a loop too, so both cases use multiples of the usual repeat counts. But operations
     written out as often as the larger case runs them, and skipped in the smaller one, are no loop: on average, each
     written product runs at least twice.
     """
-    found = {e.case.name: e for e in judged.cases}
+    found = {e.case.name: e for e in evidence.cases}
     if small not in found or large not in found:
         return facts.unmeasured("program size", Kind.PROGRAM, f"this check leaves out {small} or {large}")
     fact = facts.same_program_size("program size", found[small], found[large], what, hint)
@@ -72,20 +71,20 @@ _TOO_MUCH = "What of one microbatch is still there when the next one starts?"
 _TWICE = "Is a forward or backward pass run that another one has done already?"
 
 
-def accumulation_facts(judged: Judged) -> list[Fact]:
+def accumulation_facts(evidence: TaskEvidence) -> list[Fact]:
     mean = "Mean over rows: of each microbatch, and of them all? "
     return [
-        *facts.values_and_gradients(judged.cases, gradients=mean, weight=1),
-        does_not_grow(judged, FEW, MANY, "the number of microbatches", _GROWS),
-        limits.temporaries_within(judged, 1.15, _TOO_MUCH, weight=2),
-        limits.flops_within(judged, 1.15, _TWICE),
+        *facts.values_and_gradients(evidence.cases, gradients=mean, weight=1),
+        does_not_grow(evidence, FEW, MANY, "the number of microbatches", _GROWS),
+        limits.temporaries_within(evidence, 1.15, _TOO_MUCH, weight=2),
+        limits.flops_within(evidence, 1.15, _TWICE),
     ]
 
 
 _MLP = Batch(width=16, hidden=32, num_layers=2, features=8, rows=48, num_microbatches=8)
 _TRANSFORMER = Batch(width=16, hidden=32, num_layers=2, vocab=32, seq=7, max_seq=9, rows=15, num_microbatches=3)
 # A batch that is small compared with a gradient: changing its layout costs little.
-_LARGE = _MLP.but(width=2048, hidden=8192, features=128, rows=16384)
+_LARGE = _MLP.replace(width=2048, hidden=8192, features=128, rows=16384)
 
 
 def _unseen_batch(rng: np.random.Generator) -> Case[Batch]:
@@ -96,12 +95,12 @@ ACCUMULATION = Task(
     wrapping=WRAPPINGS["accumulate_gradients"],
     kind="transform",
     points=2,
-    point=("live temporaries",),
+    core_facts=("live temporaries",),
     cases=(
         Case(FEW, MESH, _MLP, quick=True),
-        Case(MANY, MESH, _MLP.but(num_microbatches=24), quick=True),
+        Case(MANY, MESH, _MLP.replace(num_microbatches=24), quick=True),
         Case("3 microbatches of tokens", MESH, _TRANSFORMER),
-        Case("1 microbatch", MESH, _MLP.but(num_microbatches=1)),
+        Case("1 microbatch", MESH, _MLP.replace(num_microbatches=1)),
     ),
     unseen=_unseen_batch,
     draw=draw_accumulation,
@@ -131,7 +130,7 @@ def _layer_and_transpose(sizes: ModelSizes) -> Any:
 
 def layers_oracle(inputs: dict[str, Any], case: Case[Batch]) -> dict[str, Any]:
     """Layer after layer in a Python loop, and the backward pass."""
-    run, back = _layer_and_transpose(case.sizes.model.but(num_layers=1))
+    run, back = _layer_and_transpose(case.sizes.model.replace(num_layers=1))
     layers = [jax.tree.map(lambda leaf, i=i: leaf[i], inputs["params"]) for i in range(case.sizes.num_layers)]
     entered, upstream, gradients = [inputs["inputs"]], inputs["upstream"], []
     for params in layers:
@@ -147,16 +146,19 @@ _KEPT = "What is kept for every layer until the backward pass gets there? Which 
 _AGAIN = "How often is each matrix product of the forward pass computed?"
 
 
-def _scan_facts(judged: Judged) -> list[Fact]:
+def _scan_facts(evidence: TaskEvidence) -> list[Fact]:
     grows = "What is written once for each layer, and could be a loop?"
-    return [*facts.values_and_gradients(judged.cases, weight=1), does_not_grow(judged, SHALLOW, DEEP, "depth", grows)]
-
-
-def _remat_facts(judged: Judged) -> list[Fact]:
     return [
-        *facts.values_and_gradients(judged.cases, weight=1),
-        limits.temporaries_within(judged, 0.35, _KEPT, than=limits.NAIVE, weight=2),
-        limits.flops_within(judged, 4 / 3, _AGAIN, than=limits.NAIVE, weight=2),
+        *facts.values_and_gradients(evidence.cases, weight=1),
+        does_not_grow(evidence, SHALLOW, DEEP, "depth", grows),
+    ]
+
+
+def _remat_facts(evidence: TaskEvidence) -> list[Fact]:
+    return [
+        *facts.values_and_gradients(evidence.cases, weight=1),
+        limits.temporaries_within(evidence, 0.35, _KEPT, than=limits.NAIVE, weight=2),
+        limits.flops_within(evidence, 4 / 3, _AGAIN, than=limits.NAIVE, weight=2),
     ]
 
 
@@ -180,12 +182,12 @@ SCAN = Task(
     wrapping=WRAPPINGS["scan_layers"],
     kind="transform",
     points=1,
-    point=("program size",),
+    core_facts=("program size",),
     cases=(
-        Case(SHALLOW, MESH, _STACK.but(num_layers=24), quick=True),
-        Case(DEEP, MESH, _STACK.but(num_layers=48), quick=True),
+        Case(SHALLOW, MESH, _STACK.replace(num_layers=24), quick=True),
+        Case(DEEP, MESH, _STACK.replace(num_layers=48), quick=True),
         Case("3 layers with attention", MESH, _WITH_ATTENTION),
-        Case("1 layer", MESH, _STACK.but(num_layers=1)),
+        Case("1 layer", MESH, _STACK.replace(num_layers=1)),
     ),
     unseen=_unseen_stack,
     draw=draw_layers,
@@ -197,9 +199,9 @@ REMAT = Task(
     wrapping=WRAPPINGS["remat_layers"],
     kind="transform",
     points=2,
-    point=("live temporaries",),
+    core_facts=("live temporaries",),
     cases=(
-        Case("12 layers", MESH, _WITH_ATTENTION.but(num_layers=12), quick=True),
+        Case("12 layers", MESH, _WITH_ATTENTION.replace(num_layers=12), quick=True),
         Case("3 layers", MESH, _WITH_ATTENTION, quick=True),
         Case("8 layers without attention", MESH, _STACK),
     ),
@@ -227,7 +229,7 @@ def draw_attention(rng: np.random.Generator, case: Case[Heads]) -> dict[str, Any
     A softmax that subtracts too much or too little underflows or overflows: all scores are large or very
     negative, they rise or fall with the key, or change sign from query to query, or from chunk to chunk.
     """
-    s, arrays = case.sizes, draw_leaves(rng, WRAPPINGS["chunked_attention"].wrap(print, case).inputs)
+    s, arrays = case.sizes, draw_leaves(rng, WRAPPINGS["chunked_attention"].input_shapes(case))
     if not s.reach:
         return arrays
     places = np.arange(s.seq)
@@ -276,14 +278,16 @@ _ALIVE = "What of each chunk is still there when all chunks have been seen?"
 _TWICE_ATTENDED = "How often is the product of queries and keys taken, and how often that of weights and values?"
 
 
-def attention_facts(judged: Judged) -> list[Fact]:
+def attention_facts(evidence: TaskEvidence) -> list[Fact]:
     how: dict[str, Any] = {"least": LEAST_WORK}
     return [
-        facts.arrays_match("values", judged.cases, "values", _LATER, tolerance=TOLERANCE, not_finite=_MAXIMUM),
-        facts.arrays_match("gradients", judged.cases, "gradients", tolerance=TOLERANCE, weight=2, not_finite=_MAXIMUM),
-        limits.largest_within(judged, _quarter, _SQUARE, weight=2, **how),
-        limits.temporaries_within(judged, 0.4, _ALIVE, than=limits.NAIVE, **how),
-        limits.flops_within(judged, 1.35, _TWICE_ATTENDED, than=limits.NAIVE, **how),
+        facts.arrays_match("values", evidence.cases, "values", _LATER, tolerance=TOLERANCE, not_finite=_MAXIMUM),
+        facts.arrays_match(
+            "gradients", evidence.cases, "gradients", tolerance=TOLERANCE, weight=2, not_finite=_MAXIMUM
+        ),
+        limits.largest_within(evidence, _quarter, _SQUARE, weight=2, **how),
+        limits.temporaries_within(evidence, 0.4, _ALIVE, than=limits.NAIVE, **how),
+        limits.flops_within(evidence, 1.35, _TWICE_ATTENDED, than=limits.NAIVE, **how),
     ]
 
 
@@ -307,11 +311,11 @@ def _unseen_heads(rng: np.random.Generator) -> Case[Heads]:
 ATTENTION = Task(
     wrapping=WRAPPINGS["chunked_attention"],
     points=4,
-    point=("largest temporary",),
+    core_facts=("largest temporary",),
     cases=(
         Case("8 chunks", MESH, _HEADS, quick=True),
-        Case("3 chunks", MESH, _HEADS.but(chunk=16, num_heads=4, reach=0), quick=True),
-        Case("1 chunk", MESH, _HEADS.but(seq=16, chunk=16)),
+        Case("3 chunks", MESH, _HEADS.replace(chunk=16, num_heads=4, reach=0), quick=True),
+        Case("1 chunk", MESH, _HEADS.replace(seq=16, chunk=16)),
     ),
     unseen=_unseen_heads,
     draw=draw_attention,

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from autograder.chapters.draws import compile_oracle, draw_batch, draw_leaves, flows_back
 from autograder.chapters.single_device.wrapping import (
     HALVES,
     MESH,
@@ -23,10 +24,8 @@ from autograder.chapters.single_device.wrapping import (
 )
 from autograder.contract import facts, limits
 from autograder.contract.case import UNSEEN
-from autograder.contract.draws import draw_batch, draw_leaves, flows_back
-from autograder.contract.oracles import compile_oracle
-from autograder.contract.task import Case, Evidence, Judged, Task
-from autograder.contract.verdict import Fact, Kind, Limit, Unit
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
+from autograder.contract.verdict import Direction, Fact, Kind, Unit
 from autograder.contract.wrapping import wrappings
 
 WRAPPINGS = wrappings("single_device")
@@ -156,17 +155,17 @@ def _of_whole_leaves(e: Evidence) -> Fact:
             f"in the case {e.case.name!r} leaf {name.partition('/')[2]} is off by {error:.2g} of its norm, more than "
             "rounding of what is multiplied explains. Is a part of its gradient missing, or all of it too large?"
         )
-    return facts.at(e, "gradient error", Kind.GRADIENTS, message, error, OF_A_LEAF, unit=Unit.RELATIVE)
+    return facts.case_fact(e, "gradient error", Kind.GRADIENTS, message, error, OF_A_LEAF, unit=Unit.RELATIVE)
 
 
-def mixed_precision_facts(judged: Judged) -> list[Fact]:
+def mixed_precision_facts(evidence: TaskEvidence) -> list[Fact]:
     return [
-        facts.arrays_match("values", judged.cases, "values", tolerance=OF_THE_LOSS),
-        facts.arrays_match("gradients", judged.cases, "gradients", tolerance=OF_A_GRADIENT),
-        facts.worst([_of_whole_leaves(e) for e in judged.cases], "gradient error", Kind.GRADIENTS),
-        facts.products_of("product dtypes", judged.cases, "bf16", _PRODUCTS),
-        facts.precise_in("float32 functions and sums", judged.cases, "f32", _PRECISE, _functions),
-        limits.temporaries_within(judged, 0.7, _KEPT, than=limits.NAIVE),
+        facts.arrays_match("values", evidence.cases, "values", tolerance=OF_THE_LOSS),
+        facts.arrays_match("gradients", evidence.cases, "gradients", tolerance=OF_A_GRADIENT),
+        facts.worst([_of_whole_leaves(e) for e in evidence.cases], "gradient error", Kind.GRADIENTS),
+        facts.products_of("product dtypes", evidence.cases, "bf16", _PRODUCTS),
+        facts.precise_in("float32 functions and sums", evidence.cases, "f32", _PRECISE, _functions),
+        limits.temporaries_within(evidence, 0.7, _KEPT, than=limits.NAIVE),
     ]
 
 
@@ -182,11 +181,13 @@ _UNSEEN = (
 MIXED_PRECISION = Task(
     wrapping=WRAPPINGS["mixed_precision_loss"],
     points=2,
-    point=("product dtypes", "float32 functions and sums"),
+    core_facts=("product dtypes", "float32 functions and sums"),
     cases=(
         Case("2 layers", MESH, _SMALL, quick=True),
-        Case("1 layer", MESH, _SMALL.but(num_layers=1, num_heads=4, seq=9, max_seq=12, rows=3), quick=True),
-        Case("width 48", MESH, _SMALL.but(width=48, hidden=96, num_layers=3, num_heads=3, vocab=24, seq=11, rows=6)),
+        Case("1 layer", MESH, _SMALL.replace(num_layers=1, num_heads=4, seq=9, max_seq=12, rows=3), quick=True),
+        Case(
+            "width 48", MESH, _SMALL.replace(width=48, hidden=96, num_layers=3, num_heads=3, vocab=24, seq=11, rows=6)
+        ),
     ),
     unseen=lambda rng: Case(UNSEEN, MESH, _UNSEEN[rng.integers(len(_UNSEEN))]),
     draw=draw_mixed_precision,
@@ -211,7 +212,7 @@ UNUSED = 0
 
 
 def draw_scaling(rng: np.random.Generator, case: Case[Scaling]) -> dict[str, Any]:
-    inputs = draw_leaves(rng, WRAPPINGS["scaled_step"].wrap(print, case).inputs)
+    inputs = draw_leaves(rng, WRAPPINGS["scaled_step"].input_shapes(case))
     params = jax.tree.map(lambda a: a * np.float32(a.shape[0] ** -0.5), inputs["params"])
     batches = inputs["batches"]
     batches["inputs"] *= np.float32(rng.uniform(0.8, 1.2))
@@ -283,8 +284,8 @@ def _skipped(e: Evidence) -> Fact:
             f"in the case {e.case.name!r}, step {step} has a gradient that is not finite, and leaf {leaf} changes. "
             "Does one bad element anywhere stop the whole update?"
         )
-    right, how = len(bad) - len({step for _, step in moved}), {"direction": Limit.ALL, "unit": Unit.STEPS}
-    return facts.at(e, "skipped steps", Kind.VALUES, message, right, len(bad), **how)
+    right, how = len(bad) - len({step for _, step in moved}), {"direction": Direction.ALL, "unit": Unit.STEPS}
+    return facts.case_fact(e, "skipped steps", Kind.VALUES, message, right, len(bad), **how)
 
 
 def _kept_in_float32(e: Evidence) -> Fact:
@@ -304,8 +305,8 @@ def _kept_in_float32(e: Evidence) -> Fact:
             f"in the case {e.case.name!r}, step {step} changes elements of leaf {leaf} whose gradient is zero. In "
             "which dtype are the parameters between two steps, and what is subtracted from them?"
         )
-    right, how = len(names) - len({leaf for leaf, _ in moved}), {"direction": Limit.ALL, "unit": Unit.LEAVES}
-    return facts.at(e, "float32 parameters", Kind.VALUES, message, right, len(names), **how)
+    right, how = len(names) - len({leaf for leaf, _ in moved}), {"direction": Direction.ALL, "unit": Unit.LEAVES}
+    return facts.case_fact(e, "float32 parameters", Kind.VALUES, message, right, len(names), **how)
 
 
 _SCALE = "A skipped step halves it, but never below 1; the last of `growth_interval` good steps in a row doubles it."
@@ -331,8 +332,8 @@ _LOSSES = "It is the loss before the update, without the scale. Were the paramet
 _HALVES = "What dtype do the parameters have that the loss function gets?"
 
 
-def scaling_facts(judged: Judged) -> list[Fact]:
-    cases = judged.cases
+def scaling_facts(evidence: TaskEvidence) -> list[Fact]:
+    cases = evidence.cases
     return [
         facts.arrays_match("values", cases, "values", _VALUES, tolerance=HALF_TOLERANCE),
         facts.arrays_match("losses", cases, "losses", _LOSSES, tolerance=HALF_TOLERANCE),
@@ -347,9 +348,9 @@ def scaling_facts(judged: Judged) -> list[Fact]:
 _ONE_BAD = Scaling(
     features=8, hidden=16, rows=4, weight_bits=20, scale_bits=17, growth_interval=2, bad=(3,), kind=1, half=0
 )
-_LOWEST = _ONE_BAD.but(weight_bits=-11, scale_bits=0, growth_interval=3, bad=(0, 4, 5), half=1)
+_LOWEST = _ONE_BAD.replace(weight_bits=-11, scale_bits=0, growth_interval=3, bad=(0, 4, 5), half=1)
 # A scale that still overflows after five halvings.
-_HIGH = _ONE_BAD.but(scale_bits=60, bad=tuple(range(STEPS)), all_overflow=True)
+_HIGH = _ONE_BAD.replace(scale_bits=60, bad=tuple(range(STEPS)), all_overflow=True)
 
 
 def _unseen_scaling(rng: np.random.Generator) -> Case[Scaling]:
@@ -373,7 +374,7 @@ def _unseen_scaling(rng: np.random.Generator) -> Case[Scaling]:
 SCALING = Task(
     wrapping=WRAPPINGS["scaled_step"],
     points=2,
-    point=("product dtypes",),
+    core_facts=("product dtypes",),
     cases=(
         Case("one bad step", MESH, _ONE_BAD, quick=True),
         Case("scale of 1", MESH, _LOWEST, quick=True),

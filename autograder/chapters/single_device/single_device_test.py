@@ -9,7 +9,7 @@ from autograder.chapters.single_device import CONTRACT
 from autograder.chapters.single_device.memory import DEEP, SHALLOW, TOLERANCE, does_not_grow
 from autograder.chapters.single_device.wrapping import STEPS, halves_loss, model_loss
 from autograder.contract.case_builders import model_of, params_of
-from autograder.contract.task import Evidence, Judged, load, references
+from autograder.contract.task import Evidence, TaskEvidence, load, references
 from autograder.proof.central_differences import places
 from autograder.proof.mutants import judged_on
 from autograder.release.reference_metrics import look
@@ -38,7 +38,7 @@ def test_what_is_written_out_as_often_as_it_runs_is_no_loop():
         for case in cases[:2]:
             found = Costs(0, 0, 0, (), {"f32 x f32": case.sizes.num_layers}, written, written={"dot_general": written})
             evidence.append(Evidence(case, (), (), {}, {}, found, Memory(0, 0, 0, 0, ())))
-        return does_not_grow(Judged(evidence, None, {}), SHALLOW, DEEP, "depth", "").passed
+        return does_not_grow(TaskEvidence(evidence, None, {}), SHALLOW, DEEP, "depth", "").passed
 
     assert [judged(written) for written in (1, 8, 24, 25, 48)] == [True, True, True, False, False]
 

@@ -10,7 +10,7 @@ from autograder.chapters.tensor_parallel.tasks import (
 )
 from autograder.contract.task import Contract
 
-READ = {
+EXPLAINED_IN = {
     "values": ("tensor_parallel", "Mistakes that cost people days"),
     "initial scale": ("tensor_parallel", "Initial weights"),
     "communication": ("tensor_parallel", "Initial weights"),
@@ -114,5 +114,5 @@ CONTRACT = Contract(
     "tensor_parallel",
     (INIT_DENSE, COLUMN_PARALLEL_DENSE, ROW_PARALLEL_DENSE, TP_MLP, TP_ATTENTION, TP_TRAIN_STEP),
     question_points=2,
-    read=READ,
+    explained_in=EXPLAINED_IN,
 )

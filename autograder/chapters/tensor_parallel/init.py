@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from autograder.chapters.draws import unseen_mesh
 from autograder.chapters.tensor_parallel.wrapping import Kernel, init_shapes, splits_of
 from autograder.contract import byte_facts, facts
 from autograder.contract.case import UNSEEN
 from autograder.contract.case_builders import others_of, parts_of, tensor_of
-from autograder.contract.draws import unseen_mesh
-from autograder.contract.task import Case, Evidence, Judged, Task
-from autograder.contract.verdict import Fact, Kind, Limit, Unit
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
+from autograder.contract.verdict import Direction, Fact, Kind, Unit
 from autograder.contract.wrapping import wrappings
 
 # 8,640 normal numbers have a mean within 0.011 standard deviations of 0, and a spread within 0.8% of the right one, in
@@ -47,14 +47,14 @@ def oracle(_: dict[str, Any], case: Case[Kernel]) -> dict[str, Any]:
     }
 
 
-def init_facts(judged: Judged) -> list[Fact]:
+def init_facts(evidence: TaskEvidence) -> list[Fact]:
     return [
-        facts.worst([_values(e) for e in judged.cases]),
-        facts.worst([_scale(e) for e in judged.cases]),
-        byte_facts.only_collectives("communication", judged.cases, ()),
+        facts.worst([_values(e) for e in evidence.cases]),
+        facts.worst([_scale(e) for e in evidence.cases]),
+        byte_facts.only_collectives("communication", evidence.cases, ()),
         *(
             facts.worst(alone)
-            if (alone := [fact(e) for e in judged.cases if not e.case.sizes.whole])
+            if (alone := [fact(e) for e in evidence.cases if not e.case.sizes.whole])
             else facts.unmeasured(name, kind, _NOT_ALONE)
             for name, kind, fact in ((LARGEST, Kind.MEMORY, _largest), (DRAWN, Kind.COMPUTE, _drawn))
         ),
@@ -76,7 +76,7 @@ def _largest(e: Evidence) -> Fact:
             f"{most // PARTS_ALIVE:,}. Which numbers does it need, and which does it draw?"
         )
         line = largest.line
-    return facts.at(e, LARGEST, Kind.MEMORY, message, elements, most, unit=Unit.ELEMENTS, line=line)
+    return facts.case_fact(e, LARGEST, Kind.MEMORY, message, elements, most, unit=Unit.ELEMENTS, line=line)
 
 
 def _drawn(e: Evidence) -> Fact:
@@ -91,14 +91,14 @@ def _drawn(e: Evidence) -> Fact:
             f"{e.case.place} a device computes {computed / own:,.0f} operations for each number that it "
             "keeps; drawing one takes about 170. Which numbers does it need, and which does it draw?"
         )
-    return facts.at(e, DRAWN, Kind.COMPUTE, message, computed, most, unit=Unit.OPERATIONS)
+    return facts.case_fact(e, DRAWN, Kind.COMPUTE, message, computed, most, unit=Unit.OPERATIONS)
 
 
 def _values(e: Evidence) -> Fact:
     wrong = next(_mistakes(e), "")
     message = f"{e.case.place}: {wrong}" if wrong else ""
     measured, limit = "not as specified" if wrong else "as specified", "parts that differ, copies that are equal"
-    return facts.at(e, "values", Kind.VALUES, message, measured, limit)
+    return facts.case_fact(e, "values", Kind.VALUES, message, measured, limit)
 
 
 def _by_place(e: Evidence, name: str) -> np.ndarray:
@@ -165,8 +165,8 @@ def _scale(e: Evidence) -> Fact:
                 f"{e.case.place} the mean of {what} is {mean:.2g} standard deviations and should be 0: "
                 "around which number does it draw?"
             )
-    how = {"direction": Limit.BETWEEN, "unit": Unit.ONE_DEVICE}
-    return facts.at(e, "initial scale", Kind.VALUES, message, float(spread), (1 - OFF, 1 + OFF), **how)
+    how = {"direction": Direction.BETWEEN, "unit": Unit.ONE_DEVICE}
+    return facts.case_fact(e, "initial scale", Kind.VALUES, message, float(spread), (1 - OFF, 1 + OFF), **how)
 
 
 def _unseen(rng: np.random.Generator) -> Case[Kernel]:
@@ -179,7 +179,7 @@ def _unseen(rng: np.random.Generator) -> Case[Kernel]:
 INIT_DENSE = Task(
     wrapping=wrappings("tensor_parallel")["init_dense"],
     points=2,
-    point=("initial scale",),
+    core_facts=("initial scale",),
     cases=(
         Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, Kernel(), quick=True),
         Case("tensor=6, parts alone", {"tensor": 6}, Kernel(whole=False), quick=True),

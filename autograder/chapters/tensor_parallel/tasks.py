@@ -12,15 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from autograder.chapters.draws import compile_oracle, draw_batches, draw_leaves, draw_rate, sgd, unseen_mesh
 from autograder.chapters.tensor_parallel.init import UNSEEN_MESHES
 from autograder.chapters.tensor_parallel.wrapping import LAYERS, Dense, Heads, Mlp, Training, leaf, rows_of, specs_of
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, params_of, parts_of
-from autograder.contract.draws import draw_batches, draw_leaves, draw_rate, sgd, unseen_mesh
-from autograder.contract.oracles import compile_oracle
-from autograder.contract.task import Case, Evidence, Judged, Task
-from autograder.contract.verdict import Fact, Kind, counted
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
+from autograder.contract.text import count_of
+from autograder.contract.verdict import Fact, Kind
 from autograder.contract.wrapping import wrappings
 from course.model import full_loss
 
@@ -117,19 +117,19 @@ def sent(
     return byte_facts.bytes_sent(name, cases, kind, most, least=lambda e: times(e, least))
 
 
-def layer_facts(judged: Judged, travels: Travels, forward: str = BIAS) -> list[Fact]:
+def layer_facts(evidence: TaskEvidence, travels: Travels, forward: str = BIAS) -> list[Fact]:
     """Values, with the question ``forward``, gradients, and communication."""
     unknown = facts.unmeasured("gradients", Kind.GRADIENTS, "no case of this check is differentiated", 2)
-    backward = [summed(e) for e in judged.cases if e.case.sizes.backward]
+    backward = [summed(e) for e in evidence.cases if e.case.sizes.backward]
     features, gathers, more, scatters = travels
-    values = facts.arrays_match("values", judged.cases, "values", forward)
+    values = facts.arrays_match("values", evidence.cases, "values", forward)
     hint = SHARE if values.passed else "The values are wrong already, and gradients follow them: look there first. "
     return [
         values,
         facts.arrays_match("gradients", backward, "gradients", hint, weight=2) if backward else unknown,
-        sent("all-gather bytes", judged.all, "all_gather", features, gathers, more),
-        sent("reduce-scatter bytes", judged.all, "reduce_scatter", features, scatters),
-        byte_facts.only_collectives("other collectives", judged.all, ALLOWED),
+        sent("all-gather bytes", evidence.programs, "all_gather", features, gathers, more),
+        sent("reduce-scatter bytes", evidence.programs, "reduce_scatter", features, scatters),
+        byte_facts.only_collectives("other collectives", evidence.programs, ALLOWED),
     ]
 
 
@@ -141,7 +141,7 @@ def dense(params: Any, x: Any) -> Any:
     return x @ params["kernel"] + params.get("bias", 0)
 
 
-def _dense(name: str, narrow: str, wide: str, judge: Callable[[Judged], list[Fact]]) -> Task:
+def _dense(name: str, narrow: str, wide: str, judge: Callable[[TaskEvidence], list[Fact]]) -> Task:
     # Rows with the features that are sent, twice, are fewer numbers than the kernel, and than rows with the others.
     features: dict[str, Any] = {narrow: 10, wide: 168}
     sizes = Dense(rows=24, **features)
@@ -155,12 +155,14 @@ def _dense(name: str, narrow: str, wide: str, judge: Callable[[Judged], list[Fac
     return Task(
         wrapping=WRAPPINGS[name],
         points=2,
-        point=("all-gather bytes" if narrow == "d_in" else "reduce-scatter bytes",),
+        core_facts=("all-gather bytes" if narrow == "d_in" else "reduce-scatter bytes",),
         cases=(
             Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, sizes, quick=True),
-            Case("tensor=6, no bias", {"tensor": 6}, sizes.but(bias=False, batch=0), quick=True),
-            Case("replica=2 x model=2, two dims in front", {"replica": 2, "model": 2}, sizes.but(more=(5,), rows=6)),
-            Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, sizes.but(bias=False)),
+            Case("tensor=6, no bias", {"tensor": 6}, sizes.replace(bias=False, batch=0), quick=True),
+            Case(
+                "replica=2 x model=2, two dims in front", {"replica": 2, "model": 2}, sizes.replace(more=(5,), rows=6)
+            ),
+            Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, sizes.replace(bias=False)),
         ),
         unseen=unseen,
         draw=partial(draw_layer, name),
@@ -169,12 +171,12 @@ def _dense(name: str, narrow: str, wide: str, judge: Callable[[Judged], list[Fac
     )
 
 
-def column_facts(judged: Judged) -> list[Fact]:
-    return layer_facts(judged, ("d_in", (1, 0), (0, 1), (0, 1)))
+def column_facts(evidence: TaskEvidence) -> list[Fact]:
+    return layer_facts(evidence, ("d_in", (1, 0), (0, 1), (0, 1)))
 
 
-def row_facts(judged: Judged) -> list[Fact]:
-    return layer_facts(judged, ("d_out", (0, 1), (0, 0), (1, 0)))
+def row_facts(evidence: TaskEvidence) -> list[Fact]:
+    return layer_facts(evidence, ("d_out", (0, 1), (0, 0), (1, 0)))
 
 
 COLUMN_PARALLEL_DENSE = _dense("column_parallel_dense", "d_in", "d_out", column_facts)
@@ -206,7 +208,7 @@ def _collectives_forward(e: Evidence) -> Fact:
     runs = {kind: sum(c.count for c in e.costs.collectives if c.kind == kind) for kind in ALLOWED}
     every = sum(c.count for c in e.costs.collectives)
     counts = ", ".join(f"{count} {facts.plain(kind)}" for kind, count in runs.items())
-    counts += f", {counted(every - sum(runs.values()), 'other')}" if every > sum(runs.values()) else ""
+    counts += f", {count_of(every - sum(runs.values()), 'other')}" if every > sum(runs.values()) else ""
     message, line = "", e.line
     if every != 2 * n or any(count != n for count in runs.values()):
         between = "Can a device go on from the first dense layer to the second with the features that it has?"
@@ -214,21 +216,21 @@ def _collectives_forward(e: Evidence) -> Fact:
             between = "What is gathered several times: do the products need other rows?"
         message = f"{e.case.place} the forward pass has {counts}; expected {n} of each. {between}"
         line = max(e.costs.collectives, key=lambda c: c.total_bytes).line if every else e.line
-    return facts.at(e, FORWARD, Kind.COMMUNICATION, message, counts, f"{n} of each", line=line)
+    return facts.case_fact(e, FORWARD, Kind.COMMUNICATION, message, counts, f"{n} of each", line=line)
 
 
-def block_facts(judged: Judged, values: str) -> list[Fact]:
-    forward = [_collectives_forward(e) for e in judged.cases if not e.case.sizes.backward]
+def block_facts(evidence: TaskEvidence, values: str) -> list[Fact]:
+    forward = [_collectives_forward(e) for e in evidence.cases if not e.case.sizes.backward]
     why = "this check has no case without a backward pass"
     return [
-        *layer_facts(judged, ("width", (1, 1), (0, 1), (1, 1)), values),
+        *layer_facts(evidence, ("width", (1, 1), (0, 1), (1, 1)), values),
         facts.worst(forward) if forward else facts.unmeasured(FORWARD, Kind.COMMUNICATION, why),
     ]
 
 
-def mlp_facts(judged: Judged) -> list[Fact]:
+def mlp_facts(evidence: TaskEvidence) -> list[Fact]:
     too_slow = "Which transfer is the longest, and must that array be whole anywhere?"
-    return [*block_facts(judged, BETWEEN), limits.time_within(judged, SLOWER, too_slow, weight=2)]
+    return [*block_facts(evidence, BETWEEN), limits.time_within(evidence, SLOWER, too_slow, weight=2)]
 
 
 _MLP = Mlp(rows=48, width=10, hidden=144)
@@ -251,12 +253,12 @@ def _unseen_attention(rng: np.random.Generator) -> Case[Heads]:
 TP_MLP = Task(
     wrapping=WRAPPINGS["tp_mlp"],
     points=3,
-    point=("collectives forward",),
+    core_facts=("collectives forward",),
     cases=(
         Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, _MLP, quick=True),
-        Case("tensor=8", {"tensor": 8}, _MLP.but(batch=0), quick=True),
-        Case(FORWARD_ALONE, {"tensor": 3}, _MLP.but(backward=False), quick=True),
-        Case("replica=2 x model=2, two dims in front", {"replica": 2, "model": 2}, _MLP.but(more=(5,), rows=6)),
+        Case("tensor=8", {"tensor": 8}, _MLP.replace(batch=0), quick=True),
+        Case(FORWARD_ALONE, {"tensor": 3}, _MLP.replace(backward=False), quick=True),
+        Case("replica=2 x model=2, two dims in front", {"replica": 2, "model": 2}, _MLP.replace(more=(5,), rows=6)),
         Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, _MLP),
     ),
     unseen=_unseen_mlp,
@@ -274,13 +276,13 @@ TP_MLP = Task(
 TP_ATTENTION = Task(
     wrapping=WRAPPINGS["tp_attention"],
     points=3,
-    point=("collectives forward",),
+    core_facts=("collectives forward",),
     cases=(
         Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, _HEADS, quick=True),
         Case("tensor=8", {"tensor": 8}, _HEADS, quick=True),
         # Scores as far below the hidden ones as a finite mask may be; gradients would be inexact.
-        Case(FORWARD_ALONE, {"tensor": 3}, _HEADS.but(num_heads=6, spread=100.0, backward=False), quick=True),
-        Case("replica=2 x model=2, 6 heads", {"replica": 2, "model": 2}, _HEADS.but(num_heads=6)),
+        Case(FORWARD_ALONE, {"tensor": 3}, _HEADS.replace(num_heads=6, spread=100.0, backward=False), quick=True),
+        Case("replica=2 x model=2, 6 heads", {"replica": 2, "model": 2}, _HEADS.replace(num_heads=6)),
         Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, _HEADS),
     ),
     unseen=_unseen_attention,
@@ -350,10 +352,10 @@ def _travels(e: Evidence, times: int) -> float:
     return times * s.steps * s.num_layers * (n - 1) / n * 4 * n * s.rows * s.width
 
 
-def step_facts(judged: Judged) -> list[Fact]:
+def step_facts(evidence: TaskEvidence) -> list[Fact]:
     whose = "Is this leaf split or a copy, and whose losses does a device's gradient of it belong to? "
     loss = "Over which rows is the returned loss a mean, and what is subtracted from each leaf? "
-    cases = judged.cases
+    cases = evidence.cases
     two, three = partial(_travels, times=2), partial(_travels, times=3)
     return [
         *facts.values_and_gradients(cases, loss, whose, weight=3, step=True),
@@ -365,7 +367,7 @@ def step_facts(judged: Judged) -> list[Fact]:
 
 
 _ONE = Training(width=12, hidden=48, num_layers=2, features=6, outputs=10, rows=5)
-_THREE = _ONE.but(num_layers=3, steps=3, rate_scale=0.2)
+_THREE = _ONE.replace(num_layers=3, steps=3, rate_scale=0.2)
 
 
 def _on(data: int, tensor: int, sizes: Training, **how: Any) -> Case[Training]:
@@ -396,7 +398,7 @@ TP_TRAIN_STEP = Task(
         _on(4, 2, _ONE),
         _on(1, 8, _ONE),
         _on(8, 1, _ONE),
-        _on(1, 1, _ONE.but(rows=7)),
+        _on(1, 1, _ONE.replace(rows=7)),
     ),
     unseen=_unseen_step,
     draw=draw_step,

@@ -9,7 +9,7 @@ from autograder.chapters.tp_transformer.tasks import (
 )
 from autograder.contract.task import Contract
 
-READ = {
+EXPLAINED_IN = {
     "values": ("tp_transformer", "Mistakes that cost people days"),
     "gradients": ("tp_transformer", "Whose gradient, and how large"),
     "gradient norm": ("tp_transformer", "Whose gradient, and how large"),
@@ -110,5 +110,5 @@ CONTRACT = Contract(
     "tp_transformer",
     (TP_TRANSFORMER_BLOCK, PARALLEL_TRANSFORMER_BLOCK, VOCAB_PARALLEL_EMBED, VOCAB_PARALLEL_LOSS, TP_TRANSFORMER_STEP),
     question_points=2,
-    read=READ,
+    explained_in=EXPLAINED_IN,
 )

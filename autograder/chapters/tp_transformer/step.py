@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from autograder.chapters.draws import draw_batches, draw_keys, draw_leaves, draw_rate
 from autograder.chapters.tp_transformer.tasks import (
     OF_THREE,
     SIZES,
@@ -25,8 +26,7 @@ from autograder.chapters.tp_transformer.tasks import (
 from autograder.chapters.tp_transformer.wrapping import Sizes, is_split, rows_of
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case_builders import groups_of, params_by_head, parts_of
-from autograder.contract.draws import draw_batches, draw_keys, draw_leaves, draw_rate
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 
 # Relative to a step whose activations are gathered and scattered in one piece.
@@ -124,7 +124,7 @@ def _embedded(e: Evidence) -> float:
     return 2 * e.case.sizes.steps * ring_bytes(e.case, activation_bytes(e.case))
 
 
-def step_facts(judged: Judged) -> list[Fact]:
+def step_facts(evidence: TaskEvidence) -> list[Fact]:
     gradients = "Is this leaf split over the tensor axis? Then what a device has is all of it; else it is a share."
     values = "Over which rows is the returned loss a mean, and what is subtracted from each leaf? "
     exposed = "Which activations travel while nothing is multiplied, forward or backward?"
@@ -132,21 +132,21 @@ def step_facts(judged: Judged) -> list[Fact]:
     sent = "What travels more often than twice in each direction for a layer?"
     rings = "The embedding scatters its rows, and gathers their gradient. Which block, or the loss, has no ring?"
     return [
-        *facts.values_and_gradients(judged.cases, values, gradients, step=True),
-        limits.exposed_within(judged, EXPOSED, exposed, than=limits.NAIVE, weight=3),
-        limits.time_gained(judged, (1 - EXPOSED) / 4, "What does it compute that the naive baseline does not?"),
-        limits.largest_within(judged, half_of_logits, logits, weight=2),
-        byte_facts.bytes_at_most("activation bytes", judged.all, MOVES, lambda e: most_moved(e.case), sent),
+        *facts.values_and_gradients(evidence.cases, values, gradients, step=True),
+        limits.exposed_within(evidence, EXPOSED, exposed, than=limits.NAIVE, weight=3),
+        limits.time_gained(evidence, (1 - EXPOSED) / 4, "What does it compute that the naive baseline does not?"),
+        limits.largest_within(evidence, half_of_logits, logits, weight=2),
+        byte_facts.bytes_at_most("activation bytes", evidence.programs, MOVES, lambda e: most_moved(e.case), sent),
         byte_facts.bytes_at_most(
-            "bytes in one piece", judged.cases, ("all_gather", "reduce_scatter"), _embedded, rings
+            "bytes in one piece", evidence.cases, ("all_gather", "reduce_scatter"), _embedded, rings
         ),
-        byte_facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", _apart, least=_together),
+        byte_facts.bytes_sent("all-reduce bytes", evidence.programs, "all_reduce", _apart, least=_together),
     ]
 
 
 # Three layers, so that the communication that embedding and loss expose is the smaller part; and so many rows that half
 # of all logits have more elements than all gradients of a device, which may be one array.
-_RING = SIZES.but(width=32, hidden=128, num_heads=16, num_layers=3, dropout=0.0)
+_RING = SIZES.replace(width=32, hidden=128, num_heads=16, num_layers=3, dropout=0.0)
 _WIDE = {"width": 4096, "hidden": 16384, "vocab": 32000, "seq": 512, "max_seq": 512, "rows": 16, "rate_scale": 0.01}
 
 
@@ -160,14 +160,14 @@ def _unseen(rng: np.random.Generator) -> Case[Sizes]:
 TP_TRANSFORMER_STEP = Task(
     wrapping=WRAPPINGS["tp_transformer_step"],
     points=6,
-    point=("exposed communication",),
+    core_facts=("exposed communication",),
     cases=(
         Case("data=2 x tensor=2", {"data": 2, "tensor": 2}, SIZES, quick=True),
         Case("data=1 x tensor=8", {"data": 1, "tensor": 8}, _RING, quick=True),
-        Case("data=2 x tensor=4, side by side", {"data": 2, "tensor": 4}, SIZES.but(parallel=True)),
-        Case("tensor=3 x replica=2, 3 steps", {"tensor": 3, "replica": 2}, OF_THREE.but(steps=3, rate_scale=0.4)),
-        Case("data=8 x tensor=1, side by side", {"data": 8, "tensor": 1}, SIZES.but(rows=1, parallel=True)),
-        Case("data=1 x tensor=1, 1 layer", {"data": 1, "tensor": 1}, SIZES.but(rows=1, num_layers=1)),
+        Case("data=2 x tensor=4, side by side", {"data": 2, "tensor": 4}, SIZES.replace(parallel=True)),
+        Case("tensor=3 x replica=2, 3 steps", {"tensor": 3, "replica": 2}, OF_THREE.replace(steps=3, rate_scale=0.4)),
+        Case("data=8 x tensor=1, side by side", {"data": 8, "tensor": 1}, SIZES.replace(rows=1, parallel=True)),
+        Case("data=1 x tensor=1, 1 layer", {"data": 1, "tensor": 1}, SIZES.replace(rows=1, num_layers=1)),
     ),
     unseen=_unseen,
     draw=draw,
@@ -175,7 +175,7 @@ TP_TRANSFORMER_STEP = Task(
     facts=step_facts,
     stretches=({"seq": 128, "max_seq": 128}, {"rows": 16, "width": 1024}, {"hidden": 16384, "vocab": 32000}),
     at_scale=(
-        Case("data=1 x tensor=8, three layers of width 4096", {"data": 1, "tensor": 8}, _RING.but(**_WIDE)),
+        Case("data=1 x tensor=8, three layers of width 4096", {"data": 1, "tensor": 8}, _RING.replace(**_WIDE)),
         "data=1 x tensor=8",
     ),
     naive_memory="keeps_all_logits",

@@ -10,13 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from autograder.chapters.draws import compile_oracle, draw_keys, draw_leaves, unseen_mesh
 from autograder.chapters.tp_transformer.wrapping import PARALLEL, SEQUENTIAL, Sizes, is_split, layer_of
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, join_heads, params_by_head, parts_of
-from autograder.contract.draws import draw_keys, draw_leaves, unseen_mesh
-from autograder.contract.oracles import compile_oracle
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 from course.model import full_loss
@@ -26,7 +25,7 @@ OTHER = "other collectives"
 EVERY = ("all_gather", "reduce_scatter", "all_reduce", "collective_permute", "all_to_all", "collective_broadcast")
 SIZES = Sizes(width=16, hidden=40, num_heads=8, num_layers=2, vocab=56, seq=24, max_seq=32, rows=2, dropout=0.25)
 # For an axis of three devices; none of these is a power of two.
-OF_THREE = SIZES.but(width=24, hidden=42, num_heads=6, vocab=57, seq=21, rows=1)
+OF_THREE = SIZES.replace(width=24, hidden=42, num_heads=6, vocab=57, seq=21, rows=1)
 
 
 def unseen(rng: np.random.Generator, *meshes: tuple[int, ...], **more: Any) -> Case[Sizes]:
@@ -38,7 +37,7 @@ def unseen(rng: np.random.Generator, *meshes: tuple[int, ...], **more: Any) -> C
     n = list(mesh.values())[-1]
     sizes = {"width": 12 * n, "hidden": 7 * n, "num_heads": 2 * n, "vocab": 11 * n, "seq": 2 * n, "max_seq": 3 * n}
     how: dict[str, Any] = {"num_layers": 1, "rows": 3, "dropout": float(rng.choice([0.15, 0.4])), **more}
-    return Case(UNSEEN, mesh, SIZES.but(**sizes, **how))
+    return Case(UNSEEN, mesh, SIZES.replace(**sizes, **how))
 
 
 def keys_of_parts(key: jax.Array, parts: int) -> jax.Array:
@@ -92,7 +91,7 @@ FASTER = 0.85
 
 
 def draw_block(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
-    shapes = WRAPPINGS[SEQUENTIAL].wrap(print, case).inputs
+    shapes = WRAPPINGS[SEQUENTIAL].input_shapes(case)
     scales = {"params": 0.3, "x": rng.uniform(0.5, 2), "upstream": rng.uniform(0.5, 2)}
     found = {name: draw_leaves(rng, shapes[name], scale) for name, scale in scales.items()}
     return {**found, "key": draw_keys(rng, groups_of(case))}
@@ -125,11 +124,11 @@ def whole_gradients(cases: list[Evidence], shapes: Callable[[Case[Sizes]], Any],
     return [added_up(e, shared_leaves(shapes(e.case), prefix)) for e in cases]
 
 
-def block_facts(judged: Judged, times: int) -> list[Fact]:
+def block_facts(evidence: TaskEvidence, times: int) -> list[Fact]:
     """Facts of a block; ``times`` is the number of gathers, and of scatters, in a pass."""
     values = "Which rows does this device hold, which heads, and which keys does it drop with?"
     gradients = "A leaf that all devices hold has a share of its gradient on each; is every part counted once?"
-    whole = whole_gradients(judged.cases, layer_of, "gradients/params")
+    whole = whole_gradients(evidence.cases, layer_of, "gradients/params")
 
     def sent(e: Evidence, by_sum: bool) -> float:
         """Whole activations, forward and backward; or twice the bytes by all-reduces, which do both."""
@@ -139,27 +138,27 @@ def block_facts(judged: Judged, times: int) -> list[Fact]:
     gathered, summed = partial(sent, by_sum=False), partial(sent, by_sum=True)
     return [
         *facts.values_and_gradients(whole, values, gradients),
-        byte_facts.bytes_sent("all-gather bytes", judged.all, "all_gather", gathered, weight=2),
-        byte_facts.bytes_sent("reduce-scatter bytes", judged.all, "reduce_scatter", gathered, weight=2),
-        byte_facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", lambda e: 2 * summed(e)),
-        byte_facts.only_collectives(OTHER, judged.all, ("all_gather", "reduce_scatter", "all_reduce")),
+        byte_facts.bytes_sent("all-gather bytes", evidence.programs, "all_gather", gathered, weight=2),
+        byte_facts.bytes_sent("reduce-scatter bytes", evidence.programs, "reduce_scatter", gathered, weight=2),
+        byte_facts.bytes_sent("all-reduce bytes", evidence.programs, "all_reduce", lambda e: 2 * summed(e)),
+        byte_facts.only_collectives(OTHER, evidence.programs, ("all_gather", "reduce_scatter", "all_reduce")),
     ]
 
 
-def parallel_facts(judged: Judged) -> list[Fact]:
+def parallel_facts(evidence: TaskEvidence) -> list[Fact]:
     twice = "What do attention and MLP both need, and what becomes of what both give?"
-    return [*block_facts(judged, 1), limits.time_within(judged, FASTER, twice, than=limits.NAIVE, weight=3)]
+    return [*block_facts(evidence, 1), limits.time_within(evidence, FASTER, twice, than=limits.NAIVE, weight=3)]
 
 
 def _cases(parallel: bool) -> tuple[Case[Sizes], ...]:
-    sizes = SIZES.but(num_layers=1, parallel=parallel)
+    sizes = SIZES.replace(num_layers=1, parallel=parallel)
     # The proportions of the realistic size: the fraction left after splitting a product is unchanged.
-    heads = sizes.but(width=32, hidden=128, num_heads=16, dropout=0.0)
+    heads = sizes.replace(width=32, hidden=128, num_heads=16, dropout=0.0)
     return (
         Case("tensor=4", {"tensor": 4}, sizes, quick=True),
         Case("tensor=8, 16 heads", {"tensor": 8}, heads, quick=True),
-        Case("data=2 x tensor=2, by sums", {"data": 2, "tensor": 2}, sizes.but(by_sum=True)),
-        Case("data=2 x model=3", {"data": 2, "model": 3}, OF_THREE.but(num_layers=1, parallel=parallel)),
+        Case("data=2 x tensor=2, by sums", {"data": 2, "tensor": 2}, sizes.replace(by_sum=True)),
+        Case("data=2 x model=3", {"data": 2, "model": 3}, OF_THREE.replace(num_layers=1, parallel=parallel)),
         Case("tensor=1", {"tensor": 1}, sizes),
     )
 
@@ -169,12 +168,12 @@ def _unseen_block(rng: np.random.Generator, parallel: bool) -> Case[Sizes]:
 
 
 # Sequences are short, so that attention's other work hides no transfer.
-_LARGE = _cases(True)[1].sizes.but(width=1024, hidden=4096, seq=256, max_seq=256, rows=32)
+_LARGE = _cases(True)[1].sizes.replace(width=1024, hidden=4096, seq=256, max_seq=256, rows=32)
 
 TP_TRANSFORMER_BLOCK = Task(
     wrapping=WRAPPINGS[SEQUENTIAL],
     points=4,
-    point=("reduce-scatter bytes",),
+    core_facts=("reduce-scatter bytes",),
     cases=_cases(False),
     unseen=partial(_unseen_block, parallel=False),
     draw=draw_block,
@@ -184,7 +183,7 @@ TP_TRANSFORMER_BLOCK = Task(
 PARALLEL_TRANSFORMER_BLOCK = Task(
     wrapping=WRAPPINGS[PARALLEL],
     points=4,
-    point=("all-gather bytes", "predicted time"),
+    core_facts=("all-gather bytes", "predicted time"),
     cases=_cases(True),
     unseen=partial(_unseen_block, parallel=True),
     draw=draw_block,
@@ -199,7 +198,7 @@ PARALLEL_TRANSFORMER_BLOCK = Task(
 
 
 def draw_embed(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
-    shapes = WRAPPINGS["vocab_parallel_embed"].wrap(print, case).inputs
+    shapes = WRAPPINGS["vocab_parallel_embed"].input_shapes(case)
     found = {name: draw_leaves(rng, shapes[name], rng.uniform(0.5, 2)) for name in ("params", "upstream")}
     return {**found, "tokens": rng.integers(0, case.sizes.vocab, shapes["tokens"].shape, np.int32)}
 
@@ -224,36 +223,36 @@ def _embed_each_group(sizes: ModelSizes) -> Any:
     return compile_oracle(jax.vmap(one, in_axes=(None, 0, 0)))
 
 
-def embed_facts(judged: Judged) -> list[Fact]:
+def embed_facts(evidence: TaskEvidence) -> list[Fact]:
     values = (
         "Which tokens does this device know, what does it give for the others, and at which position do its rows begin?"
     )
     gradients = "Whose rows of the table, and which positions, has this device a part in?"
-    whole = whole_gradients(judged.cases, lambda case: params_by_head(case)["embed"], "gradients")
+    whole = whole_gradients(evidence.cases, lambda case: params_by_head(case)["embed"], "gradients")
 
     def once(e: Evidence) -> float:
         return ring_bytes(e.case, activation_bytes(e.case))
 
     return [
         *facts.values_and_gradients(whole, values, gradients),
-        byte_facts.bytes_sent("reduce-scatter bytes", judged.all, "reduce_scatter", once, weight=2),
-        byte_facts.bytes_sent("all-gather bytes", judged.all, "all_gather", once),
-        byte_facts.only_collectives(OTHER, judged.all, ("all_gather", "reduce_scatter")),
+        byte_facts.bytes_sent("reduce-scatter bytes", evidence.programs, "reduce_scatter", once, weight=2),
+        byte_facts.bytes_sent("all-gather bytes", evidence.programs, "all_gather", once),
+        byte_facts.only_collectives(OTHER, evidence.programs, ("all_gather", "reduce_scatter")),
     ]
 
 
-_ONE_LAYER = SIZES.but(num_layers=1)
+_ONE_LAYER = SIZES.replace(num_layers=1)
 
 
 VOCAB_PARALLEL_EMBED = Task(
     wrapping=WRAPPINGS["vocab_parallel_embed"],
     points=3,
-    point=("reduce-scatter bytes",),
+    core_facts=("reduce-scatter bytes",),
     cases=(
         Case("tensor=4", {"tensor": 4}, _ONE_LAYER, quick=True),
         Case("data=2 x model=2", {"data": 2, "model": 2}, _ONE_LAYER, quick=True),
-        Case("tensor=8, as long as there are positions", {"tensor": 8}, _ONE_LAYER.but(seq=32)),
-        Case("data=2 x tensor=3", {"data": 2, "tensor": 3}, OF_THREE.but(num_layers=1)),
+        Case("tensor=8, as long as there are positions", {"tensor": 8}, _ONE_LAYER.replace(seq=32)),
+        Case("data=2 x tensor=3", {"data": 2, "tensor": 3}, OF_THREE.replace(num_layers=1)),
         Case("tensor=1", {"tensor": 1}, _ONE_LAYER),
     ),
     unseen=lambda rng: unseen(rng, (2, 4), (2,), (3,), (2, 3), (5,)),
@@ -272,7 +271,7 @@ def draw_loss(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
     of all tokens, the opposite for another third, and not at all for the rest: the largest logit of different tokens is
     on different devices, no device has all of them, and its size differs from token to token.
     """
-    s, shapes = case.sizes, WRAPPINGS["vocab_parallel_loss"].wrap(print, case).inputs
+    s, shapes = case.sizes, WRAPPINGS["vocab_parallel_loss"].input_shapes(case)
     params, x = draw_leaves(rng, shapes["params"], 0.3), draw_leaves(rng, shapes["x"])
     params["out"]["bias"] += np.float32(s.offset)
     targets = rng.integers(0, s.vocab, shapes["targets"].shape, np.int32)
@@ -336,7 +335,7 @@ def most_sent(case: Case[Sizes]) -> float:
     return (4 if case.sizes.by_sum else 2) * ring_bytes(case, activation_bytes(case)) + sums_bytes(case)
 
 
-def loss_facts(judged: Judged) -> list[Fact]:
+def loss_facts(evidence: TaskEvidence) -> list[Fact]:
     values = (
         "Which numbers must all devices agree on before the logarithm, and is what you take off each token's own "
         "largest logit?"
@@ -346,16 +345,16 @@ def loss_facts(judged: Judged) -> list[Fact]:
     )
     logits = "Which of all logits does a device need, and what of the others is enough?"
     sent = "What does a token's loss need of another device's logits?"
-    whole = whole_gradients(judged.cases, lambda case: params_by_head(case)["head"], "gradients/params")
+    whole = whole_gradients(evidence.cases, lambda case: params_by_head(case)["head"], "gradients/params")
     return [
         *facts.values_and_gradients(whole, values, gradients),
-        limits.largest_within(judged, half_more, logits, weight=3),
-        byte_facts.bytes_at_most("bytes sent", judged.all, EVERY, lambda e: most_sent(e.case), sent),
+        limits.largest_within(evidence, half_more, logits, weight=3),
+        byte_facts.bytes_at_most("bytes sent", evidence.programs, EVERY, lambda e: most_sent(e.case), sent),
     ]
 
 
 # Sums over 2,048 features are too inexact for logits that differ so much: the enlarged case has an offset.
-_FAR_APART, _LOGITS = _ONE_LAYER.but(offset=-150, reach=150), _ONE_LAYER.but(offset=120)
+_FAR_APART, _LOGITS = _ONE_LAYER.replace(offset=-150, reach=150), _ONE_LAYER.replace(offset=120)
 _VOCABULARY = {"width": 2048, "hidden": 8192, "num_heads": 16, "vocab": 32000, "seq": 1024, "max_seq": 1024, "rows": 8}
 
 
@@ -367,18 +366,18 @@ def _unseen_loss(rng: np.random.Generator) -> Case[Sizes]:
 VOCAB_PARALLEL_LOSS = Task(
     wrapping=WRAPPINGS["vocab_parallel_loss"],
     points=5,
-    point=("largest temporary",),
+    core_facts=("largest temporary",),
     cases=(
         Case("tensor=4", {"tensor": 4}, _FAR_APART, quick=True),
         Case("tensor=8", {"tensor": 8}, _LOGITS, quick=True),
-        Case("data=2 x tensor=2, by sums", {"data": 2, "tensor": 2}, _ONE_LAYER.but(by_sum=True)),
-        Case("data=2 x model=3", {"data": 2, "model": 3}, OF_THREE.but(num_layers=1, offset=120)),
+        Case("data=2 x tensor=2, by sums", {"data": 2, "tensor": 2}, _ONE_LAYER.replace(by_sum=True)),
+        Case("data=2 x model=3", {"data": 2, "model": 3}, OF_THREE.replace(num_layers=1, offset=120)),
         Case("tensor=1", {"tensor": 1}, _FAR_APART),
     ),
     unseen=_unseen_loss,
     draw=draw_loss,
     oracle=loss_oracle,
     facts=loss_facts,
-    at_scale=(Case("tensor=8, vocabulary of 32,000", {"tensor": 8}, _LOGITS.but(**_VOCABULARY)), "tensor=8"),
+    at_scale=(Case("tensor=8, vocabulary of 32,000", {"tensor": 8}, _LOGITS.replace(**_VOCABULARY)), "tensor=8"),
     naive_memory="gathers_logits",
 )

@@ -1,11 +1,11 @@
 """The contract of ``transformer_3d``: FSDP, a looping pipeline and tensor parallelism in one step."""
 
-from autograder.chapters.transformer_3d.choice import CHOOSE_MESH
-from autograder.chapters.transformer_3d.parts import LAYERS_3D, STAGE_3D, WHOLE_WEIGHTS
+from autograder.chapters.transformer_3d.choose_mesh import CHOOSE_MESH
+from autograder.chapters.transformer_3d.layers import LAYERS_3D, STAGE_3D, WHOLE_WEIGHTS
 from autograder.chapters.transformer_3d.tasks import FORWARD_3D, INIT_3D, TRAIN_STEP_3D
 from autograder.contract.task import Contract
 
-READ = {
+EXPLAINED_IN = {
     "values": ("transformer_3d", "Mistakes that cost people days"),
     "gradients": ("transformer_3d", "Whose gradient, and how large"),
     "gradient norm": ("transformer_3d", "Whose gradient, and how large"),
@@ -126,4 +126,4 @@ PROMISES = {
 }
 
 TASKS = (INIT_3D, WHOLE_WEIGHTS, STAGE_3D, LAYERS_3D, FORWARD_3D, TRAIN_STEP_3D, CHOOSE_MESH)
-CONTRACT = Contract("transformer_3d", TASKS, question_points=2, read=READ)
+CONTRACT = Contract("transformer_3d", TASKS, question_points=2, explained_in=EXPLAINED_IN)

@@ -8,14 +8,14 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.chapters.transformer_3d.oracles import SIZES, given_specs, run_on_one_device, specs_of, unseen
-from autograder.chapters.transformer_3d.parts import THREE
-from autograder.chapters.transformer_3d.sent import layer_runs, low_facts, no_pieces, sent_facts
+from autograder.chapters.draws import draw_batch, draw_batches, draw_keys, draw_leaves, draw_rate
+from autograder.chapters.transformer_3d.communication import layer_runs, low_facts, no_pieces, sent_facts
+from autograder.chapters.transformer_3d.layers import THREE
+from autograder.chapters.transformer_3d.layouts import SIZES, given_specs, run_on_one_device, specs_of, unseen
 from autograder.chapters.transformer_3d.wrapping.model import Sizes, axes_of, in_stages, rows_of, sizes_of, stacked_of
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case_builders import params_by_head
-from autograder.contract.draws import draw_batch, draw_batches, draw_keys, draw_leaves, draw_rate
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 
@@ -24,7 +24,7 @@ WRAPPINGS = wrappings("transformer_3d")
 # init_3d: each device's part of a Transformer's parameters, over three axes at once.
 
 
-def init_facts(judged: Judged) -> list[Fact]:
+def init_facts(evidence: TaskEvidence) -> list[Fact]:
     def rules(e: Evidence) -> list[P]:
         return jax.tree.leaves(specs_of(e.case), is_leaf=lambda s: isinstance(s, P))
 
@@ -32,7 +32,7 @@ def init_facts(judged: Judged) -> list[Fact]:
         pairs = zip(jax.tree.leaves(stacked_of(e.case)), rules(e), strict=True)
         return sum(byte_facts.resident_bytes(leaf.shape, spec if split else P(), e.case.mesh) for leaf, spec in pairs)
 
-    cases = judged.cases
+    cases = evidence.cases
     return [
         facts.arrays_match("values", cases, "values", "Put together, the parts must give back each layer. "),
         facts.specs_match(cases, rules, lambda case: f"min_size {case.sizes.min_size}"),
@@ -45,18 +45,18 @@ def _unseen_parts(rng: np.random.Generator) -> Case[Sizes]:
     return unseen(rng, (2, 4, 1), (4, 1, 2), (3, 2, 1), (1, 2, 3), num_repeats=int(rng.integers(1, 4)))
 
 
-_EIGHT_LAYERS = SIZES.but(num_layers=8)
+_EIGHT_LAYERS = SIZES.replace(num_layers=8)
 
 INIT_3D = Task(
     wrapping=WRAPPINGS["init_3d"],
     points=3,
-    point=("split dims",),
+    core_facts=("split dims",),
     cases=(
         Case("data=2 x pipe=2 x tensor=2", {"data": 2, "pipe": 2, "tensor": 2}, _EIGHT_LAYERS, quick=True),
         Case("replica=4 x stage=2 x model=1", {"replica": 4, "stage": 2, "model": 1}, _EIGHT_LAYERS, quick=True),
         Case("data=1 x pipe=1 x tensor=8", {"data": 1, "pipe": 1, "tensor": 8}, _EIGHT_LAYERS),
-        Case("data=8 x pipe=1 x tensor=1", {"data": 8, "pipe": 1, "tensor": 1}, _EIGHT_LAYERS.but(num_repeats=4)),
-        Case("data=1 x pipe=2 x tensor=1", {"data": 1, "pipe": 2, "tensor": 1}, _EIGHT_LAYERS.but(num_repeats=1)),
+        Case("data=8 x pipe=1 x tensor=1", {"data": 8, "pipe": 1, "tensor": 1}, _EIGHT_LAYERS.replace(num_repeats=4)),
+        Case("data=1 x pipe=2 x tensor=1", {"data": 1, "pipe": 2, "tensor": 1}, _EIGHT_LAYERS.replace(num_repeats=1)),
     ),
     unseen=_unseen_parts,
     draw=lambda rng, case: {"params": draw_leaves(rng, params_by_head(case))},
@@ -95,23 +95,23 @@ def on_each_device(of_places: np.ndarray, case: Case[Sizes]) -> np.ndarray:
     return of_places[places]
 
 
-def forward_facts(judged: Judged) -> list[Fact]:
+def forward_facts(evidence: TaskEvidence) -> list[Fact]:
     values = "On which stage are the outputs of the last layer, and which rows' loss does each device compute? "
     gradients = "Which devices hold this leaf, which of them have only a share of its gradient, and who averages? "
     too_much = "What is kept from the forward pass until the backward pass comes to it? Of a tick, its input would do."
     exposed = "When can the weights of a repeat be on their way, and how often are they gathered for its ticks?"
     return [
-        *facts.values_and_gradients([e for e in judged.cases if not e.case.sizes.bfloat16], values, gradients),
-        *low_facts([e for e in judged.cases if e.case.sizes.bfloat16], layer_runs),
-        limits.temporaries_within(judged, TEMPORARIES, too_much, weight=2),
-        limits.exposed_over_within(judged, EXPOSED, "data", exposed, weight=2, than=limits.NAIVE),
-        *sent_facts(judged.all),
-        no_pieces(judged.cases, 3),
+        *facts.values_and_gradients([e for e in evidence.cases if not e.case.sizes.bfloat16], values, gradients),
+        *low_facts([e for e in evidence.cases if e.case.sizes.bfloat16], layer_runs),
+        limits.temporaries_within(evidence, TEMPORARIES, too_much, weight=2),
+        limits.exposed_over_within(evidence, EXPOSED, "data", exposed, weight=2, than=limits.NAIVE),
+        *sent_facts(evidence.programs),
+        no_pieces(evidence.cases, 3),
     ]
 
 
-_TWO_LAYERS = SIZES.but(num_layers=2, num_repeats=1)
-_OPTIONS = _TWO_LAYERS.but(num_microbatches=3, dropout=0.25, max_seq=16)
+_TWO_LAYERS = SIZES.replace(num_layers=2, num_repeats=1)
+_OPTIONS = _TWO_LAYERS.replace(num_microbatches=3, dropout=0.25, max_seq=16)
 # So large that the same leaves are split as in the small case, along the same dims.
 _LARGE = {"width": 2048, "hidden": 8192, "num_heads": 16, "vocab": 32000, "seq": 512, "max_seq": 512, "min_size": 20000}
 
@@ -126,39 +126,39 @@ def _unseen_forward(rng: np.random.Generator) -> Case[Sizes]:
 
 _CUBE, _PIPE = {"data": 2, "pipe": 2, "tensor": 2}, {"data": 1, "pipe": 2, "tensor": 1}
 # Rows that drop by the microbatch that they are in.
-_FOUR = _TWO_LAYERS.but(num_microbatches=4, rows=2, dropout=0.25)
+_FOUR = _TWO_LAYERS.replace(num_microbatches=4, rows=2, dropout=0.25)
 
 FORWARD_3D = Task(
     wrapping=WRAPPINGS["forward_3d"],
     points=5,
-    point=("live temporaries", "exposed over data"),
+    core_facts=("live temporaries", "exposed over data"),
     cases=(
         Case("data=2 x pipe=2 x tensor=2", _CUBE, SIZES, quick=True),
         Case(
             "replica=1 x stage=2 x model=4, rings, side by side, dropout",
             {"replica": 1, "stage": 2, "model": 4},
-            _OPTIONS.but(rings=True, parallel=True),
+            _OPTIONS.replace(rings=True, parallel=True),
             quick=True,
         ),
         Case(
             "data=1 x pipe=3 x tensor=2, bfloat16, dropout",
             {"data": 1, "pipe": 3, "tensor": 2},
-            _OPTIONS.but(bfloat16=True, num_layers=6, num_microbatches=2),
+            _OPTIONS.replace(bfloat16=True, num_layers=6, num_microbatches=2),
         ),
         Case(
             "data=2 x pipe=2 x tensor=1, bfloat16, side by side, no remat",
             {"data": 2, "pipe": 2, "tensor": 1},
-            SIZES.but(bfloat16=True, parallel=True, remat=False, num_microbatches=3),
+            SIZES.replace(bfloat16=True, parallel=True, remat=False, num_microbatches=3),
         ),
         Case(
             "data=2 x pipe=1 x tensor=3, bfloat16, rings, side by side, no remat",
             {"data": 2, "pipe": 1, "tensor": 3},
-            _TWO_LAYERS.but(**THREE, bfloat16=True, rings=True, parallel=True, remat=False),
+            _TWO_LAYERS.replace(**THREE, bfloat16=True, rings=True, parallel=True, remat=False),
         ),
         Case(
             "data=4 x pipe=1 x tensor=2, rings, dropout, no remat",
             {"data": 4, "pipe": 1, "tensor": 2},
-            SIZES.but(rings=True, dropout=0.25, remat=False, max_seq=16),
+            SIZES.replace(rings=True, dropout=0.25, remat=False, max_seq=16),
         ),
         # The stages share the loss, each with the outputs of more than one microbatch.
         Case("data=1 x pipe=2 x tensor=1, 4 microbatches", _PIPE, _FOUR),
@@ -170,7 +170,10 @@ FORWARD_3D = Task(
     stretches=(
         {"seq": 64, "max_seq": 64, "width": 256, "num_heads": 16, "hidden": 1024, "vocab": 2048, "min_size": 2500},
     ),
-    at_scale=(Case("data=2 x pipe=2 x tensor=2, width 2048", _CUBE, SIZES.but(**_LARGE)), "data=2 x pipe=2 x tensor=2"),
+    at_scale=(
+        Case("data=2 x pipe=2 x tensor=2, width 2048", _CUBE, SIZES.replace(**_LARGE)),
+        "data=2 x pipe=2 x tensor=2",
+    ),
     naive_memory="keeps_everything",
     naive_time="gathers_in_every_tick",
     exposed_axes=("data",),
@@ -199,16 +202,16 @@ def step_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
     return {"values": {"loss": on_each_device(mean, case), "params": after}, "gradients": gradients}
 
 
-def step_facts(judged: Judged) -> list[Fact]:
+def step_facts(evidence: TaskEvidence) -> list[Fact]:
     gradients = "Is the gradient complete, and is it scaled by one number, the same on every device? "
     values = "Over which rows is the returned loss a mean, and what is subtracted from each leaf? "
-    return [*facts.values_and_gradients(judged.cases, values, gradients, step=True), *sent_facts(judged.cases)]
+    return [*facts.values_and_gradients(evidence.cases, values, gradients, step=True), *sent_facts(evidence.cases)]
 
 
-_TWENTY = _TWO_LAYERS.but(steps=20, rate_scale=0.6)
-_CLIPPED = _TWENTY.but(largest_norm=0.4)
+_TWENTY = _TWO_LAYERS.replace(steps=20, rate_scale=0.6)
+_CLIPPED = _TWENTY.replace(largest_norm=0.4)
 # Options that change results, so that a step must hand on what it is given.
-_CHOSEN = _OPTIONS.but(steps=2, largest_norm=0.4, parallel=True)
+_CHOSEN = _OPTIONS.replace(steps=2, largest_norm=0.4, parallel=True)
 
 
 def _unseen_step(rng: np.random.Generator) -> Case[Sizes]:
@@ -234,9 +237,13 @@ TRAIN_STEP_3D = Task(
         Case("replica=1 x stage=2 x model=4, 20 steps", {"replica": 1, "stage": 2, "model": 4}, _TWENTY, quick=True),
         Case("data=4 x pipe=1 x tensor=2, 20 steps", {"data": 4, "pipe": 1, "tensor": 2}, _CLIPPED),
         Case("data=8 x pipe=1 x tensor=1, 20 steps", {"data": 8, "pipe": 1, "tensor": 1}, _TWENTY),
-        Case("data=1 x pipe=8 x tensor=1, 20 steps", {"data": 1, "pipe": 8, "tensor": 1}, _TWENTY.but(num_layers=8)),
         Case(
-            "data=1 x pipe=1 x tensor=8, rings, 20 steps", {"data": 1, "pipe": 1, "tensor": 8}, _CLIPPED.but(rings=True)
+            "data=1 x pipe=8 x tensor=1, 20 steps", {"data": 1, "pipe": 8, "tensor": 1}, _TWENTY.replace(num_layers=8)
+        ),
+        Case(
+            "data=1 x pipe=1 x tensor=8, rings, 20 steps",
+            {"data": 1, "pipe": 1, "tensor": 8},
+            _CLIPPED.replace(rings=True),
         ),
         Case("data=2 x pipe=2 x tensor=2, 20 steps", _CUBE, _TWENTY),
     ),

@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.transformer_3d import CONTRACT
-from autograder.chapters.transformer_3d.oracles import held_by_each, part_bytes, part_shapes, specs_of
-from autograder.chapters.transformer_3d.sent import gathered, permuted, ticks_of
+from autograder.chapters.transformer_3d.communication import gathered, permuted, ticks_of
+from autograder.chapters.transformer_3d.layouts import held_by_each, part_bytes, part_shapes, specs_of
 from autograder.chapters.transformer_3d.wrapping.model import axes_of, in_stages, named, sizes_of, stacked_of
 from autograder.contract.case_builders import params_by_head
 from autograder.proof.central_differences import check, places, returned
@@ -105,7 +105,7 @@ def test_oracle_of_the_loss_equals_central_differences_leaf_by_leaf(case):
 
 def test_oracle_of_a_step_subtracts_the_clipped_gradient_on_every_device():
     case = STEP.cases[0]
-    one = case.but(steps=1)
+    one = case.replace(steps=1)
     inputs = STEP.draw(np.random.default_rng(1), one)
     found = STEP.oracle(inputs, one)
     gradients = whole_again(found["gradients"], one)
@@ -129,7 +129,7 @@ def test_each_option_is_right_on_each_mesh(mesh, option):
     (like, *_) = [case for case in STEP.cases if sizes_of(case) == mesh and case.sizes.steps == 20]
     # Twice as deep: at the other cases' learning rate, 20 steps amplify rounding just beyond the limit.
     more = {"num_layers": 2 * like.sizes.num_layers, "rate_scale": 0.3} if option == "repeats" else {}
-    case = like.but(**{**OPTIONS[option], **more, **({} if task is STEP else {"steps": 1})})
+    case = like.replace(**{**OPTIONS[option], **more, **({} if task is STEP else {"steps": 1})})
     cases = (task.cases[0], case) if option == "bfloat16" else (case,)
     result = judged_on("transformer_3d", task.name, getattr(transformer_3d, task.name), cases)
     found = {fact.name: fact for fact in result.facts}

@@ -3,7 +3,7 @@
 from autograder.chapters.zero.tasks import GLOBAL_NORM, SHARD_OPTIMIZER_STATE, SHARDED_ADAMW, ZERO1_STEP, ZERO2_STEP
 from autograder.contract.task import Contract
 
-READ = {
+EXPLAINED_IN = {
     "values": ("zero", "Mistakes that cost people days"),
     "gradients": ("zero", "What Adam hides"),
     "gradient norm": ("zero", "What Adam hides"),
@@ -85,5 +85,8 @@ PROMISES = {
 }
 
 CONTRACT = Contract(
-    "zero", (SHARD_OPTIMIZER_STATE, GLOBAL_NORM, SHARDED_ADAMW, ZERO1_STEP, ZERO2_STEP), question_points=2, read=READ
+    "zero",
+    (SHARD_OPTIMIZER_STATE, GLOBAL_NORM, SHARDED_ADAMW, ZERO1_STEP, ZERO2_STEP),
+    question_points=2,
+    explained_in=EXPLAINED_IN,
 )

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.chapters.closed_forms import as_given, ring, split_spec
+from autograder.chapters.closed_forms import all_reduce_bytes, as_given, split_spec
+from autograder.chapters.draws import ODD, compile_oracle, draw_batches, draw_leaves, meshes, unseen_case, unseen_model
 from autograder.chapters.zero.wrapping import (
     MOMENTS,
     NormLeaves,
@@ -28,9 +29,7 @@ from autograder.contract import byte_facts, facts, limits
 from autograder.contract.byte_facts import resident_bytes
 from autograder.contract.case import ModelSizes
 from autograder.contract.case_builders import build_model, params_of
-from autograder.contract.draws import ODD, draw_batches, draw_leaves, meshes, unseen_case, unseen_model
-from autograder.contract.oracles import compile_oracle
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 from course.model import full_loss
@@ -49,7 +48,7 @@ def shard_optimizer_state_oracle(inputs: dict[str, Any], case: Case[StateLeaves]
     return {"values": {**moments, "count": np.zeros((), np.int32)}}
 
 
-def shard_optimizer_state_facts(judged: Judged) -> list[Fact]:
+def shard_optimizer_state_facts(evidence: TaskEvidence) -> list[Fact]:
     def rules(e: Evidence) -> list[P]:
         return [P(), *2 * [_split_rule(e.case, leaf.shape) for leaf in e.inputs]]
 
@@ -61,7 +60,7 @@ def shard_optimizer_state_facts(judged: Judged) -> list[Fact]:
     def given(case: Case[Any]) -> str:
         return f"axis_name {axis_given(case)!r}, min_size {case.sizes.min_size}"
 
-    cases = judged.cases
+    cases = evidence.cases
     return [
         facts.arrays_match("values", cases, "values", "What does the optimizer know before the first update? "),
         facts.specs_match(cases, rules, given),
@@ -79,7 +78,7 @@ def _unseen_leaves(rng: np.random.Generator) -> Case[StateLeaves]:
 SHARD_OPTIMIZER_STATE = Task(
     wrapping=WRAPPINGS["shard_optimizer_state"],
     points=1,
-    point=("state bytes per device",),
+    core_facts=("state bytes per device",),
     cases=(
         *meshes(StateLeaves(), three=StateLeaves(unit=12, min_size=40)),
         Case("node=4 x data=2, over both", {"node": 4, "data": 2}, StateLeaves(every_axis=True)),
@@ -127,13 +126,17 @@ def _norm_question(cases: list[Evidence]) -> str:
     return "How often does each element of each leaf count?"
 
 
-def global_norm_facts(judged: Judged) -> list[Fact]:
-    cases, once = judged.cases, "One for each set of axes that leaves are split over."
+def global_norm_facts(evidence: TaskEvidence) -> list[Fact]:
+    cases, once = evidence.cases, "One for each set of axes that leaves are split over."
     return [
         facts.arrays_match("values", cases, "values", _norm_question(cases), weight=2),
         byte_facts.times_sent("all-reduces", cases, "all_reduce", lambda e: len(_groups(e.case)), once, fewer=True),
         byte_facts.bytes_sent(
-            "all-reduce bytes", cases, "all_reduce", lambda e: sum(ring(n, 4) for n in _groups(e.case)), times=(0, 1)
+            "all-reduce bytes",
+            cases,
+            "all_reduce",
+            lambda e: sum(all_reduce_bytes(n, 4) for n in _groups(e.case)),
+            times=(0, 1),
         ),
         byte_facts.only_collectives("other collectives", cases, ("all_reduce",)),
     ]
@@ -146,7 +149,7 @@ def _norm_case(mesh: dict[str, int], unit: int = 16, quick: bool = False) -> Cas
 GLOBAL_NORM = Task(
     wrapping=WRAPPINGS["global_norm"],
     points=2,
-    point=("all-reduce bytes", "other collectives"),
+    core_facts=("all-reduce bytes", "other collectives"),
     cases=(
         _norm_case({"data": 4, "tensor": 2}, quick=True),
         _norm_case({"pipe": 3, "tensor": 2}, 12, quick=True),
@@ -157,7 +160,7 @@ GLOBAL_NORM = Task(
     unseen=lambda rng: unseen_case(
         rng, NormLeaves(unit=int(rng.choice([8, 24])), turn=int(rng.integers(1, 8))), (2, 4), (2, 2), (3, 2), (5,)
     ),
-    draw=lambda rng, case: draw_leaves(rng, GLOBAL_NORM.wrap(print, case).inputs),
+    draw=lambda rng, case: draw_leaves(rng, GLOBAL_NORM.input_shapes(case)),
     oracle=global_norm_oracle,
     facts=global_norm_facts,
     naive_memory="gathers_every_leaf",
@@ -274,7 +277,7 @@ def sent_facts(evidence: list[Evidence], scatters: Callable[[Evidence], int], nu
 
     def reduced(e: Evidence) -> float:
         size = 4 * numbers + (split_and_whole(e)[1] if whole else 0)
-        return e.case.sizes.steps * ring(devices_of(e.case), size)
+        return e.case.sizes.steps * all_reduce_bytes(devices_of(e.case), size)
 
     kinds = ("all_gather", "all_reduce", *(["reduce_scatter"] if whole else []))
     found = [
@@ -298,10 +301,10 @@ UPDATE = "The gradients are right, so look at the update: the clipping, the two 
 NORM = "Is it the mean over the rows of all devices, of each leaf? "
 
 
-def sharded_adamw_facts(judged: Judged) -> list[Fact]:
+def sharded_adamw_facts(evidence: TaskEvidence) -> list[Fact]:
     return [
-        facts.parts_match("values", judged.cases, _PARTS, weight=2),
-        *sent_facts(judged.cases, lambda _: 0, 1, whole=False),
+        facts.parts_match("values", evidence.cases, _PARTS, weight=2),
+        *sent_facts(evidence.cases, lambda _: 0, 1, whole=False),
     ]
 
 
@@ -328,12 +331,12 @@ _PARTS = {
 TEMPORARIES_1, TEMPORARIES_2 = 2, 1.2
 
 
-def zero1_step_facts(judged: Judged) -> list[Fact]:
+def zero1_step_facts(evidence: TaskEvidence) -> list[Fact]:
     too_much = "Which of the arrays that are whole at that moment could be parts?"
     return [
-        *facts.values_and_gradients(judged.cases, UPDATE, NORM, step=True),
-        limits.temporaries_within(judged, TEMPORARIES_1, too_much, weight=2),
-        *sent_facts(judged.all, lambda _: 1, 2, whole=True),
+        *facts.values_and_gradients(evidence.cases, UPDATE, NORM, step=True),
+        limits.temporaries_within(evidence, TEMPORARIES_1, too_much, weight=2),
+        *sent_facts(evidence.programs, lambda _: 1, 2, whole=True),
     ]
 
 
@@ -343,17 +346,17 @@ def _whole_stacks(e: Evidence) -> bool:
     return any(alive.bytes > max(parts) for alive in e.memory.alive)
 
 
-def zero2_step_facts(judged: Judged) -> list[Fact]:
+def zero2_step_facts(evidence: TaskEvidence) -> list[Fact]:
     too_much = "Whose gradient is whole at that moment, and how soon could it be a part?"
-    if judged.at_scale and not _whole_stacks(judged.at_scale):
+    if evidence.at_scale and not _whole_stacks(evidence.at_scale):
         too_much = (
             "No stack of whole gradients lives then: is there a second stack of parts? A loop writes in place to what "
             "it carries, and stacks what it returns anew."
         )
     return [
-        *facts.values_and_gradients(judged.cases, UPDATE, NORM, step=True),
-        limits.temporaries_within(judged, TEMPORARIES_2, too_much, weight=4),
-        *sent_facts(judged.all, lambda e: e.case.sizes.num_microbatches, 2, whole=True),
+        *facts.values_and_gradients(evidence.cases, UPDATE, NORM, step=True),
+        limits.temporaries_within(evidence, TEMPORARIES_2, too_much, weight=4),
+        *sent_facts(evidence.programs, lambda e: e.case.sizes.num_microbatches, 2, whole=True),
     ]
 
 
@@ -374,8 +377,8 @@ def _cases(three: Training, two: Training) -> tuple[Case[Training], ...]:
     return (
         Case("data=8", {"data": 8}, _MLP, quick=True),
         Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, three, quick=True),
-        Case("node=4 x data=2, over both", {"node": 4, "data": 2}, two.but(every_axis=True)),
-        Case("data=1", {"data": 1}, _MLP.but(num_microbatches=1, rows=4)),
+        Case("node=4 x data=2, over both", {"node": 4, "data": 2}, two.replace(every_axis=True)),
+        Case("data=1", {"data": 1}, _MLP.replace(num_microbatches=1, rows=4)),
     )
 
 
@@ -409,7 +412,7 @@ def _task(name: str, **how: Any) -> Task:
 SHARDED_ADAMW = _task(
     "sharded_adamw",
     points=3,
-    point=("all-gather bytes",),
+    core_facts=("all-gather bytes",),
     cases=_cases(_THIRDS, _TRANSFORMER),
     draw=draw_adamw,
     oracle=adamw_oracle,
@@ -420,13 +423,13 @@ SHARDED_ADAMW = _task(
 ZERO1_STEP = _task(
     "zero1_step",
     points=2,
-    point=("all-gather bytes", "all-reduce bytes", "live temporaries"),
-    cases=_cases(_THIRDS.but(steps=3), _TRANSFORMER),
+    core_facts=("all-gather bytes", "all-reduce bytes", "live temporaries"),
+    cases=_cases(_THIRDS.replace(steps=3), _TRANSFORMER),
     draw=draw_step,
     oracle=step_oracle,
     facts=zero1_step_facts,
     # So few rows that what lives is the gradient.
-    at_scale=(Case("data=8, width 4096", {"data": 8}, _MLP.but(**_LARGE, rows=64)), "data=8"),
+    at_scale=(Case("data=8, width 4096", {"data": 8}, _MLP.replace(**_LARGE, rows=64)), "data=8"),
     stretches=({"rows": 64}, _STRETCHED),
     naive_memory="updates_whole_leaves",
 )
@@ -434,12 +437,12 @@ ZERO1_STEP = _task(
 ZERO2_STEP = _task(
     "zero2_step",
     points=4,
-    point=("live temporaries", "reduce-scatter bytes"),
-    cases=_cases(_THIRDS.but(steps=3), _TRANSFORMER),
+    core_facts=("live temporaries", "reduce-scatter bytes"),
+    cases=_cases(_THIRDS.replace(steps=3), _TRANSFORMER),
     draw=draw_step,
     oracle=step_oracle,
     facts=zero2_step_facts,
-    at_scale=(Case("data=8, width 4096", {"data": 8}, _MLP.but(**_LARGE, rows=1024)), "data=8"),
+    at_scale=(Case("data=8, width 4096", {"data": 8}, _MLP.replace(**_LARGE, rows=1024)), "data=8"),
     stretches=({"rows": 1024}, _STRETCHED),
     naive_memory="keeps_whole_gradients_between_microbatches",
 )

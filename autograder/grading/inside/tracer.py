@@ -22,7 +22,7 @@ import msgspec
 
 import course  # noqa: F401  before anything that could start JAX
 from autograder.contract.case import from_plain
-from autograder.contract.wrapping import wrappings
+from autograder.contract.wrapping import never_called, wrappings
 from autograder.grading.inside import wire
 from autograder.grading.inside.cells import locate_cell
 from autograder.grading.inside.jailed_child import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, fork_confined, prctl
@@ -84,14 +84,10 @@ def _run(request: TraceRequest) -> Ran:
 def prepare(chapter: str, task: str, case: str, lab: tuple[str, ...]) -> None:
     """Do once the work every submission needs: build what a task's cases consist of. No student code is involved."""
     wrapping = wrappings(chapter)[task]
-    wrapping.wrap(_nothing, from_plain(json.loads(case), wrapping.sizes))
+    wrapping.wrap(never_called, from_plain(json.loads(case), wrapping.sizes))
     lab_statements(lab)
     gc.collect()
     gc.freeze()  # a fork need not collect the garbage of what is already here
-
-
-def _nothing(*_: Any) -> Any:
-    raise AssertionError("nothing is traced here")
 
 
 def main() -> None:

@@ -22,16 +22,16 @@ from autograder.grading.nbgrader.course import (
     secret,
 )
 from autograder.grading.nbgrader.group import share
-from autograder.grading.nbgrader.judging import Job, Outcome, grade_one, verdict_for_all
+from autograder.grading.nbgrader.jobs import Job, Outcome, grade_one, verdict_for_all
 from autograder.grading.nbgrader.keys import digest, fingerprint
 from autograder.grading.nbgrader.ledger import TRIES, Entry, Ledger, needs_human
-from autograder.grading.nbgrader.limited import require_possible, require_stated
+from autograder.grading.nbgrader.limit_factors import require_possible, require_stated
 from autograder.grading.nbgrader.names import name_problem, same_name, student_name
 from autograder.grading.nbgrader.points import require_released, scaled, ungraded, worth
 from autograder.grading.nbgrader.pools import NewPool, dask_pool, local_pool
 from autograder.grading.nbgrader.settings import read_settings
 from autograder.grading.nbgrader.submissions import Submission, find_submissions, read_submitted
-from autograder.grading.nbgrader.varied import requested_by
+from autograder.grading.nbgrader.task_variants import requested_by
 from autograder.render import one_line
 
 # Of one function on a quiet core, and of booking one student, where nothing has been measured yet.

@@ -26,7 +26,7 @@ from autograder.grading.nbgrader import register
 from autograder.grading.nbgrader.bridge import BridgeError, configuration, release_path, save_grades, write_verdicts
 from autograder.grading.nbgrader.course import HIDDEN, open_gradebook
 from autograder.grading.nbgrader.keys import digest
-from autograder.grading.nbgrader.late import late_plugin, set_penalties
+from autograder.grading.nbgrader.late_penalty import late_plugin, set_penalties
 from autograder.grading.nbgrader.ledger import Entry, Ledger, remedy
 from autograder.grading.nbgrader.names import name_problem
 from autograder.grading.nbgrader.points import read, scaled, worth

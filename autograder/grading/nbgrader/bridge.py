@@ -24,7 +24,7 @@ from autograder.contract.verdict import NEEDS_HUMAN, Report, Result
 from autograder.grading.inside.intake import Cell, read_notebook
 from autograder.grading.nbgrader.course import CONFIG_FILE, CourseError, open_ledger
 from autograder.grading.nbgrader.keys import digest
-from autograder.grading.nbgrader.limited import require_same
+from autograder.grading.nbgrader.limit_factors import require_same
 from autograder.grading.nbgrader.points import require_agreement, scaled, worth
 from autograder.grading.nbgrader.restore import is_missing, restore
 from autograder.grading.nbgrader.settings import read_settings
@@ -51,7 +51,7 @@ def configure(config: Config, course: Path) -> None:
     if settings.exchange:
         config.Exchange.root = settings.exchange
     config.CourseDirectory.groupshared = bool(settings.group)
-    config.AssignLatePenalties.plugin_class = "autograder.grading.nbgrader.late.LatePenalty"
+    config.AssignLatePenalties.plugin_class = "autograder.grading.nbgrader.late_penalty.LatePenalty"
     config.LatePenalty.per_day = settings.late_per_day
     config.LatePenalty.at_most = settings.late_at_most
     config.LatePenalty.grace = settings.late_grace

@@ -19,7 +19,7 @@ from autograder.grading.nbgrader import booking
 from autograder.grading.nbgrader.course import make_course, open_ledger
 from autograder.grading.nbgrader.export import grades_csv, overview
 from autograder.grading.nbgrader.keys import digest, key
-from autograder.grading.nbgrader.late import renew_penalties
+from autograder.grading.nbgrader.late_penalty import renew_penalties
 from autograder.grading.nbgrader.new_course import init_course
 
 POINTS = {task.name: float(task.points) for task in load("fsdp").tasks}

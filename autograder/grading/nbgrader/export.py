@@ -12,7 +12,7 @@ from typing import Any
 from autograder.contract.verdict import NEEDS_HUMAN
 from autograder.grading.nbgrader import register
 from autograder.grading.nbgrader.course import CourseError, open_gradebook, open_ledger, students
-from autograder.grading.nbgrader.late import MINUTE, days_begun
+from autograder.grading.nbgrader.late_penalty import MINUTE, days_begun
 from autograder.grading.nbgrader.ledger import Entry, needs_human
 from autograder.grading.nbgrader.names import same_name
 from autograder.grading.nbgrader.points import scaled, worth

@@ -27,7 +27,7 @@ from autograder.grading.nbgrader import register
 from autograder.grading.nbgrader.bridge import configuration
 from autograder.grading.nbgrader.course import open_ledger
 from autograder.grading.nbgrader.group import share
-from autograder.grading.nbgrader.late import LatePenalty, duration, late_plugin
+from autograder.grading.nbgrader.late_penalty import LatePenalty, duration, late_plugin
 from autograder.grading.nbgrader.names import name_problem
 from autograder.grading.nbgrader.page import anchor, function_html, next_step
 from autograder.grading.nbgrader.settings import read_settings

@@ -12,7 +12,7 @@ import pytest
 
 from autograder.chapters.fsdp import CONTRACT
 from autograder.chapters.fsdp.mutants import MUTANTS
-from autograder.checking.added import reading
+from autograder.checking.follow_up import reading
 from autograder.checking.judging import executor
 from autograder.contract import verdict as verdicts
 from autograder.contract.task import ABOUT_VERDICTS, load, references
@@ -310,7 +310,7 @@ def test_what_a_person_gave_and_what_being_late_costs_is_there(course):
 
 def test_pages_and_headings_that_students_are_sent_to_exist():
     for chapter in CHAPTERS:
-        places = load(chapter.name).read
+        places = load(chapter.name).explained_in
         assert "values" in places, chapter.name
         for page, heading in (*places.values(), *ABOUT_VERDICTS.values()):
             headings = re.findall(r"^#+ (.*)$", (ROOT / "site" / "pages" / f"{page}.md").read_text(), re.MULTILINE)

@@ -16,12 +16,12 @@ from modulefinder import AddPackagePath, ModuleFinder
 from pathlib import Path
 
 from autograder.contract.task import contract_files, load
-from autograder.grading.outside.released import lab_code
+from autograder.grading.outside.notebook_options import lab_code
 from autograder.grading.outside.workers import ROOT, mounted, own_mounted
 from course.curriculum import contract_folder, home
 
 PACKAGES = ("meshcraft", "jax", "jaxlib", "numpy", "flax", "optax")
-JUDGING = "autograder.grading.nbgrader.judging"
+JUDGING = "autograder.grading.nbgrader.jobs"
 READ = (".py", ".json", ".toml")
 
 

@@ -13,7 +13,7 @@ from autograder.release.notebook import ROOT
 
 JUDGE_ONE = """
 import json, sys
-from autograder.grading.nbgrader.judging import Job, close_grader, grade_one
+from autograder.grading.nbgrader.jobs import Job, close_grader, grade_one
 from autograder.grading.nbgrader.keys import fingerprint
 
 notebook = open(sys.argv[1], "rb").read()
@@ -34,7 +34,7 @@ print(json.dumps({"fault": done.fault, "functions": len(done.report.functions), 
         ("autograder/chapters/fsdp/mutants.py", False),
         ("autograder/chapters/pipeline/__init__.py", False),
         ("course/training/loop.py", False),
-        ("autograder/grading/nbgrader/judging.py", True),
+        ("autograder/grading/nbgrader/jobs.py", True),
         ("autograder/grading/outside/judge.py", True),
         ("autograder/grading/inside/wording.py", True),
         ("autograder/contract/task.py", True),

@@ -12,10 +12,10 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
 from autograder.contract.task import contract_files, load
-from autograder.contract.verdict import counted
-from autograder.grading.nbgrader import course, register, varied
+from autograder.contract.text import count_of
+from autograder.grading.nbgrader import course, register, task_variants
 from autograder.grading.nbgrader.group import close, share
-from autograder.grading.nbgrader.limited import limits_in, require_possible
+from autograder.grading.nbgrader.limit_factors import limits_in, require_possible
 from autograder.grading.nbgrader.points import points_in, read, require_agreement, set_points, ungraded, worth
 from autograder.grading.nbgrader.rosters import COLUMNS
 from autograder.grading.nbgrader.settings import (
@@ -228,7 +228,7 @@ def _variants(folder: Path, chapters: list[str], settled: Settings, changes: Map
     for name in chapters or (there if "vary" in changes else []):
         if name in there and "vary" not in changes:
             continue
-        drawn = varied.choose(secret, name) if settled.vary else {}
+        drawn = task_variants.choose(secret, name) if settled.vary else {}
         new = {f"{name}.{function}": variant for function, variant in drawn.items()}
         old = {which: variant for which, variant in variants.items() if which.startswith(f"{name}.")}
         if new != old and any((folder / "submitted").glob(f"*/{name}")):
@@ -255,7 +255,9 @@ def _assignments(
         if points_in(notebook) != points_in(_released(folder, name, notebook)):
             changed = True
             _book_again(folder, name)
-        changed |= varied.state(notebook, name, varied.requested_in(settings.variants, name), limits_in(settings, name))
+        changed |= task_variants.state(
+            notebook, name, task_variants.requested_in(settings.variants, name), limits_in(settings, name)
+        )
         if changed or not path.exists():
             write_notebook(notebook, path)
         changed |= hand_out(folder, name)
@@ -351,7 +353,7 @@ def _log(
     for student in withdraw:
         people[register.ENROLLED, student] = {"section": "", **known.get(student, {}), "left": True}
     joined = [row["id"] for row in students if known.get(row["id"], {"left": True})["left"]]
-    parts += [f"{counted(len(joined), 'student')} enrolled: {few(joined)}"] if joined else []
+    parts += [f"{count_of(len(joined), 'student')} enrolled: {few(joined)}"] if joined else []
     parts += [f"left the course: {few([*withdraw])}"] if withdraw else []
     register.record(folder, "; ".join(parts) or "the roster was completed", {**now, **people}, kept, undoes)
 

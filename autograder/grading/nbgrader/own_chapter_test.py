@@ -61,7 +61,7 @@ print(json.dumps({
     "advice": advice,
     "page": page.read_text(),
     "address": site._address(page.parent, "novel", "What it costs"),
-    "missing": [what for what, _ in chapters._own_page("novel", load("novel"))],
+    "missing": [what for what, _ in chapters._headings("novel", load("novel"))],
 }))
 """
 
@@ -92,5 +92,5 @@ def test_a_chapter_of_a_course_folder_is_released_and_graded(tmp_path):
     assert "on the course's page <code>novel</code>" in told["advice"]
     assert "meshcraft site novel" in told["advice"] and "example.org" not in told["advice"]
     assert told["address"] == "novel.html#What-it-costs" and "<h2" in told["page"] and "The idea" in told["page"]
-    assert told["missing"] == ["page.md has no heading “The idea”, which READ refers to"]
+    assert told["missing"] == ["chapters/novel/page.md has no heading “The idea”, which EXPLAINED_IN refers to"]
     assert found["looks"][0][0] == "student_error" and "No module named 'solutions.novel'" in found["looks"][0][2]

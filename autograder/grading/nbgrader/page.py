@@ -10,6 +10,7 @@ from functools import lru_cache
 from html import escape
 
 from autograder.contract.task import load, site_command
+from autograder.contract.text import count_of
 from autograder.contract.verdict import (
     FAIL,
     LIMIT_EXCEEDED,
@@ -21,7 +22,6 @@ from autograder.contract.verdict import (
     Fact,
     Kind,
     Result,
-    counted,
 )
 from autograder.render import COLOURS, GREY, NOT_STARTED, RED, WORDS, plain, table_html, whose
 from course.curriculum import is_own
@@ -201,7 +201,7 @@ def next_step(chapter: str, results: list[Result]) -> dict[str, str]:
     return {
         "function": first.name,
         "sentence": "Go on with",
-        "more": f"{tidy(cause)} After that, {counted(rest, 'more function')}." if rest else tidy(cause),
+        "more": f"{tidy(cause)} After that, {count_of(rest, 'more function')}." if rest else tidy(cause),
         "command": f"meshcraft check {chapter} {first.name}",
     }
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from autograder.grading.inside.launch import PR_SET_PDEATHSIG, prctl
 from autograder.grading.nbgrader.course import CourseError
-from autograder.grading.nbgrader.judging import close_grader
+from autograder.grading.nbgrader.jobs import close_grader
 
 # Number of gradings handed to a cluster at once: those without a worker wait there.
 CLUSTER_WIDTH = 512

@@ -13,7 +13,16 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 
 from autograder.contract.task import load
-from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, PARTIAL, PASS, REFUSED, STUDENT_ERROR, Result
+from autograder.contract.verdict import (
+    FAIL,
+    LIMIT_EXCEEDED,
+    NEEDS_HUMAN,
+    PARTIAL,
+    PASS,
+    REFUSED,
+    STUDENT_ERROR,
+    Result,
+)
 from autograder.grading.nbgrader.course import CourseError, open_ledger
 from autograder.grading.nbgrader.export import BY_HAND, HUMAN, counts, neutral, overview
 from autograder.grading.nbgrader.points import scaled, worth

@@ -12,7 +12,7 @@ from autograder.grading.nbgrader.keys import contract_hash, digest, key
 from autograder.grading.nbgrader.names import name_problem, same_name, student_name
 from autograder.grading.nbgrader.points import ungraded
 from autograder.grading.nbgrader.settings import chapters_of, read_settings
-from autograder.grading.nbgrader.varied import requested_in
+from autograder.grading.nbgrader.task_variants import requested_in
 from autograder.render import few, one_line
 from course.curriculum import CHAPTERS
 

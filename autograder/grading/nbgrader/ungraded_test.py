@@ -7,7 +7,7 @@ from autograder.contract.verdict import Report
 from autograder.grading.nbgrader.bridge import UNGRADED
 from autograder.grading.nbgrader.conftest import booked, cell, file_and_book, hand_in, report
 from autograder.grading.nbgrader.feedback import write_feedback
-from autograder.grading.nbgrader.judging import verdict_for_all
+from autograder.grading.nbgrader.jobs import verdict_for_all
 from autograder.grading.nbgrader.new_course import init_course
 from autograder.grading.nbgrader.settings import CourseError, read_settings
 from autograder.grading.nbgrader.submissions import find_submissions

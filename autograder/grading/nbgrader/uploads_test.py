@@ -5,7 +5,7 @@ import zipfile
 import pytest
 
 from autograder.grading.nbgrader.conftest import change, file_and_book, hand_in, report, states
-from autograder.grading.nbgrader.late import renew_penalties
+from autograder.grading.nbgrader.late_penalty import renew_penalties
 from autograder.grading.nbgrader.settings import CourseError
 from autograder.grading.nbgrader.submissions import misplaced
 from autograder.grading.nbgrader.uploads import collect, feedback_zip, marked_late

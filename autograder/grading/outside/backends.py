@@ -58,7 +58,7 @@ class Mount:
 
 
 @dataclass
-class Plan:
+class SandboxCommand:
     """How to start one sandbox: the command, its environment, inherited descriptors, and files to delete."""
 
     argv: list[str]
@@ -68,7 +68,7 @@ class Plan:
     cwd: str = "/"
 
 
-def plain(command: list[str]) -> Plan:
+def plain(command: list[str]) -> SandboxCommand:
     """No confinement, for a learner's own process; it starts in an empty folder, away from the learner's files."""
     folder = tempfile.mkdtemp(prefix=f"meshcraft-{os.getpid()}-")
     scratch = f"{folder}/tmp"
@@ -76,10 +76,10 @@ def plain(command: list[str]) -> Plan:
     # Settings that a notebook chose for its own JAX do not apply to the judge.
     kept = {name: value for name, value in os.environ.items() if name.startswith(_HARMLESS) or not _JAX.match(name)}
     env = {**kept, "JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg", "MESHCRAFT_SCRATCH": scratch}
-    return Plan(command, env, folder=folder, cwd=scratch)
+    return SandboxCommand(command, env, folder=folder, cwd=scratch)
 
 
-def bubblewrap(command: list[str], mounts: list[Mount], limits: Limits, own_tmp: bool) -> Plan:
+def bubblewrap(command: list[str], mounts: list[Mount], limits: Limits, own_tmp: bool) -> SandboxCommand:
     """Own user, mount, process, network, IPC, UTS and cgroup namespaces; nothing of the machine but Python.
 
     Three steps. `unshare` makes a mount namespace with one tmpfs that has a byte and an inode quota, which
@@ -128,10 +128,10 @@ def bubblewrap(command: list[str], mounts: list[Mount], limits: Limits, own_tmp:
     for path in _installed_copies():
         argv += ["--tmpfs", path, "--remount-ro", path]
     argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", *_prlimit(limits), *command]
-    return Plan(argv, _environment(INSIDE, "/tmp"), (program,))
+    return SandboxCommand(argv, _environment(INSIDE, "/tmp"), (program,))
 
 
-def landlock(command: list[str], mounts: list[Mount], limits: Limits, confined: bool) -> Plan:
+def landlock(command: list[str], mounts: list[Mount], limits: Limits, confined: bool) -> SandboxCommand:
     """The same paths and limits on the machine's own file system, or with confined False the limits alone.
 
     Not enforced here: quotas of the scratch folder (only RLIMIT_FSIZE, for each file), UDP and Unix sockets
@@ -162,7 +162,7 @@ def landlock(command: list[str], mounts: list[Mount], limits: Limits, confined: 
     if drop:
         argv += _become(user, reads_all=python_is_private() or any(map(_is_private, sources)))
     fds = tuple(fd for fd in (ruleset, program) if fd >= 0)
-    return Plan([*argv, *command], _environment(code, scratch), fds, folder)
+    return SandboxCommand([*argv, *command], _environment(code, scratch), fds, folder)
 
 
 @functools.cache

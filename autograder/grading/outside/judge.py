@@ -15,11 +15,13 @@ import jax
 import msgspec
 import numpy as np
 
-from autograder.contract.task import Case, ChoiceError, Evidence, Judged, Task, Variant, load, named, references
-from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, Fact, Kind, Result, conclude, with_more
+from autograder.contract.task import Case, ChoiceError, Evidence, Task, TaskEvidence, Variant, load, named, references
+from autograder.contract.text import append_sentence
+from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, Fact, Kind, Result, conclude
+from autograder.contract.wrapping import never_called
 from autograder.grading.inside import wire
 from autograder.grading.inside.tracing import Problem, refused
-from autograder.grading.outside.pinned import pinned
+from autograder.grading.outside.jax_settings import pinned
 from course.program import Costs, Memory, Program, ProgramError, Timeline, signature_of
 from course.render.timeline_summary import from_summary, to_summary
 
@@ -39,7 +41,7 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True)
-class Plan:
+class GradingPlan:
     """The cases on which a function is judged, and the seeds for its inputs.
 
     ``seed`` follows from the submission; ``shared`` is that of the stretched cases, whose large inputs and oracles are
@@ -64,7 +66,7 @@ class Plan:
         return [self.task.complete(case) for case in (*self.cases, *([self.at_scale] if self.at_scale else []))]
 
     @property
-    def first(self) -> Plan:
+    def first(self) -> GradingPlan:
         """The quick cases only, with the realistic size and the case it is compared with."""
         small = self.task.at_scale[1] if self.task.at_scale else ""
         return replace(self, cases=tuple(case for case in self.cases if case.quick or case.name == small))
@@ -79,8 +81,8 @@ def plan(
     submission: str = "",
     variant: str = "",
     factors: Mapping[str, float] = NO_FACTORS,
-) -> Plan:
-    """Plan the cases and seeds that a function is judged on.
+) -> GradingPlan:
+    """GradingPlan the cases and seeds that a function is judged on.
 
     Args:
         chapter: The chapter's name.
@@ -102,7 +104,7 @@ def plan(
     at_scale, requested = task.at_scale[0] if task.at_scale else None, task.variant(variant)
     if requested:
         cases, at_scale = tuple(map(requested.of, cases)), at_scale and requested.of(at_scale)
-    return Plan(chapter, task, cases, at_scale, seed, shared, bool(secret), requested, tuple(factors.items()))
+    return GradingPlan(chapter, task, cases, at_scale, seed, shared, bool(secret), requested, tuple(factors.items()))
 
 
 def _seed(secret: bytes, text: str) -> int:
@@ -111,7 +113,7 @@ def _seed(secret: bytes, text: str) -> int:
 
 @pinned()
 def judge(
-    plan: Plan,
+    plan: GradingPlan,
     programs: dict[str, bytes],
     line: str,
     execute: Execute,
@@ -149,7 +151,7 @@ def judge(
     return max(results, key=lambda result: (result.points, -sum(fact.excess for fact in result.missed)))
 
 
-def _at_scale_refused(problem: Problem, plan: Plan, small: Result) -> Result:
+def _at_scale_refused(problem: Problem, plan: GradingPlan, small: Result) -> Result:
     """Report a refusal at scale, after any values or gradients that are already wrong at small sizes."""
     if small.points:
         return stopped(plan.task, problem)
@@ -159,10 +161,14 @@ def _at_scale_refused(problem: Problem, plan: Plan, small: Result) -> Result:
 
 
 def _concluded(
-    plan: Plan, cases: list[Evidence], large: Evidence | None, known: dict[str, Any], picture: dict[str, Any] | None
+    plan: GradingPlan,
+    cases: list[Evidence],
+    large: Evidence | None,
+    known: dict[str, Any],
+    picture: dict[str, Any] | None,
 ) -> Result:
     """Conclude the result with the realistic size in one of its orders."""
-    judged = Judged(cases, large, known, dict(plan.factors))
+    judged = TaskEvidence(cases, large, known, dict(plan.factors))
     found = plan.task.facts(judged)
     if unknown := sorted({*judged.factors} - judged.adjustable):
         names = ", ".join(sorted(judged.adjustable)) or "none"
@@ -170,7 +176,7 @@ def _concluded(
             f"{plan.task.name} has no fact {unknown[0]!r} whose limit a course may change; it has: {names}"
         )
     facts = [
-        replace(_in_this_course(_with_factor(fact, judged), plan.variant), point=fact.name in plan.task.point)
+        replace(_in_this_course(_with_factor(fact, judged), plan.variant), core=fact.name in plan.task.core_facts)
         for fact in found
     ]
     result = conclude(plan.task.name, plan.task.points, facts)
@@ -179,12 +185,12 @@ def _concluded(
     return replace(result, cases=tuple(evidence.case.name for evidence in cases))
 
 
-def _with_factor(fact: Fact, judged: Judged) -> Fact:
+def _with_factor(fact: Fact, judged: TaskEvidence) -> Fact:
     """Add to a fact that fails that its limit is this course's own."""
     if fact.passed is not False or judged.factors.get(fact.name, 1.0) == 1.0:
         return fact
     more = f"In this course the limit is {judged.factors[fact.name]:g} times ours."
-    return replace(fact, message=with_more(fact.message, more))
+    return replace(fact, message=append_sentence(fact.message, more))
 
 
 def _in_this_course(fact: Fact, variant: Variant | None) -> Fact:
@@ -205,12 +211,12 @@ def stopped(task: Task, problem: Problem) -> Result:
     )
 
 
-def _load(plan: Plan, case: Case, programs: dict[str, bytes]) -> Program:
+def _load(plan: GradingPlan, case: Case, programs: dict[str, bytes]) -> Program:
     """Load the case's Program, whose signature must match the contract's exactly."""
     if case.name not in programs:
         raise ProgramError(f"there is no Program for {case.name}")
     program = Program.load(programs[case.name])
-    wrapped = plan.task.wrap(_never_called, case)
+    wrapped = plan.task.wrap(never_called, case)
     expected = signature_of(wrapped.inputs, wrapped.in_specs, wrapped.roles)
     if program.mesh != case.mesh or list(program.mesh) != list(case.mesh):
         raise ProgramError(f"the Program for {case.name} is for mesh {program.mesh}, expected {case.mesh}")
@@ -227,11 +233,7 @@ def _load(plan: Plan, case: Case, programs: dict[str, bytes]) -> Program:
     return program
 
 
-def _never_called(*_: Any) -> Any:
-    raise AssertionError("the judge runs no learner's code")
-
-
-def _run(plan: Plan, case: Case, programs: dict[str, bytes], line: str, execute: Execute) -> Evidence:
+def _run(plan: GradingPlan, case: Case, programs: dict[str, bytes], line: str, execute: Execute) -> Evidence:
     program = _load(plan, case, programs)
     drawn = _drawn(plan, case)
     description, blobs = wire.pack(drawn.inputs)
@@ -250,7 +252,7 @@ def _run(plan: Plan, case: Case, programs: dict[str, bytes], line: str, execute:
 
 
 def _analyse(
-    plan: Plan, programs: dict[str, bytes], line: str, execute: Execute
+    plan: GradingPlan, programs: dict[str, bytes], line: str, execute: Execute
 ) -> list[tuple[Evidence, dict[str, Any] | None]]:
     """Analyse the realistic size; return evidence and a timeline summary for each order of its collectives.
 
@@ -295,7 +297,7 @@ def _looked(answer: dict[str, Any]) -> tuple[Costs, Memory]:
     return msgspec.convert(answer["costs"], Costs), msgspec.convert(answer["memory"], Memory)
 
 
-def expected(plan: Plan, case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
+def expected(plan: GradingPlan, case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
     """Draw a case's inputs, and compute the single-device results from them, by name."""
     drawn = _drawn(plan, case)
     return drawn.inputs, drawn.wanted
@@ -320,7 +322,7 @@ class _Drawn:
 _kept = lru_cache(maxsize=32)(_Drawn)
 
 
-def _drawn(plan: Plan, case: Case) -> _Drawn:
+def _drawn(plan: GradingPlan, case: Case) -> _Drawn:
     stretched = case.name in {other.name for other in plan.task.stretched()}
     make = _Drawn if plan.official and not stretched else _kept  # no other submission gets the same inputs
     return make(plan.chapter, plan.task.name, replace(case, given={}), plan.shared if stretched else plan.seed)

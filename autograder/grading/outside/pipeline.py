@@ -36,7 +36,7 @@ from autograder.grading.inside.messages import Ending, TraceMessage, TraceReques
 from autograder.grading.inside.running import ALL_SECONDS, PATIENT_SECONDS
 from autograder.grading.inside.tracing import Problem, Traced
 from autograder.grading.outside.judge import Stopped, judge, plan, stopped
-from autograder.grading.outside.released import lab_code
+from autograder.grading.outside.notebook_options import lab_code
 from autograder.grading.outside.workers import TRACER, TRIES, Worker, sandboxed
 from course.program import Program, ProgramError
 

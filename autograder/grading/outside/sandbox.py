@@ -25,7 +25,15 @@ from typing import IO, cast
 from autograder.grading.inside.jailed_child import wipe
 from autograder.grading.inside.launch import Limits
 from autograder.grading.inside.syscalls import seccomp_problem
-from autograder.grading.outside.backends import Mount, Plan, bubblewrap, landlock, plain, python_is_private, tool
+from autograder.grading.outside.backends import (
+    Mount,
+    SandboxCommand,
+    bubblewrap,
+    landlock,
+    plain,
+    python_is_private,
+    tool,
+)
 
 STDERR_KEPT = 64 << 10
 PLAIN = "plain"  # no sandbox: for code that learners run on their own machine
@@ -231,7 +239,7 @@ class Sandbox:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _plan(level: str, command: list[str], mounts: list[Mount], limits: Limits) -> Plan:
+def _plan(level: str, command: list[str], mounts: list[Mount], limits: Limits) -> SandboxCommand:
     if level == "bubblewrap":
         return bubblewrap(command, mounts, limits, _own_tmp())
     if level in ("landlock", "unsafe-local"):
@@ -326,7 +334,7 @@ def _trial_command() -> list[str]:
     return [sys.executable, "-P", "-c", TRIAL, __file__]
 
 
-def _trial(make: Callable[[], Plan]) -> str | None:
+def _trial(make: Callable[[], SandboxCommand]) -> str | None:
     """The reason why a backend does not work. It is retried if it was killed or ran out of time."""
     problem = None
     for _ in range(TRIALS):
@@ -336,7 +344,7 @@ def _trial(make: Callable[[], Plan]) -> str | None:
     return problem
 
 
-def _try_once(plan: Plan) -> tuple[str | None, bool]:
+def _try_once(plan: SandboxCommand) -> tuple[str | None, bool]:
     """The problem, if any, and True if something other than the backend may be to blame."""
     try:
         done = subprocess.run(plan.argv, env=plan.env, pass_fds=plan.fds, cwd="/", capture_output=True, timeout=20)

@@ -320,7 +320,7 @@ def test_a_backend_whose_trial_was_killed_is_tried_again_and_one_that_does_not_w
     tries = tmp_path / "tries"
     end = "echo confined" if kills else "echo no namespaces here >&2; exit 1"
     script = f"echo x >> {tries}; if [ $(wc -l < {tries}) -le {kills} ]; then kill -9 $$; fi; {end}"
-    problem = sandbox._trial(lambda: backends.Plan(["sh", "-c", script], {**os.environ}, ()))
+    problem = sandbox._trial(lambda: backends.SandboxCommand(["sh", "-c", script], {**os.environ}, ()))
     assert (problem is None) == works, problem
     if not kills:
         assert problem == "no namespaces here" and tries.read_text() == "x\n"

@@ -28,7 +28,7 @@ from autograder.contract.verdict import NEEDS_HUMAN, REFUSED, Result
 from autograder.grading.inside import wire
 from autograder.grading.inside.messages import Ending
 from autograder.grading.inside.tracing import Problem, Traced, trace_cases
-from autograder.grading.outside.judge import Plan, Stopped, judge, plan, stopped
+from autograder.grading.outside.judge import GradingPlan, Stopped, judge, plan, stopped
 from autograder.grading.outside.pipeline import LIMITS, read_result
 from autograder.grading.outside.sandbox import best_level
 from autograder.grading.outside.workers import local_worker, sandboxed
@@ -63,7 +63,7 @@ ANSWERS: tuple[tuple[str, Any, str, int], ...] = (
 class Base:
     """An answer whose Programs are mutated: its judge, its points and the results of the analyses."""
 
-    plan: Plan
+    plan: GradingPlan
     name: str
     weight: int
     programs: dict[str, bytes]
@@ -172,7 +172,7 @@ class Fuzzer:
         what = f"{header['what']} of {', '.join(chosen)}" if len(names) > 1 else header["what"]
         return base, layer, what, message_of({**base.programs, **dict(zip(chosen, made, strict=True))})
 
-    def _judge(self, planned: Plan, message: bytes) -> tuple[str, Result, dict[str, dict[str, float]]]:
+    def _judge(self, planned: GradingPlan, message: bytes) -> tuple[str, Result, dict[str, dict[str, float]]]:
         """The verdict as ``pipeline`` reaches it, how far the Programs got, and the results of the analyses."""
         figures: dict[str, dict[str, float]] = {}
         stages = ["wire"]

@@ -25,7 +25,7 @@ from autograder.grading.nbgrader.booking import model_answers
 from autograder.grading.nbgrader.course import open_ledger
 from autograder.grading.nbgrader.export import grades_csv, overview
 from autograder.grading.nbgrader.feedback import write_feedback
-from autograder.grading.nbgrader.judging import Job
+from autograder.grading.nbgrader.jobs import Job
 from autograder.grading.nbgrader.pools import NewPool, local_pool
 from autograder.proof.attacks.canaries import IN_VARIABLE, VARIABLE, search
 from autograder.proof.attacks.declared import Attack

@@ -17,7 +17,7 @@ from autograder.checking.judging import executor
 from autograder.contract.task import Case, Task, load
 from autograder.contract.verdict import STUDENT_ERROR
 from autograder.grading.inside.tracing import Problem, time_limit, trace_cases
-from autograder.grading.outside.judge import Plan, Stopped, judge, plan, stopped
+from autograder.grading.outside.judge import GradingPlan, Stopped, judge, plan, stopped
 from autograder.proof.mutation.operators import Mutation, mutations, name_of
 
 # Results of a mutation that no fact rejects; other results are the kind of the rejecting fact, or a verdict.
@@ -88,7 +88,7 @@ class Judged:
     that fail for the solution too, such as one about gradients on a case without any.
     """
 
-    plan: Plan
+    plan: GradingPlan
     module: ModuleType
     wanted: dict[str, bytes]
     silent: tuple[frozenset[str], ...]
@@ -141,7 +141,7 @@ class Judged:
                     raise _Rejected(kind, f"{fact}, {stage.cases[0].name if len(stage.cases) == 1 else 'all cases'}")
 
 
-def _stages(planned: Plan) -> Iterator[Plan]:
+def _stages(planned: GradingPlan) -> Iterator[GradingPlan]:
     """Each case alone, then everything with the realistic size."""
     for case in planned.cases:
         yield replace(planned, cases=(case,), at_scale=None)
@@ -158,7 +158,7 @@ def _program(task: Task, function: Callable[..., Any], case: Case[Any]) -> bytes
     return traced.programs[case.name].serialise()
 
 
-def _failed(stage: Plan, programs: dict[str, bytes]) -> dict[str, str]:
+def _failed(stage: GradingPlan, programs: dict[str, bytes]) -> dict[str, str]:
     """The failed facts that count, by name, and their kinds.
 
     Raises:

@@ -13,8 +13,8 @@ from autograder.grading.inside.intake import Cell, Notebook, read_notebook
 from autograder.grading.inside.running import run_cells
 from autograder.grading.inside.slicing import needed
 from autograder.grading.inside.tracing import Problem, Traced
+from autograder.grading.outside.notebook_options import lab_code
 from autograder.grading.outside.pipeline import LIMITS, trace_request, traced_by
-from autograder.grading.outside.released import lab_code
 from autograder.grading.outside.sandbox import best_level
 from autograder.grading.outside.workers import TRACER, sandboxed
 from autograder.proof.notebooks import ANSWER, CHAPTER, HEAD, TASK

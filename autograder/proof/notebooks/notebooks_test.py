@@ -12,9 +12,9 @@ from autograder.contract.verdict import PASS
 from autograder.grading.inside.intake import Notebook
 from autograder.grading.inside.tracing import Problem
 from autograder.grading.outside.judge import _run, plan
+from autograder.grading.outside.kernel_and_file import same
 from autograder.grading.outside.pipeline import LIMITS, trace_request, traced_by
 from autograder.grading.outside.sandbox import best_level
-from autograder.grading.outside.saved import same
 from autograder.grading.outside.workers import TRACER, local_tracer, local_worker, sandboxed
 from autograder.proof.notebooks import CHAPTER, TASK, read_rows
 

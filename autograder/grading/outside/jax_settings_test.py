@@ -6,7 +6,7 @@ import pytest
 
 from autograder.contract.task import load
 from autograder.grading.outside import judge as judging
-from autograder.grading.outside.pinned import PINNED, pinned
+from autograder.grading.outside.jax_settings import PINNED, pinned
 
 CHANGED = {f"jax_{name}": True for name in ("enable_x64", "debug_nans", "disable_jit")}
 CHANGED |= {"jax_default_prng_impl": "rbg", "jax_numpy_rank_promotion": "raise"}

@@ -11,8 +11,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from autograder.chapters.transformer_3d import sent
-from autograder.chapters.transformer_3d.oracles import (
+from autograder.chapters.draws import compile_oracle, draw_keys, draw_leaves
+from autograder.chapters.transformer_3d import communication
+from autograder.chapters.transformer_3d.layouts import (
     SIZES,
     cut,
     given_specs,
@@ -35,9 +36,7 @@ from autograder.chapters.transformer_3d.wrapping.model import (
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import ModelSizes
 from autograder.contract.case_builders import join_heads
-from autograder.contract.draws import draw_keys, draw_leaves
-from autograder.contract.oracles import compile_oracle
-from autograder.contract.task import Case, Judged, Task
+from autograder.contract.task import Case, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 from course.layout import along
@@ -85,10 +84,10 @@ def whole_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
     return {"values": jax.tree.map(whole, inputs["params"], specs), "gradients": gradients}
 
 
-def whole_facts(judged: Judged) -> list[Fact]:
+def whole_facts(evidence: TaskEvidence) -> list[Fact]:
     gradients = "Which devices hold this leaf, which of them have only a share of its gradient, and who averages? "
     values = "Which leaves are split over the data axis, along which dim, and in which dtype are they sent? "
-    return [*facts.values_and_gradients(judged.cases, values, gradients), *sent.whole_facts(judged.cases)]
+    return [*facts.values_and_gradients(evidence.cases, values, gradients), *communication.whole_facts(evidence.cases)]
 
 
 # A device's width, hidden units and heads are the same on 3 places as on 2.
@@ -104,9 +103,11 @@ WHOLE_WEIGHTS = Task(
     wrapping=WRAPPINGS["whole_weights"],
     points=3,
     cases=(
-        Case("data=2 x pipe=2 x tensor=2, bfloat16", CUBE, SIZES.but(bfloat16=True), quick=True),
-        Case("replica=3 x stage=1 x model=2", {"replica": 3, "stage": 1, "model": 2}, SIZES.but(**THREE), quick=True),
-        Case("data=1 x pipe=4 x tensor=2", {"data": 1, "pipe": 4, "tensor": 2}, SIZES.but(num_repeats=1)),
+        Case("data=2 x pipe=2 x tensor=2, bfloat16", CUBE, SIZES.replace(bfloat16=True), quick=True),
+        Case(
+            "replica=3 x stage=1 x model=2", {"replica": 3, "stage": 1, "model": 2}, SIZES.replace(**THREE), quick=True
+        ),
+        Case("data=1 x pipe=4 x tensor=2", {"data": 1, "pipe": 4, "tensor": 2}, SIZES.replace(num_repeats=1)),
         Case("data=8 x pipe=1 x tensor=1", {"data": 8, "pipe": 1, "tensor": 1}, SIZES),
     ),
     unseen=_unseen_whole,
@@ -183,28 +184,33 @@ def stage_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
 _NO_SUMS = "Gradients of whole leaves stay each device's own share here: what is summed?"
 
 
-def stage_facts(judged: Judged) -> list[Fact]:
-    low, high = ([e for e in judged.cases if e.case.sizes.bfloat16 is wanted] for wanted in (True, False))
+def stage_facts(evidence: TaskEvidence) -> list[Fact]:
+    low, high = ([e for e in evidence.cases if e.case.sizes.bfloat16 is wanted] for wanted in (True, False))
     return [
         *facts.values_and_gradients(high, "Which block, which layer's key, and in which order? "),
-        *sent.low_facts(low, lambda case: case.sizes.num_layers // sizes_of(case)[1], ADDED),
-        sent.over_tensor(judged.cases, sent.stage_moves),
-        sent.no_pieces(judged.cases, 0),
-        sent.nothing_else(judged.cases, {("all_reduce", None), *sent.TENSOR}),
+        *communication.low_facts(low, lambda case: case.sizes.num_layers // sizes_of(case)[1], ADDED),
+        communication.over_tensor(evidence.cases, communication.stage_moves),
+        communication.no_pieces(evidence.cases, 0),
+        communication.nothing_else(evidence.cases, {("all_reduce", None), *communication.TENSOR}),
         # Not counted are the wrapper's own sums, of leaves that are whole on the tensor axis.
         byte_facts.bytes_at_most(
-            "all-reduce bytes", judged.cases, ("all_reduce",), lambda _: 0, _NO_SUMS, of_wrapper=sent.stage_sums
+            "all-reduce bytes",
+            evidence.cases,
+            ("all_reduce",),
+            lambda _: 0,
+            _NO_SUMS,
+            of_wrapper=communication.stage_sums,
         ),
     ]
 
 
-_DEEP = SIZES.but(num_repeats=1, dropout=0.25, rows=2)
+_DEEP = SIZES.replace(num_repeats=1, dropout=0.25, rows=2)
 
 
 def _unseen_stage(rng: np.random.Generator) -> Case[Sizes]:
     rings, parallel = bool(rng.integers(2)), bool(rng.integers(2))
     found = unseen(rng, (2, 2, 1), (1, 2, 2), (1, 1, 3), (1, 2, 3), rings=rings, parallel=parallel, dropout=0.15)
-    return found.but(num_layers=2 * found.sizes.num_layers)
+    return found.replace(num_layers=2 * found.sizes.num_layers)
 
 
 STAGE_3D = Task(
@@ -215,18 +221,18 @@ STAGE_3D = Task(
         Case(
             "replica=1 x stage=1 x model=4, bfloat16, rings",
             {"replica": 1, "stage": 1, "model": 4},
-            _DEEP.but(num_layers=2, bfloat16=True, rings=True, dropout=0.0),
+            _DEEP.replace(num_layers=2, bfloat16=True, rings=True, dropout=0.0),
             quick=True,
         ),
         Case(
             "data=1 x pipe=2 x tensor=3, rings, side by side",
             {"data": 1, "pipe": 2, "tensor": 3},
-            _DEEP.but(**THREE, rings=True, parallel=True),
+            _DEEP.replace(**THREE, rings=True, parallel=True),
         ),
         Case(
             "data=2 x pipe=1 x tensor=1, bfloat16, side by side, dropout",
             {"data": 2, "pipe": 1, "tensor": 1},
-            _DEEP.but(num_layers=2, bfloat16=True, parallel=True),
+            _DEEP.replace(num_layers=2, bfloat16=True, parallel=True),
         ),
     ),
     unseen=_unseen_stage,
@@ -273,22 +279,22 @@ def layers_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
     return {"values": on_stage(y, stages - 1), "gradients": gradients}
 
 
-def layers_facts(judged: Judged) -> list[Fact]:
+def layers_facts(evidence: TaskEvidence) -> list[Fact]:
     gradients = "Is what late stages add to the repeat before part of its gradient, and is it completed once? "
     too_much = "What is kept from the forward pass until the backward pass comes to it, and how many groups are whole?"
-    low, high = ([e for e in judged.cases if e.case.sizes.bfloat16 is wanted] for wanted in (True, False))
+    low, high = ([e for e in evidence.cases if e.case.sizes.bfloat16 is wanted] for wanted in (True, False))
     return [
         *facts.values_and_gradients(high, "Whose weights does a late stage use? ", gradients),
-        *sent.low_facts(low, sent.layer_runs),
-        limits.temporaries_within(judged, TEMPORARIES, too_much, weight=2),
-        *sent.layers_facts(judged.all),
-        sent.no_pieces(judged.cases, 0),
+        *communication.low_facts(low, communication.layer_runs),
+        limits.temporaries_within(evidence, TEMPORARIES, too_much, weight=2),
+        *communication.layers_facts(evidence.programs),
+        communication.no_pieces(evidence.cases, 0),
     ]
 
 
-_LOOPED = SIZES.but(dropout=0.25)
+_LOOPED = SIZES.replace(dropout=0.25)
 _WIDE = {"data": 4, "pipe": 2, "tensor": 1}
-_EIGHT_REPEATS = SIZES.but(num_layers=16, num_repeats=8)
+_EIGHT_REPEATS = SIZES.replace(num_layers=16, num_repeats=8)
 # So large that the same leaves are split as in the small case, along the same dims.
 _LARGE = {"width": 2048, "hidden": 8192, "num_heads": 16, "vocab": 32000, "seq": 128, "max_seq": 128, "min_size": 20000}
 
@@ -297,30 +303,30 @@ def _unseen_layers(rng: np.random.Generator) -> Case[Sizes]:
     how: dict[str, Any] = {"num_microbatches": int(rng.choice([1, 3])), "remat": bool(rng.integers(2))}
     how["rows"] = int(rng.integers(1, 3))
     found = unseen(rng, (2, 2, 1), (1, 2, 2), (1, 3, 1), num_repeats=2, dropout=0.15, **how)
-    return found.but(num_layers=2 * found.sizes.num_layers)
+    return found.replace(num_layers=2 * found.sizes.num_layers)
 
 
 LAYERS_3D = Task(
     wrapping=WRAPPINGS["layers_3d"],
     points=5,
-    point=("live temporaries",),
+    core_facts=("live temporaries",),
     cases=(
-        Case("data=2 x pipe=2 x tensor=2", CUBE, SIZES.but(num_layers=6, num_repeats=3), quick=True),
+        Case("data=2 x pipe=2 x tensor=2", CUBE, SIZES.replace(num_layers=6, num_repeats=3), quick=True),
         Case(
             "replica=2 x stage=3 x model=1, one microbatch, dropout",
             {"replica": 2, "stage": 3, "model": 1},
-            _LOOPED.but(num_layers=12, num_microbatches=1, rows=2),
+            _LOOPED.replace(num_layers=12, num_microbatches=1, rows=2),
             quick=True,
         ),
         Case(
             "data=2 x pipe=2 x tensor=2, no remat, side by side, dropout",
             CUBE,
-            _LOOPED.but(remat=False, parallel=True, num_microbatches=3),
+            _LOOPED.replace(remat=False, parallel=True, num_microbatches=3),
         ),
         Case(
             "data=2 x pipe=1 x tensor=2, bfloat16, rings",
             {"data": 2, "pipe": 1, "tensor": 2},
-            SIZES.but(num_layers=2, bfloat16=True, rings=True),
+            SIZES.replace(num_layers=2, bfloat16=True, rings=True),
         ),
         Case("data=4 x pipe=2 x tensor=1, 8 repeats", _WIDE, _EIGHT_REPEATS),
     ),
@@ -329,7 +335,7 @@ LAYERS_3D = Task(
     oracle=layers_oracle,
     facts=layers_facts,
     at_scale=(
-        Case("data=4 x pipe=2 x tensor=1, width 2048", _WIDE, _EIGHT_REPEATS.but(**_LARGE)),
+        Case("data=4 x pipe=2 x tensor=1, width 2048", _WIDE, _EIGHT_REPEATS.replace(**_LARGE)),
         "data=4 x pipe=2 x tensor=1, 8 repeats",
     ),
     stretches=({"seq": 64, "max_seq": 64, "width": 256, "num_heads": 16, "hidden": 1024, "min_size": 2500},),

@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.closed_forms import split_spec
+from autograder.chapters.draws import compile_oracle, unseen_mesh
 from autograder.chapters.transformer_3d.wrapping.model import (
     Sizes,
     axes_named,
@@ -28,8 +29,6 @@ from autograder.chapters.transformer_3d.wrapping.model import (
 from autograder.contract.byte_facts import resident_bytes
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, join_heads, params_by_head
-from autograder.contract.draws import unseen_mesh
-from autograder.contract.oracles import compile_oracle
 from autograder.contract.task import Case
 from course.layout import tensor_specs
 from course.model import Model, full_loss
@@ -83,7 +82,7 @@ def unseen(rng: np.random.Generator, *meshes: tuple[int, int, int], **more: Any)
     (_, stages, n), repeats = mesh.values(), more.get("num_repeats", 1)
     how = {"num_repeats": repeats, "num_layers": stages * repeats, "min_size": int(rng.choice([40, 150]))}
     sizes = {"width": 12 * n, "hidden": 20 * n, "num_heads": 2 * n, "vocab": 24 * n, "seq": 6 * n, "max_seq": 9 * n}
-    return Case(UNSEEN, mesh, SIZES.but(**{**sizes, **how, **more}))
+    return Case(UNSEEN, mesh, SIZES.replace(**{**sizes, **how, **more}))
 
 
 def part_shapes(case: Case[Sizes]) -> Any:

@@ -10,7 +10,7 @@ from itertools import groupby, product
 import numpy as np
 
 from autograder.contract.task import Evidence
-from autograder.contract.verdict import listed
+from autograder.contract.text import join_words
 from course.program import Leaf
 
 NOTHING, UNKNOWN = "nothing but zeros", "something else"
@@ -88,7 +88,7 @@ def device_at(axes: Sequence[str], places: Sequence[int], mesh: Mapping[str, int
     if not axes:
         return ""
     noun = "device" if len(axes) == sum(size > 1 for size in mesh.values()) else "devices"
-    return f"the {noun} at {listed(f'{axis} {place}' for axis, place in zip(axes, places, strict=True))}"
+    return f"the {noun} at {join_words(f'{axis} {place}' for axis, place in zip(axes, places, strict=True))}"
 
 
 class Layout:
@@ -193,8 +193,8 @@ def _label(part: np.ndarray, own: np.ndarray, devices: Sequence[str], near: floa
         summed = f"the sum of {chunk if own.shape[1] > 1 else 'the chunks'}"
         if lacking:
             few = len(lacking) < len(some)
-            summed += f" {'without that of' if few else 'of no more than'} {listed(lacking if few else some)}"
-        return summed + (f", with that of {listed(more)} more than once" if more else "")
+            summed += f" {'without that of' if few else 'of no more than'} {join_words(lacking if few else some)}"
+        return summed + (f", with that of {join_words(more)} more than once" if more else "")
     return _mixture(part, own, devices)
 
 
@@ -205,7 +205,7 @@ def _mixture(part: np.ndarray, own: np.ndarray, devices: Sequence[str]) -> str:
         of = [(start + apart * i) % count for i in range(count)]
         if np.max(np.abs(sum(own[i, place] for i, place in enumerate(of)) - part)) <= near:
             some = [f"chunk {place} of {device}" for place, device in zip(of, devices, strict=True)]
-            return f"the sum of {listed([*some[:_FEW], 'so on'] if count > _FEW else some)}"
+            return f"the sum of {join_words([*some[:_FEW], 'so on'] if count > _FEW else some)}"
     return ""
 
 
@@ -266,7 +266,7 @@ def _numbered(noun: str, numbers: Sequence[int]) -> str:
         return f"{noun} {numbers[0]}"
     row = len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1
     plural = "indices" if noun == "index" else f"{noun}s"
-    return f"{plural} {numbers[0]} to {numbers[-1]}" if row else f"{plural} {listed(map(str, numbers))}"
+    return f"{plural} {numbers[0]} to {numbers[-1]}" if row else f"{plural} {join_words(map(str, numbers))}"
 
 
 def _sentence(device: str, phrases: Sequence[str], wrong: np.ndarray) -> str:

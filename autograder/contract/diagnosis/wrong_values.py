@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from autograder.contract.case import Case
-from autograder.contract.factors import FACTORS, FEW, ROUNDED, distinct, factor, ratios
+from autograder.contract.diagnosis.factors import FACTORS, FEW, ROUNDED, distinct, factor, ratios
+from autograder.contract.diagnosis.misplaced import layout, where
 from autograder.contract.task import Evidence
-from autograder.contract.verdict import LATER_LOSSES, listed
-from autograder.contract.whereabouts import layout, where
+from autograder.contract.text import join_words
+from autograder.contract.verdict import LATER_LOSSES
 
 # Elements of dropout masks agree by chance: two masks of rate r agree on r² + (1 - r)² of their elements.
 _BY_CHANCE = (0.1, 0.95)
@@ -246,7 +247,7 @@ def _at_one_place(e: Evidence, leaf: str, right: np.ndarray) -> str:
             if axis in laid.axes
         ]
         some = [f"{axis} {i[0]}" for axis, i in coordinates if len(i) == 1]
-        here = f"Only devices at {listed(some)} are wrong." if some else ""
+        here = f"Only devices at {join_words(some)} are wrong." if some else ""
         return f"{here} {_along(own[wrong], 1, laid.local)}".strip()
     return _along(right, 0, range(right.ndim))
 
@@ -262,6 +263,6 @@ def _along(right: np.ndarray, first: int, names: Sequence[int]) -> str:
     if not found:
         return ""
     _, dim, wrong = min(found, key=lambda one: one[:2])
-    which = f"{wrong[0]} to {wrong[-1]}" if len(wrong) > 4 else listed(map(str, wrong))
+    which = f"{wrong[0]} to {wrong[-1]}" if len(wrong) > 4 else join_words(map(str, wrong))
     places = f"index {which} is" if len(wrong) == 1 else f"indices {which} are"
     return f"Along dim {names[dim - first]}, of {right.shape[dim]}, only {places} wrong."

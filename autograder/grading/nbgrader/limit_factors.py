@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from autograder.contract.task import load
-from autograder.contract.verdict import listed
+from autograder.contract.text import join_words
 from autograder.grading.inside.intake import Cell, read_notebook
 from autograder.grading.nbgrader.points import the_one
 from autograder.grading.nbgrader.settings import CourseError, Settings, read_settings
-from autograder.grading.outside.released import limits_stated
+from autograder.grading.outside.notebook_options import limits_stated
 
 Factors = dict[str, dict[str, float]]
 
@@ -62,7 +62,7 @@ def require_possible(chapter: str, limits: Mapping[str, Mapping[str, float]]) ->
     for result in report.functions:
         if missed := [fact for fact in result.missed if fact.name in limits[result.name]]:
             raise CourseError(
-                f"the course's own {result.name} would not meet {listed(f'“{fact.name}”' for fact in missed)}: "
+                f"the course's own {result.name} would not meet {join_words(f'“{fact.name}”' for fact in missed)}: "
                 f"{missed[0].measured_text} measured, {missed[0].limit_text} allowed; choose a larger factor"
             )
 

@@ -8,7 +8,7 @@ from autograder.contract.task import ChoiceError
 from autograder.contract.verdict import PARTIAL, PASS
 from autograder.grading.inside.intake import read_notebook
 from autograder.grading.nbgrader.bridge import Agrees
-from autograder.grading.nbgrader.limited import limits_in, parse_limits, require_stated
+from autograder.grading.nbgrader.limit_factors import limits_in, parse_limits, require_stated
 from autograder.grading.nbgrader.new_course import init_course
 from autograder.grading.nbgrader.settings import CourseError, read_settings, write_settings
 from autograder.grading.nbgrader.submissions import find_submissions

@@ -1,8 +1,9 @@
-"""Random draws of contracts: the meshes of cases, unseen cases, and inputs. Never mounted in the sandbox."""
+"""Random draws of contracts: meshes of cases, unseen cases, and inputs; and compiled oracles. No sandbox shows them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,8 +12,11 @@ import numpy as np
 from jax import lax
 
 from autograder.contract.case import UNSEEN, Case, ModelSizes, Sizes
-from autograder.contract.oracles import compile_oracle
 from course.data import regression_batch, token_batch
+from course.program.run import FEW_OPTIMISATIONS
+
+# ``jax.jit`` of an oracle, which like a Program runs a few times, on small arrays.
+compile_oracle = partial(jax.jit, compiler_options=FEW_OPTIMISATIONS)
 
 _LETTERS = list("abcdefghijklmnopqrstuvwxyz")
 

@@ -10,7 +10,7 @@ from autograder.contract.task import load
 from autograder.grading.inside.intake import read_notebook
 from autograder.grading.inside.tracing import trace_cases
 from autograder.grading.inside.uses import uses
-from autograder.grading.outside.saved import notes
+from autograder.grading.outside.kernel_and_file import notes
 from autograder.proof.notebooks import ANSWER, CHAPTER, HEAD, TASK
 
 CONTRACT = load(CHAPTER).task(TASK)

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable
 
 import jax
 
-from autograder.chapters.transformer_3d.oracles import part_bytes
+from autograder.chapters.transformer_3d.layouts import part_bytes
 from autograder.chapters.transformer_3d.wrapping.layers import stage_specs
 from autograder.chapters.transformer_3d.wrapping.model import Sizes, axes_of, named, sizes_of, stacked_of
 from autograder.contract import byte_facts, facts
-from autograder.contract.facts import at, plain, unmeasured, worst
+from autograder.contract.facts import case_fact, plain, unmeasured, worst
 from autograder.contract.task import Case, Evidence
-from autograder.contract.verdict import Fact, Kind, Limit, Unit, counted
+from autograder.contract.text import count_of
+from autograder.contract.verdict import Direction, Fact, Kind, Unit
 from course.program import Collective
 from course.schedules import num_ticks
 
@@ -93,7 +94,7 @@ def over_data(evidence: list[Evidence], layers: bool = False, most: float = 2) -
             c for c in e.costs.collectives if (c.kind, c.axes) == ("all_gather", data(e.case)) and c.dtype != "bf16"
         ]
         message = f"with dtype bfloat16 there are all-gathers of {sent[0].dtype} over {sent[0].axes[0]}" if sent else ""
-        return at(e, name, Kind.COMMUNICATION, message, sum(c.total_bytes for c in sent), 0, line=e.line)
+        return case_fact(e, name, Kind.COMMUNICATION, message, sum(c.total_bytes for c in sent), 0, line=e.line)
 
     name = "all-gather bytes over data"
     gathers = byte_facts.bytes_sent(name, evidence, "all_gather", lambda e: most * half(e), least=half, axes=data)
@@ -207,7 +208,7 @@ def nothing_else(evidence: list[Evidence], known: Iterable[tuple[str, int | None
                 f"{e.case.place} there is {plain(most.kind)} of {most.dtype}{list(most.shape)} over "
                 f"{over}: {_ASKED if most.kind == 'collective_permute' and most.axes == (axes[2],) else _NEEDED}"
             )
-        return at(e, name, Kind.COMMUNICATION, message, sum(c.count for c in others), 0, line=line)
+        return case_fact(e, name, Kind.COMMUNICATION, message, sum(c.count for c in others), 0, line=line)
 
     return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
 
@@ -298,14 +299,16 @@ def low_facts(evidence: list[Evidence], runs: Callable[[Case[Sizes]], int], roun
         if low < dense or not least <= plainly <= most or low + plainly < sum(products.values()):
             message = (
                 f"with dtype bfloat16 there are {low} products of bfloat16 and "
-                f"{counted(sum(products.values()) - low, 'other')}. "
+                f"{count_of(sum(products.values()) - low, 'other')}. "
                 "Those of dense layers, head included, are of bfloat16, forward and backward, and those of attention "
                 f"of float32: here between {least} and {most}"
             )
         elif not near.passed:
             return near
-        how = {"direction": Limit.BETWEEN, "unit": Unit.PRODUCTS}
-        return at(e, names[0], Kind.COMPUTE if near.passed else near.kind, message, plainly, (least, most), **how)
+        how = {"direction": Direction.BETWEEN, "unit": Unit.PRODUCTS}
+        return case_fact(
+            e, names[0], Kind.COMPUTE if near.passed else near.kind, message, plainly, (least, most), **how
+        )
 
     hint = "What a product gives is cast back before anything else is done with it"
     return [worst([look(e) for e in evidence]), facts.precise_in(names[1], evidence, "f32", hint)]
@@ -325,7 +328,7 @@ def no_pieces(evidence: list[Evidence], times: float) -> Fact:
             most = max(sent, key=lambda c: c.total_bytes)
             line, what = most.line, f"{plain(most.kind)} of {most.total_bytes:,.0f} bytes"
             message = f"{e.case.place} there is {what}. {_RINGS}"
-        return at(e, name, Kind.COMMUNICATION, message, total, limit, unit=Unit.BYTES, line=line)
+        return case_fact(e, name, Kind.COMMUNICATION, message, total, limit, unit=Unit.BYTES, line=line)
 
     found = [look(e) for e in evidence if e.case.sizes.rings]
     return worst(found) if found else unmeasured(name, Kind.COMMUNICATION, _LATER.format("with rings"))

@@ -16,7 +16,7 @@ from nbformat.v4 import new_markdown_cell
 from autograder.contract.task import load
 from autograder.grading.inside.intake import Cell, IntakeError, read_notebook
 from autograder.grading.nbgrader.settings import CourseError, read_settings
-from autograder.grading.outside.released import limits_stated, stated
+from autograder.grading.outside.notebook_options import limits_stated, stated
 from autograder.release.converters import CHECK
 
 MARK, LIMIT_MARK = "variant-", "limits-"

@@ -11,7 +11,7 @@ import numpy as np
 
 from autograder.contract.case import Case
 from autograder.contract.task import Evidence
-from autograder.contract.verdict import listed
+from autograder.contract.text import join_words
 
 # If nearly all elements are off by less than this fraction of the largest, the formula is right and rounding differs.
 ROUNDED = 1e-2
@@ -56,7 +56,7 @@ def having(
         (some[0] for some in found if len(some) == 1),
         key=lambda axis: sum(_together([axis], other) == 1 for other in every),
     )
-    together = [listed(map(repr, some)) for some in found if len(some) > 1]
+    together = [join_words(map(repr, some)) for some in found if len(some) > 1]
     matches = [f"axis {' or '.join(map(repr, alone))} has that size"] if alone else []
     matches += [f"axes {', or '.join(together)} together have that size"] if together else []
     if as_many:

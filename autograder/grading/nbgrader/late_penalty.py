@@ -9,7 +9,7 @@ from nbgrader.preprocessors import AssignLatePenalties
 from traitlets import Float
 from traitlets.config import Config
 
-from autograder.contract.verdict import counted
+from autograder.contract.text import count_of
 from autograder.grading.nbgrader.bridge import configuration
 from autograder.grading.nbgrader.course import open_gradebook
 
@@ -38,7 +38,7 @@ class LatePenalty(BasePlugin):
         if not self.per_day:
             return late
         most = f", at most {self.at_most:g}%" if self.at_most < 100 else ""
-        return f"{late}: {counted(days_begun(seconds), 'day')} begun, {self.per_day:g}% of the points each{most}"
+        return f"{late}: {count_of(days_begun(seconds), 'day')} begun, {self.per_day:g}% of the points each{most}"
 
 
 def days_begun(seconds: float) -> int:
@@ -49,7 +49,7 @@ def days_begun(seconds: float) -> int:
 def duration(seconds: float) -> str:
     """A delay in words, in the largest unit of which it is at least two."""
     unit, size = next(((n, s) for n, s in (("day", DAY), ("hour", HOUR)) if seconds >= 2 * s), ("minute", MINUTE))
-    return counted(max(1, math.floor(seconds / size)), unit)
+    return count_of(max(1, math.floor(seconds / size)), unit)
 
 
 def renew_penalties(course: Path, assignment: str) -> None:

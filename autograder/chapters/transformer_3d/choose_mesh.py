@@ -10,10 +10,10 @@ import numpy as np
 from autograder.chapters.transformer_3d.wrapping.choice import ANSWERED, MOST, Models, Question, machine_of, questions
 from autograder.contract import value_facts, value_tasks
 from autograder.contract.case import UNSEEN
-from autograder.contract.facts import at, worst
-from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.facts import case_fact, worst
+from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.value_tasks import Refusal
-from autograder.contract.verdict import Fact, Kind, Limit, Unit
+from autograder.contract.verdict import Direction, Fact, Kind, Unit
 from autograder.contract.wrapping import wrappings
 from course.budget import Sizes
 from course.machines import machine
@@ -79,7 +79,7 @@ def _fits(e: Evidence) -> Fact:
     """Each choice that can be placed fits with the margin, and at least one can be placed."""
     messages, estimates = [], _estimates(e)
     if not estimates:
-        return at(e, MEMORY, Kind.MEMORY, "no choice can be placed", "no choice", "all choices")
+        return case_fact(e, MEMORY, Kind.MEMORY, "no choice can be placed", "no choice", "all choices")
     for question, found in estimates:
         if not found.fits:
             needed, there = (1 + found.margin) * found.bytes / 1e9, found.memory / 1e9
@@ -90,8 +90,8 @@ def _fits(e: Evidence) -> Fact:
 
 
 def _fact(name: str, e: Evidence, messages: list[str], kind: Kind) -> Fact:
-    count, how = len(questions(e.case)), {"direction": Limit.ALL, "unit": Unit.CHOICES}
-    return at(e, name, kind, messages[0] if messages else "", count - len(messages), count, **how)
+    count, how = len(questions(e.case)), {"direction": Direction.ALL, "unit": Unit.CHOICES}
+    return case_fact(e, name, kind, messages[0] if messages else "", count - len(messages), count, **how)
 
 
 def _estimates(e: Evidence) -> list[tuple[Question, Any]]:
@@ -119,14 +119,14 @@ def _near_the_best(e: Evidence) -> Fact:
             detail = "" if e.secret else f"{detail}{most}."
             described = _described(e, question, found.choice[:ANSWERED])
             least, message = share, f"{described} is slower than another that fits.{detail}"
-    how: dict[str, Any] = {"limit": NEAR, "direction": Limit.AT_LEAST, "unit": Unit.BEST_CHOICE}
+    how: dict[str, Any] = {"limit": NEAR, "direction": Direction.AT_LEAST, "unit": Unit.BEST_CHOICE}
     if not estimates:
-        return at(e, MFU, Kind.TIME, "no choice can be placed", "no choice", **how)
-    return at(e, MFU, Kind.TIME, message if least < NEAR else "", least, **how)
+        return case_fact(e, MFU, Kind.TIME, "no choice can be placed", "no choice", **how)
+    return case_fact(e, MFU, Kind.TIME, message if least < NEAR else "", least, **how)
 
 
-def choice_facts(judged: Judged) -> list[Fact]:
-    return [worst([look(e) for e in judged.cases]) for look in (_placed, _fits, _near_the_best)]
+def choice_facts(evidence: TaskEvidence) -> list[Fact]:
+    return [worst([look(e) for e in evidence.cases]) for look in (_placed, _fits, _near_the_best)]
 
 
 def _oracle(_: Any, case: Case[Models]) -> dict[str, Any]:
@@ -153,7 +153,7 @@ CHOOSE_MESH = Task(
     wrapping=wrappings("transformer_3d")["choose_mesh"],
     kind="value",
     points=3,
-    point=("predicted MFU",),
+    core_facts=("predicted MFU",),
     cases=(
         Case("8xA5000", {"data": 1}, Models(machine="8xA5000"), quick=True),
         Case("2x8xA100", {"data": 1}, Models(machine="2x8xA100"), quick=True),

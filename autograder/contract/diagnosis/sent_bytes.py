@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from autograder.contract.case import Case
-from autograder.contract.verdict import WHICH_DTYPE, in_bytes
+from autograder.contract.text import format_bytes
+from autograder.contract.verdict import WHICH_DTYPE
 from course.program import Collective, Leaf
 
 NEVER_SENT = "is something never sent, or by another collective?"
@@ -22,7 +23,7 @@ def of_few_bytes(sent: Sequence[Collective], low: float, inputs: Iterable[Leaf],
         most = max(narrow, key=lambda c: c.total_bytes)
         return (
             f"{array(most)} has numbers of {_NARROW[most.dtype]} bytes, and in float32 it would be "
-            f"{in_bytes(wide)}: {WHICH_DTYPE}"
+            f"{format_bytes(wide)}: {WHICH_DTYPE}"
         )
     total, microbatches = sum(c.total_bytes for c in sent), getattr(case.sizes, "num_microbatches", 1)
     if microbatches > 1 and abs(total * microbatches / low - 1) < 1e-4:
@@ -46,7 +47,7 @@ def of_many_bytes(
     wide = [c for c in sent if c.dtype == "f32"]
     if low and wide and (half := total - sum(c.total_bytes for c in wide) / 2) <= high * (1 + 1e-4):
         most = max(wide, key=lambda c: c.total_bytes)
-        enough = f"in bfloat16 all would be {in_bytes(half)}"
+        enough = f"in bfloat16 all would be {format_bytes(half)}"
         return most, f"{array(most)} has numbers of 4 bytes, and {enough}: {WHICH_DTYPE}"
     for c in sorted(sent, key=lambda c: -c.wire_bytes):
         runs = round(excess / c.wire_bytes) if c.wire_bytes else 0
@@ -55,16 +56,16 @@ def of_many_bytes(
         if len(twin) == 1 and twin[0].count == c.count > 1 and abs(excess - both) <= 1e-3 * excess:
             sends = f"the {array(c)} over {' and '.join(c.axes)} sends in 1 of its {c.count} runs forward"
             return c, (
-                f"the excess of {in_bytes(excess)} is exactly what {sends} and 1 of {c.count} backward: does the loop "
-                "make one step too many?"
+                f"the excess of {format_bytes(excess)} is exactly what {sends} and 1 of {c.count} backward: does the "
+                "loop make one step too many?"
             )
         if 1 <= runs <= c.count and abs(excess - runs * c.wire_bytes) <= 1e-3 * excess:
             over = " and ".join(c.axes)
             if 0 < least < high and c.count > 1:
-                each = f"the {array(c)} over {over} sends {in_bytes(c.wire_bytes)} in each of its {c.count} runs"
-                return c, f"{each}, and {in_bytes(least)} in all are enough"
+                each = f"the {array(c)} over {over} sends {format_bytes(c.wire_bytes)} in each of its {c.count} runs"
+                return c, f"{each}, and {format_bytes(least)} in all are enough"
             how = f" in {runs} of its {c.count} runs" if c.count > 1 else ""
-            return c, f"the excess of {in_bytes(excess)} is exactly what the {array(c)} over {over} sends{how}"
+            return c, f"the excess of {format_bytes(excess)} is exactly what the {array(c)} over {over} sends{how}"
     return largest, f"most of it is {described(largest)}{'.' if inserted(largest) else ''}{inserted(largest)}"
 
 

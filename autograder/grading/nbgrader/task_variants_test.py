@@ -12,7 +12,7 @@ from autograder.check import check, check_notebook
 from autograder.contract.task import find_task, load
 from autograder.contract.verdict import FAIL, PASS
 from autograder.grading.inside.intake import parse_notebook
-from autograder.grading.nbgrader import varied
+from autograder.grading.nbgrader import task_variants
 from autograder.grading.nbgrader.course import make_course
 from autograder.grading.nbgrader.new_course import init_course
 from autograder.grading.nbgrader.settings import CourseError, read_settings
@@ -85,10 +85,13 @@ def test_what_is_made_of_two_rings_stays_what_it_was(variant):
 
 
 def test_a_secret_chooses_and_functions_that_belong_together_agree():
-    drawn = [varied.choose(bytes([i]) * 32, "collectives") for i in range(40)]
+    drawn = [task_variants.choose(bytes([i]) * 32, "collectives") for i in range(40)]
     assert all(each["ring_all_gather"] == each["ring_reduce_scatter"] for each in drawn)
     assert {each["ring_all_to_all"] for each in drawn} == {each["ring_all_gather"] for each in drawn} == {*PLACES}
-    assert drawn[0] == varied.choose(bytes([0]) * 32, "collectives") and varied.choose(b"x" * 32, "pipeline") == {}
+    assert (
+        drawn[0] == task_variants.choose(bytes([0]) * 32, "collectives")
+        and task_variants.choose(b"x" * 32, "pipeline") == {}
+    )
 
 
 @pytest.mark.parametrize(("chapter", "task"), TASKS, ids=lambda each: getattr(each, "name", each))
@@ -119,7 +122,7 @@ def handed_in(course, name, text):
 
 
 def test_a_new_course_says_what_it_asks_for_and_three_places_judge_it(course, tmp_path):
-    asked = varied.requested_by(course, "collectives")
+    asked = task_variants.requested_by(course, "collectives")
     assert set(asked) == set(RINGS)
     name, path = "ring_all_to_all", tmp_path / "collectives.ipynb"
     sentence = sentence_of(name, asked[name])
@@ -158,10 +161,10 @@ def test_init_again_changes_nothing_and_a_verdict_is_filed_under_what_was_asked(
     (other,) = find_submissions(course, "collectives")
     assert usual.key != other.key
     with pytest.raises(CourseError, match=r"course.toml for none.*meshcraft init .* makes them agree"):
-        varied.requested_by(course, "collectives")
+        task_variants.requested_by(course, "collectives")
     (course / "course.toml").write_text(re.sub('"(reversed|next|previous)"', '"sideways"', settings))
     with pytest.raises(CourseError, match="no variant 'sideways'"):
-        varied.requested_by(course, "collectives")
+        task_variants.requested_by(course, "collectives")
 
 
 def test_a_course_of_before_and_one_that_wants_none_keep_the_public_notebook(tmp_path):
@@ -171,11 +174,11 @@ def test_a_course_of_before_and_one_that_wants_none_keep_the_public_notebook(tmp
     released = (old / "release" / "collectives" / "collectives.ipynb").read_bytes()
     init_course(old, chapters=["collectives"], due={}, settings={}, students=[])
     assert (old / "release" / "collectives" / "collectives.ipynb").read_bytes() == released
-    assert varied.requested_by(old, "collectives") == {}
+    assert task_variants.requested_by(old, "collectives") == {}
     init_course(plain, chapters=["collectives"], due={}, settings={"vary": False}, students=[])
     assert read_settings(plain).variants == {} and b"variant" not in released
     init_course(plain, chapters=["collectives"], due={}, settings={"vary": True}, students=[])
-    assert set(varied.requested_by(plain, "collectives")) == set(RINGS)
+    assert set(task_variants.requested_by(plain, "collectives")) == set(RINGS)
     init_course(plain, chapters=["collectives"], due={}, settings={"vary": False}, students=[])
     sources = {(folder / "source" / "collectives" / "collectives.ipynb").read_bytes() for folder in (old, plain)}
     assert len(sources) == 1

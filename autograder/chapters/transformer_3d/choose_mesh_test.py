@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from autograder.chapters.transformer_3d.alternatives import ALTERNATIVES
-from autograder.chapters.transformer_3d.choice import CHOOSE_MESH, best, choice_facts
+from autograder.chapters.transformer_3d.choose_mesh import CHOOSE_MESH, best, choice_facts
 from autograder.chapters.transformer_3d.mutants import MUTANTS
 from autograder.chapters.transformer_3d.wrapping.choice import MOST, questions
 from autograder.contract import value_facts, value_tasks, wrapping
-from autograder.contract.task import Judged
+from autograder.contract.task import TaskEvidence
 from autograder.contract.value_tasks import Refusal
 from autograder.contract.wrapping import Mismatch
 from course.mesh import make_mesh
@@ -31,7 +31,7 @@ def facts(function, cases, secret=False):
             values = np.asarray(TASK.wrap(function, case).function(nothing=np.zeros((), np.uint8))["values"])
         assert len(values) == MOST
         found.append(evidence(case, values, secret))
-    return choice_facts(Judged(found, None, {}))
+    return choice_facts(TaskEvidence(found, None, {}))
 
 
 def failed(found):
@@ -48,7 +48,7 @@ def test_the_oracle_s_own_choices_pass():
     for case in TASK.cases:
         given = value_facts.decode(TASK.oracle({}, case)["values"])
         assert len(given) == len(questions(case))
-        found = choice_facts(Judged([evidence(case, TASK.oracle({}, case)["values"])], None, {}))
+        found = choice_facts(TaskEvidence([evidence(case, TASK.oracle({}, case)["values"])], None, {}))
         assert failed(found) == set()
 
 
@@ -80,7 +80,7 @@ def test_a_forged_answer_passes_nothing():
         value_tasks.encode((1, 2, 3), MOST),
         value_tasks.encode((Refusal("x"),) * 9, MOST),
     ):
-        found = choice_facts(Judged([evidence(TASK.cases[0], values)], None, {}))
+        found = choice_facts(TaskEvidence([evidence(TASK.cases[0], values)], None, {}))
         assert {"every choice can be placed", "predicted MFU"} <= failed(found)
 
 

@@ -7,10 +7,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Sizes
+from autograder.contract.diagnosis.misplaced import grid
 from autograder.contract.facts import arrays_match
 from autograder.contract.task import Case, Evidence
 from autograder.contract.verdict import Kind
-from autograder.contract.whereabouts import grid
 from course.program import Costs, Leaf, Memory
 from course.program.program import spec_of
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from autograder.contract.task import Task, load, site_command
-from autograder.contract.verdict import FAIL, PARTIAL, Fact, Result, conclude, listed
+from autograder.contract.text import join_words
+from autograder.contract.verdict import FAIL, PARTIAL, Fact, Result, conclude
 from course.curriculum import contract_folder
 
 _GRADIENT, _LONGEST = re.compile(r"\b(value_and_grad|jax\.grad|grad|vjp)\("), 500
@@ -27,7 +28,7 @@ def with_fault(chapter: str, result: Result, used: Mapping[str, str], judged: Ca
     for other in [task for task in load(chapter).tasks if task.name in used and task.name != result.name]:
         found = judged(other)
         if result.verdict == PARTIAL and found.missed:
-            short = listed(f"“{fact.name}”" for fact in found.missed)
+            short = join_words(f"“{fact.name}”" for fact in found.missed)
             first = f"{other.name}, which {result.name} calls, falls short of {short} by itself: fix that first."
             return replace(result, message=f"{first} check({other.name}) shows more.")
         if result.verdict == FAIL and (found.reason or not found.facts):

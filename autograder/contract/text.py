@@ -1,0 +1,38 @@
+"""English in messages: counts, bytes and lists."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+LARGE, UNITS = 10**7, ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def append_sentence(message: str, more: str) -> str:
+    """The message with another sentence, before the table or picture on its later lines."""
+    text, *picture = message.split("\n")
+    return "\n".join([f"{text} {more}".strip(), *picture])
+
+
+def count_of(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun, in the plural unless it is 1: ``1 other``, ``2,048 others``."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def binary_units(number: float) -> str:
+    """A large number of bytes in the unit that people think in; "" for a small one."""
+    if number < LARGE:
+        return ""
+    power = min(int(math.log2(number)) // 10, len(UNITS) - 1)
+    return f"{number / 1024**power:.4g} {UNITS[power]}"
+
+
+def format_bytes(number: float) -> str:
+    """Bytes with their unit, as in the table: ``2,880 bytes``, ``2.842 GiB``."""
+    return binary_units(number) or count_of(round(number), "byte")
+
+
+def join_words(words: Iterable[str]) -> str:
+    """``a, b and c``."""
+    *before, last = words
+    return f"{', '.join(before)} and {last}" if before else last
