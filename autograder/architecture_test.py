@@ -7,8 +7,7 @@ from graphlib import TopologicalSorter
 import grimp
 import pytest
 
-from autograder.release.notebook import ROOT
-from course.curriculum import CHAPTERS, NOTEBOOKS, PRIMER, earlier
+from course.curriculum import CHAPTERS, NOTEBOOKS, PRIMER, ROOT, earlier
 
 OURS = ("course", "solutions", "autograder")
 
@@ -65,7 +64,11 @@ def test_chapters_and_what_the_sandbox_shows_of_them_stand_alone():
                 continue
             found = {other for other in graph.find_modules_directly_imported_by(name) if "chapters." in other}
             wraps = f"{name}.".startswith(f"{own}.wrapping.")
-            fine = r"autograder\.chapters\.\w+\.wrapping" if wraps else rf"{own}|autograder\.chapters\.(closed_forms|draws)"
+            fine = (
+                r"autograder\.chapters\.\w+\.wrapping"
+                if wraps
+                else rf"{own}|autograder\.chapters\.(closed_forms|draws)"
+            )
             assert all(re.match(rf"({fine})(\.|$)", other) for other in found), (name, found)
 
 

@@ -32,7 +32,7 @@ from autograder.grading.inside.intake import IntakeError
 from autograder.grading.outside.judge import plan
 from autograder.learner.compiled import CompiledFacts
 from autograder.proof.demo.__main__ import HERE as DEMO
-from autograder.release.notebook import ROOT
+from course.curriculum import ROOT
 from solutions import data_parallel
 from solutions import fsdp as solutions_fsdp
 

@@ -14,8 +14,7 @@ from autograder.commands.chapters import problems
 from autograder.contract import task
 from autograder.contract.task import load
 from autograder.release import notebook, promises, reference_metrics
-from autograder.release.notebook import ROOT
-from course.curriculum import CHAPTERS, Chapter, chapter
+from course.curriculum import CHAPTERS, ROOT, Chapter, chapter
 
 COLLECTIVES = chapter("collectives")
 
@@ -149,7 +148,7 @@ def test_a_new_chapter_has_every_file_and_is_the_curriculums_last(meshcraft, mon
     for folder in ("course", "site"):
         (tmp_path / folder).mkdir()
     shutil.copy(ROOT / "course/curriculum.py", tmp_path / "course/curriculum.py")
-    monkeypatch.setattr(notebook, "ROOT", tmp_path)
+    monkeypatch.setattr("course.curriculum.ROOT", tmp_path)
     ended = meshcraft("new-chapter", "novel", "--title", "A novel")
     assert ended.status == 0 and "meshcraft build novel" in ended.out
     entry = Chapter("novel", "A novel", "what you learn in it")

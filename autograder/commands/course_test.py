@@ -11,7 +11,7 @@ import typer
 from autograder import cli
 from autograder.grading.nbgrader.new_course import due_dates
 from autograder.grading.nbgrader.settings import read_settings
-from autograder.release.notebook import ROOT
+from course.curriculum import ROOT
 
 
 def test_a_course_is_made_and_changed_by_the_same_command(meshcraft, tmp_path):

@@ -38,10 +38,9 @@ from autograder.progress import (
     remember,
     remember_hint,
 )
-from course.curriculum import CHAPTERS, NOTEBOOKS, Function, home
+from course.curriculum import CHAPTERS, NOTEBOOKS, ROOT, Function, home
 from course.curriculum import chapter as find_chapter
 
-ROOT = Path(__file__).resolve().parents[2]
 # Its page_config.json disables nbgrader's instructor features and the prompt about fetching news.
 LABCONFIG = ROOT / "autograder" / "release"
 ChapterName = Annotated[str, typer.Argument(metavar="CHAPTER", help="A chapter, as `meshcraft list` names it.")]

@@ -52,7 +52,7 @@ def new_chapter(
     ] = None,
 ) -> None:
     """Start a chapter: every file it needs, with one small function, in its place in the curriculum."""
-    from autograder.release.notebook import ROOT
+    from course.curriculum import ROOT
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise UsageError(f"{name!r} must be a Python name of small letters, digits and _, such as my_chapter")

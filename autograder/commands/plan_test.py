@@ -31,7 +31,7 @@ def test_every_configuration_is_shown_with_its_reason_if_asked(meshcraft):
     shown, found = meshcraft(*SMALL, "--all").out, json.loads(meshcraft(*SMALL, "--json").out)
     assert shown.count("% slower") >= 0.9 * sum(one["kind"] == "slower" for one in found["rejected"])
     assert found["considered"] == 1 + len(found["rejected"])
-    assert set(found["best"]) == {"choice", "seconds", "mfu", "bytes", "fits", "parts", "held"}
+    assert set(found["best"]) == {"choice", "seconds", "mfu", "bytes", "fits", "parts", "resident"}
     assert {one["kind"] for one in found["rejected"]} == {"slower", "cannot be split"}
     assert all(one["reason"] for one in found["rejected"])
 

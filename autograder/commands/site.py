@@ -24,9 +24,8 @@ import typer
 
 from autograder.commands.own_page import write_page
 from autograder.commands.terminal import FAULT, UsageError, complain, err, out, spinner
-from course.curriculum import own_page
+from course.curriculum import ROOT, own_page
 
-ROOT = Path(__file__).resolve().parents[2]
 HOST, PORT = "127.0.0.1", 8000
 SOURCES = ("site", "course", "autograder", "solutions", "exercises")
 KINDS = tuple(".md .py .json .toml .yml .html .css .js .svg .ipynb".split())

@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import pytest
 
 from autograder.commands import site
-from autograder.release.notebook import ROOT
+from course.curriculum import ROOT
 
 CODE = "import pathlib, sys; from autograder import cli; from autograder.commands import site; {}; cli.main()"
 PAGES = {"index": "# Home", "fsdp": "# Sharded\n\n## The scale of a *gradient*\n\nHow large."}

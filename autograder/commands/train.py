@@ -17,11 +17,11 @@ import typer
 from autograder.commands import terminal
 from autograder.commands.lenses import find_machine, parse_mesh
 from autograder.commands.terminal import FAULT, INTERRUPTED, SHORT, UsageError, complain
+from course.curriculum import ROOT
 
 if TYPE_CHECKING:
     from autograder.learner.training import RunRequest, RunResult
 
-ROOT = Path(__file__).resolve().parents[2]
 Event = dict[str, Any]
 
 

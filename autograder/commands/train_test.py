@@ -17,7 +17,7 @@ from autograder import cli
 from autograder.commands import train as command
 from autograder.learner import training
 from autograder.proof.train_e2e import apart
-from autograder.release.notebook import ROOT
+from course.curriculum import ROOT
 from course.training.loop import prepare
 from course.training.processes import PLACE
 

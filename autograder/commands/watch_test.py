@@ -20,7 +20,7 @@ from pexpect import fdpexpect
 
 from autograder.commands.watch import Watch
 from autograder.learner.script_pairing import HalfWritten, script_text, with_script
-from autograder.release.notebook import ROOT
+from course.curriculum import ROOT
 from solutions import fsdp
 
 EXERCISE = ROOT / "exercises" / "fsdp" / "fsdp.ipynb"

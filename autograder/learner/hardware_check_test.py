@@ -23,7 +23,7 @@ from autograder.learner.hardware_check import (
     realistic_case,
     speed_fact,
 )
-from autograder.release.notebook import ROOT
+from course.curriculum import ROOT
 from course.measured.fresh import MeasurementFailed
 from course.measured.memory import Peak
 from course.measured.statistics import Comparison

@@ -16,8 +16,7 @@ from rich.table import Table
 
 from autograder.proof.bench_grading import class_of, next_to_stock, one_submission, timed
 from autograder.proof.demo import CHAPTER, submission
-from autograder.release.notebook import ROOT
-from course.curriculum import CHAPTERS
+from course.curriculum import CHAPTERS, ROOT
 
 # Time limit of a check in a running notebook.
 FUNCTION_S, WHOLE_STEP_S = 3, 10

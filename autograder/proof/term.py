@@ -115,7 +115,8 @@ def run(
     rules = {"late_per_day": PER_DAY, "late_at_most": MOST, "late_grace": GRACE, "vary": False}
     init_course(course, chapters=[*names], due=due, settings=rules, students=read_students(_roster(folder, ids)))
     extended = [each for number, each in enumerate(ids) if KINDS[number % len(KINDS)] == "extended"]
-    people.extend(course, names[0], extended, 48) if extended else None
+    if extended:
+        people.extend(course, names[0], extended, 48)
     half, first = students // 2, names[0]
     packed = _gradescope(folder, course, ids, due[first])
     _kill(killed, "collect", lambda: _collect_until(half, course, first, packed))

@@ -22,7 +22,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from autograder.release.notebook import ROOT
+from course.curriculum import ROOT
 
 MIB = 2**20
 ROWS = {

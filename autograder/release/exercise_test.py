@@ -10,8 +10,8 @@ import pytest
 from nbclient import NotebookClient
 
 from autograder.contract.task import load
-from autograder.release.notebook import ROOT, source_notebook
-from course.curriculum import CHAPTERS, PRIMER
+from autograder.release.notebook import source_notebook
+from course.curriculum import CHAPTERS, PRIMER, ROOT
 
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 CHAPTER_NAMES = [entry.name for entry in CHAPTERS]

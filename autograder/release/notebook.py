@@ -18,7 +18,6 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from autograder.release.converters import CHECK, course_config, notebook_text, run_nbgrader, write_notebook
 from course.curriculum import NOTEBOOKS, PRIMER, Chapter, home
 
-ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 QUESTION = "question"
 CHECK_IMPORT = "from autograder.check import check"

@@ -10,7 +10,7 @@ import pytest
 
 from autograder.contract.task import load
 from autograder.release import notebook
-from course.curriculum import CHAPTERS, NOTEBOOKS, PRIMER
+from course.curriculum import CHAPTERS, NOTEBOOKS, PRIMER, ROOT
 
 MODULE = '''# %% [markdown]
 # # A chapter
@@ -121,7 +121,7 @@ def test_a_task_without_a_cell_is_an_error(repository, monkeypatch):
 def test_the_committed_exercise_is_what_a_build_gives_estimates_every_function_and_has_no_solution(entry):
     chapter = entry.name
     assert notebook.stale(chapter) == "", f"run `meshcraft build {chapter}`"
-    text = (notebook.ROOT / "exercises" / chapter / f"{chapter}.ipynb").read_text()
+    text = (ROOT / "exercises" / chapter / f"{chapter}.ipynb").read_text()
     assert not re.findall(r"SOLUTION|§|8<--|### [A-Z]{2}|make serve|site/pages", text)
     assert re.findall(r"\*(\w+, about \d+ minutes); [\d.]+ points?\.\*", text) == [
         function.text.capitalize() for function in entry.functions

@@ -11,9 +11,9 @@ from autograder.grading.nbgrader.course import CourseError, open_ledger, require
 from autograder.grading.nbgrader.ledger import LedgerError
 from autograder.grading.nbgrader.settings import read_settings
 from autograder.grading.nbgrader.submissions import Submission, find_submissions
-from autograder.release.notebook import ROOT
 from autograder.similarity.compare import Compared, compare
 from autograder.similarity.sources import SOLUTION, Author, Written, given_grams, public_code, read_code
+from course.curriculum import ROOT
 from course.program import ProgramError, form, parse
 
 Progress = Callable[[str, int, int], None]

@@ -18,12 +18,12 @@ from autograder.grading.inside.intake import Cell
 from autograder.grading.nbgrader.course import open_ledger
 from autograder.grading.nbgrader.submissions import find_submissions
 from autograder.proof.alternatives.rewrites import decorated, renamed, with_a_helper, with_named_results
-from autograder.release.notebook import ROOT
 from autograder.similarity.classes import find_similar
 from autograder.similarity.compare import LEAST, compare
 from autograder.similarity.page import EVIDENCE, page
 from autograder.similarity.sources import Author, given_grams, public_code, read_code
 from autograder.similarity.tokens import MOST, tokens
+from course.curriculum import ROOT
 from course.program import form, parse
 
 DISGUISES = ((renamed,), (renamed, with_named_results), (renamed, with_a_helper, decorated))

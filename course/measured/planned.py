@@ -51,7 +51,7 @@ def plan_card(found: Estimate, sizes: Sizes, machine: Machine, batch: int, train
         "bytes": found.bytes,
         "margin": found.margin,
         "parts": found.parts,
-        "held": found.resident,
+        "resident": found.resident,
         "predicted": "by closed forms",
         "unit": "seconds and bytes",
         "card": 0,

@@ -40,7 +40,7 @@ class Choice(NamedTuple):
         repeats: Groups of layers on each stage; without a pipeline, the number of groups of layers whose
             weights are gathered together, and whose gradients are reduced together.
         remat: One of ``course.planning.training.REMAT``.
-        zero: Stage of ZeRO, 0 to 3: what devices with the same weights split. True means 3, FSDP.
+        zero: Stage of ZeRO, 0 to 3: what devices with the same weights split.
         schedule: One of ``course.planning.training.SCHEDULES``; empty means the first of the training's that a mesh and
             its repeats allow.
         context, expert: Sizes of the other two axes.
@@ -87,12 +87,11 @@ class Choice(NamedTuple):
 
 
 def settled(choice: Choice, training: Training) -> Choice:
-    """The configuration with its schedule named and its ZeRO stage as a number."""
-    zero = 3 if choice.zero is True else choice.zero + 0
+    """The configuration with its schedule named."""
     name = choice.schedule or next(
         (name for name in training.schedules if not unscheduled(choice, name)), training.schedules[0]
     )
-    return choice._replace(zero=zero, schedule=name)
+    return choice._replace(schedule=name)
 
 
 def unscheduled(choice: Choice, schedule: str) -> str:

@@ -98,7 +98,7 @@ class Estimate:
     def to_json(self) -> dict[str, Any]:
         """The estimate as plain data."""
         found = {name: getattr(self, name) for name in ("seconds", "mfu", "bytes", "fits", "parts")}
-        return {"choice": self.choice._asdict(), **found, "held": self.resident}
+        return {"choice": self.choice._asdict(), **found, "resident": self.resident}
 
 
 def estimate(sizes: Sizes, machine: Machine, batch: int, choice: Choice, training: Training = DEFAULT) -> Estimate:

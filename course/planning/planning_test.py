@@ -155,7 +155,7 @@ def test_activations_of_interleaved_pipelines_are_those_of_the_paper(
     sizes, where = Sizes(*GPT[name], 51_200, 2048), scaled(A100, 8 * pipe, pipe)
     for remat, parallel, known in (("none", False, kept), ("attention", True, split)):
         how = Training("mixed32", kernels="materialised", dropout=True, sequence_parallel=parallel)
-        choice = Choice(1, pipe, 8, batch // sequences, repeats, remat, False)
+        choice = Choice(1, pipe, 8, batch // sequences, repeats, remat, 0)
         found = estimate(sizes, where, batch, choice, how).resident["activations"]
         assert found / 2**30 == pytest.approx(known)
 
@@ -201,7 +201,6 @@ def test_zero1_splits_the_optimizer_alone_and_fsdp_everything():
         and zero1["parameters"] == whole["parameters"]
     )
     assert fsdp["parameters"] == pytest.approx(whole["parameters"] / 8, rel=1e-6)
-    assert estimate(SIZES, H100, 16, Choice(8, 1, 1, 1, 8, "none", True)).choice.zero == 3
 
 
 def test_zero2_holds_parts_of_gradients_and_pays_for_them_in_every_microbatch():

@@ -119,7 +119,7 @@ def test_header_of_another_form_is_refused(program, change, message):
     [
         (
             lambda x: jnp.matmul(x, x.T, precision="BF16_BF16_F32"),
-            "a product asks for the algorithm .*lhs_precision_type",
+            "a product of f32 and f32 asks for an algorithm of bf16 and bf16",
         ),
         (lambda x: lax.exp(x, accuracy=lax.Tolerance(atol=0.1)), "exponential asks for an accuracy of its own"),
     ],

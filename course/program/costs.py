@@ -163,8 +163,18 @@ def _of_class(module: Module, alike: DeviceClass, look: Callable[[Block], _Block
     collectives = tuple(replace(c, count=n) for c, n in sent.items())
     written = sum(1 for op in walk(module.main) if op.kind != "constant")
     kinds = Counter(op.kind for block in times for op in block.ops if op.kind != "constant")
-    counted = dict(total.products), written, dict(total.precise), total.lines, dict(kinds), dict(total.taken)
-    return Costs(total.flops, total.elementwise, total.touched, collectives, *counted)
+    return Costs(
+        flops=total.flops,
+        elementwise=total.elementwise,
+        bytes_touched=total.touched,
+        collectives=collectives,
+        products=dict(total.products),
+        operations=written,
+        precise=dict(total.precise),
+        lines=total.lines,
+        written=dict(kinds),
+        taken=dict(total.taken),
+    )
 
 
 @dataclass

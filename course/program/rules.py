@@ -242,15 +242,22 @@ def _check_operation(op: Any, function: str, program: Program) -> None:
     elif kind in COLLECTIVES:
         _check_devices(op, program.num_devices)
     elif "algorithm" in op.attributes:
-        wanted = str(op.attributes["algorithm"])[:80]
-        raise ProgramError(
-            f"a product asks for the algorithm {wanted}, which only some devices have: with its precision, the results "
-            "would differ from device to device. Cast the operands instead"
-        )
+        _check_algorithm(op)
     elif "result_accuracy" in op.attributes and "DEFAULT" not in str(op.attributes["result_accuracy"]):
         raise ProgramError(f"{op.name} asks for an accuracy of its own, which only some devices heed; leave it out")
     elif kind == "manual_computation" and (function != "main" or op.parent.name != "func.func"):
         raise ProgramError("a shard_map is inside another operation; write it at the outermost level")
+
+
+def _check_algorithm(op: Any) -> None:
+    """Check that a product's algorithm is for the dtype of an operand; JAX multiplies float32 by bfloat16 in bfloat16."""
+    wanted = re.findall(r"[lr]hs_precision_type = (\w+)", str(op.attributes["algorithm"]))
+    given = [str(ir.ShapedType(operand.type).element_type) for operand in op.operands]
+    if not {*wanted} <= {*given}:
+        raise ProgramError(
+            f"a product of {' and '.join(given)} asks for an algorithm of {' and '.join(wanted)}, which only some "
+            "devices have: cast the operands instead"
+        )
 
 
 def _check_devices(op: Any, count: int) -> None:

@@ -1,4 +1,4 @@
-"""What the functions of ``expert_parallel`` are given, and the form of what they return."""
+"""Inputs of the functions of ``expert_parallel``, and the form of their results."""
 
 from __future__ import annotations
 

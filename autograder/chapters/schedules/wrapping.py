@@ -1,4 +1,4 @@
-"""What the functions of ``schedules`` are given, and the form of what they give.
+"""Inputs of the functions of ``schedules``, and the form of their results.
 
 Questions about orders, and the tables that are executed, come with the case: who computes them has the answers.
 """

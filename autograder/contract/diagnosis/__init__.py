@@ -1,1 +1,1 @@
-"""What explains a wrong result: patterns in values, in scale, in bytes, and parts that another device has."""
+"""Explanations of wrong results: patterns in values, in scale, in bytes, and parts that another device has."""

@@ -23,8 +23,7 @@ from autograder.grading.nbgrader.conftest import WHERE, booked, cell, file_and_b
 from autograder.grading.nbgrader.course import open_gradebook
 from autograder.grading.nbgrader.page import MEANING, function_html, next_step, reference_step, tidy
 from autograder.grading.outside.judge import _picture, expected, judge, plan
-from autograder.release.notebook import ROOT
-from course.curriculum import CHAPTERS
+from course.curriculum import CHAPTERS, ROOT
 from course.render.timeline_summary import to_summary
 
 WRONG = {mutant.name: mutant for mutant in MUTANTS}

@@ -14,7 +14,7 @@ from autograder.grading.nbgrader.conftest import cell, hand_in
 from autograder.grading.nbgrader.new_course import init_course
 from autograder.grading.outside.sandbox import best_level
 from autograder.proof.browser import CHROMIUM, LAB, browsing, saves, serving
-from autograder.release.notebook import ROOT
+from course.curriculum import ROOT
 
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text()
 FORGERY = """All-gather twice, **because** it frees memory.

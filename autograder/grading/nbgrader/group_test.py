@@ -16,7 +16,7 @@ from autograder.grading.nbgrader.conftest import WHERE, change, exported, hand_i
 from autograder.grading.nbgrader.course import open_gradebook, secret
 from autograder.grading.nbgrader.group import require_group
 from autograder.grading.nbgrader.settings import CourseError
-from autograder.release.notebook import ROOT
+from course.curriculum import ROOT
 
 __all__ = ["fake"]  # a fixture
 

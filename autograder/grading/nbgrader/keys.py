@@ -1,4 +1,4 @@
-"""What a verdict is filed under: the hash of everything that can change it, and of nothing else.
+"""The key of a stored verdict: the hash of everything that can change it, and of nothing else.
 
 Besides the submission and the packages that compute, these are the files that the sandbox shows to a student's code
 and those that the judging process imports. A change of any other file leads to no new judging.
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from autograder.contract.task import contract_files, load
 from autograder.grading.outside.notebook_options import lab_code
-from autograder.grading.outside.workers import ROOT, mounted, own_mounted
-from course.curriculum import contract_folder, home
+from autograder.grading.outside.workers import mounted, own_mounted
+from course.curriculum import ROOT, contract_folder, home
 
 PACKAGES = ("meshcraft", "jax", "jaxlib", "numpy", "flax", "optax")
 JUDGING = "autograder.grading.nbgrader.jobs"

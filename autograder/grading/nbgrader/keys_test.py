@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autograder.grading.nbgrader.keys import contract_hash, sources
-from autograder.release.notebook import ROOT
+from course.curriculum import ROOT
 
 JUDGE_ONE = """
 import json, sys

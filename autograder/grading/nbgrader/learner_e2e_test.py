@@ -13,7 +13,7 @@ from autograder.chapters.fsdp.mutants import CUT
 from autograder.grading.nbgrader.conftest import cell
 from autograder.grading.nbgrader.teaching_test import init, nbgrader, score_by_hand, student_home
 from autograder.proof.browser import CHROMIUM, PATIENCE, browsing, serving
-from autograder.release.notebook import ROOT
+from course.curriculum import ROOT
 
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 RIGHT = nbformat.read(ROOT / "autograder/proof/demo/submitted/right/fsdp/fsdp.ipynb", as_version=4)

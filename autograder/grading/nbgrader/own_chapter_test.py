@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from autograder.commands import new_chapter
-from autograder.release.notebook import ROOT
+from course.curriculum import ROOT
 
 WORK = """
 import json
@@ -25,7 +25,7 @@ from autograder.grading.outside.pipeline import Grader
 from autograder.grading.outside.sandbox import best_level
 from autograder.grading.outside.workers import mounted, own_mounted
 from autograder.release import notebook
-from course.curriculum import CHAPTERS, PROBLEMS, earlier, own_page
+from course.curriculum import CHAPTERS, PROBLEMS, ROOT, earlier, own_page
 
 here = Path.cwd()
 notebook.build(["novel"])
@@ -53,7 +53,7 @@ print(json.dumps({
     "earlier": [entry.name for entry in earlier("novel")] == [entry.name for entry in CHAPTERS if not entry.own],
     "solution": check_solution("novel", stretched=False).points,
     "mounted": [str(path.relative_to(here)) for path in own_mounted("novel")],
-    "ours": [str(path) for path in mounted("novel") if "novel" in str(path.relative_to(notebook.ROOT))],
+    "ours": [str(path) for path in mounted("novel") if "novel" in str(path.relative_to(ROOT))],
     "released": sorted(path.name for path in (here / "release/novel").rglob("*") if path.is_file()),
     "hash": len(contract_hash("novel")),
     "found": found,

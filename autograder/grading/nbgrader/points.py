@@ -1,4 +1,4 @@
-"""What each function is worth in a course, and whether its notebooks say the same.
+"""Points of each function in a course, and whether its notebooks say the same.
 
 Verdicts are recorded in the contract's points. They are scaled when they are booked, so changed points need no new
 grading.

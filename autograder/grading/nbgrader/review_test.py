@@ -14,7 +14,7 @@ from autograder.grading.nbgrader.conftest import file_and_book, hand_in, report
 from autograder.grading.nbgrader.course import open_ledger
 from autograder.grading.nbgrader.feedback import write_feedback
 from autograder.grading.nbgrader.restore import UNREADABLE, restore
-from autograder.release.notebook import ROOT
+from course.curriculum import ROOT
 
 EXERCISE = ROOT / "exercises" / "fsdp" / "fsdp.ipynb"
 RELEASE = nbformat.read(EXERCISE, as_version=4)

@@ -19,8 +19,7 @@ from autograder.grading.nbgrader.settings import CourseError, read_settings
 from autograder.grading.nbgrader.submissions import find_submissions
 from autograder.grading.outside.pipeline import Grader
 from autograder.grading.outside.sandbox import best_level
-from autograder.release.notebook import ROOT
-from course.curriculum import CHAPTERS
+from course.curriculum import CHAPTERS, ROOT
 from solutions import async_tensor_parallel, collectives
 
 PLACES = {"reversed": "size - 1 - {}", "next": "({} + 1)", "previous": "({} - 1)"}

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from autograder.contract.task import load
-from autograder.grading.outside.workers import ROOT, mounted
-from course.curriculum import CHAPTERS, earlier
+from autograder.grading.outside.workers import mounted
+from course.curriculum import CHAPTERS, ROOT, earlier
 
 NAMES = [entry.name for entry in CHAPTERS]
 # Closed forms that exercises ask for: how leaves are split, what runs in a tick, which mesh is best.

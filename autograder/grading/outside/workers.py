@@ -16,9 +16,8 @@ from autograder.grading.inside import wire
 from autograder.grading.inside.launch import STALL_S, Limits
 from autograder.grading.outside.judge import Stopped
 from autograder.grading.outside.sandbox import PLAIN, Mount, Sandbox
-from course.curriculum import contract_folder, earlier, home, is_own
+from course.curriculum import ROOT, contract_folder, earlier, home, is_own
 
-ROOT = Path(__file__).resolve().parents[3]
 TRACER = "autograder.grading.inside.tracer"
 TRIES = 3
 START_SECONDS = 180.0

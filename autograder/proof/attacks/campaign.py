@@ -32,7 +32,7 @@ from autograder.contract.verdict import NEEDS_HUMAN
 from autograder.grading.nbgrader.keys import fingerprint
 from autograder.proof.attacks.fuzz import CHAPTER, Fuzzer, Outcome, answers
 from autograder.proof.attacks.mutate import LAYERS
-from autograder.release.notebook import ROOT
+from course.curriculum import ROOT
 
 KEPT = Path(__file__).with_name("fuzz.json")
 CHUNK = 50

@@ -15,7 +15,8 @@ from autograder.contract.task import load
 from autograder.grading.outside import judge
 from autograder.grading.outside.judge import plan
 from autograder.proof.attacks.declared import Attack
-from autograder.release.notebook import BEGIN, END, ROOT
+from autograder.release.notebook import BEGIN, END
+from course.curriculum import ROOT
 
 SECRET = b"canary-of-the-courses-own-secret"
 NEIGHBOURS = "canary-in-another-students-notebook"

@@ -226,7 +226,7 @@ def _figures(answer: dict[str, Any]) -> dict[str, float]:
     found = {name: costs[name] for name in ("flops", "elementwise", "bytes_touched")}
     found["wire"] = sum(c["wire_bytes"] * c["count"] for c in costs["collectives"])
     found["temporaries"] = memory["temporaries"]
-    found["held"] = memory["arguments"] + memory["outputs"] - memory["aliased"]
+    found["resident"] = memory["arguments"] + memory["outputs"] - memory["aliased"]
     if "timeline" in answer:
         found["seconds"] = answer["orders"][0]["timeline"]["seconds"]
     return found

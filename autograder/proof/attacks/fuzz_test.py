@@ -26,7 +26,7 @@ def fuzzer():
 
 def test_bases_earn_what_they_deserve(fuzzer):
     assert [base.points for base in fuzzer.bases] == [2.0, 2.0, 1.5, 0.0]
-    assert all(base.figures["run"]["held"] > 0 for base in fuzzer.bases)
+    assert all(base.figures["run"]["resident"] > 0 for base in fuzzer.bases)
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +66,12 @@ def test_points_that_nobody_earned_are_failures(fuzzer):
     right, wrong = fuzzer.bases[0], fuzzer.bases[2]
     assert judged(wrong, result(1.8, PARTIAL), {}, 1.0)[0] == "earns 1.8, and the answer 1.5"
     assert judged(wrong, result(1.5, PARTIAL), {}, 1.0) == ("", "")
-    cheaper = {name: {**found, "flops": -1.0, "held": found["held"] - 1} for name, found in right.figures.items()}
+    cheaper = {
+        name: {**found, "flops": -1.0, "resident": found["resident"] - 1} for name, found in right.figures.items()
+    }
     assert "run held" in judged(right, result(2.0), cheaper, 1.0)[1]
-    large = replace(right, figures={"run": {"held": 9.0}, "analyse": {"seconds": 2.0}})
-    less = {"run": {"held": 9.0}, "analyse": {"seconds": 1.0}}
+    large = replace(right, figures={"run": {"resident": 9.0}, "analyse": {"seconds": 2.0}})
+    less = {"run": {"resident": 9.0}, "analyse": {"seconds": 1.0}}
     assert judged(large, result(2.0), less, 1.0)[0] == "keeps all points with analyse seconds 1 < 2"
     assert judged(large, result(1.9, PARTIAL), less, 1.0) == ("", "")
 

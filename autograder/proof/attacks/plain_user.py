@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autograder.grading.outside.backends import _python_folders, tool
-from autograder.release.notebook import ROOT
+from course.curriculum import ROOT
 
 USER = 1000
 

@@ -26,7 +26,7 @@ from autograder.proof.attacks.fixtures import NEIGHBOUR, prepare
 from autograder.proof.attacks.suite import handed_in, written
 from autograder.proof.demo import HERE as DEMO
 from autograder.release.converters import course_config, nbgrader_quiet, run_nbgrader
-from autograder.release.notebook import ROOT
+from course.curriculum import ROOT
 
 SECONDS, CELL_SECONDS = 300, 120
 

@@ -25,8 +25,7 @@ from autograder.contract.task import Task, load
 from autograder.grading.nbgrader.keys import contract_hash
 from autograder.proof.mutation.records import judged_again, keep, read, recorded, stale
 from autograder.proof.mutation.survey import BROKEN, EQUAL, Outcome, ReferenceFails, mutations_of, survey
-from autograder.release.notebook import ROOT
-from course.curriculum import CHAPTERS
+from course.curriculum import CHAPTERS, ROOT
 
 # Number of each function's mutations that are judged, of those whose behaviour differs from the solution's.
 WANTED = 42

@@ -18,8 +18,7 @@ from autograder.grading.outside.pipeline import LIMITS, trace_request, traced_by
 from autograder.grading.outside.sandbox import best_level
 from autograder.grading.outside.workers import TRACER, sandboxed
 from autograder.proof.notebooks import ANSWER, CHAPTER, HEAD, TASK
-from autograder.release.notebook import ROOT
-from course.curriculum import CHAPTERS
+from course.curriculum import CHAPTERS, ROOT
 
 CONTRACT = load(CHAPTER).task(TASK)
 CASE = next(case for case in CONTRACT.cases if "forward alone" in case.name)

@@ -79,5 +79,4 @@ def _formed(answer: Any) -> Any:
         raise Mismatch(f"choose_mesh returned {describe(answer)}, expected a Choice({fields})")
     *counts, remat, zero = answer[:ANSWERED]
     plain = (int(n) if isinstance(n, np.integer) else n for n in counts)
-    # True and False were FSDP and nothing, before there were stages.
-    return (*plain, remat, 3 * bool(zero) if isinstance(zero, bool | np.bool_) else int(zero))
+    return (*plain, remat, int(zero))
