@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import jax
 from jax.sharding import PartitionSpec as P
-
-from course.program.program import path_name
 
 
 def split_spec(shape: tuple[int, ...], size: int, min_size: int, axis: str | tuple[str, ...], skip: int = 0) -> P:
@@ -26,11 +22,6 @@ def split_spec(shape: tuple[int, ...], size: int, min_size: int, axis: str | tup
         return P()
     largest = max(dims, key=lambda d: (shape[d], -d))
     return P(*[None] * largest, axis)
-
-
-def as_given(specs: Any) -> dict[str, Any]:
-    """A tree of specs as plain data, by the leaf's path: ``Task.given`` of a function that is given them."""
-    return {"specs": {path_name("", path): list(spec) for path, spec in jax.tree.leaves_with_path(specs)}}
 
 
 def all_reduce_bytes(devices: int, size: float) -> float:

@@ -9,10 +9,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case, ModelSizes
 from course.mesh import as_varying, varying_axes
 from course.model import Model, mlp, split_heads, transformer
+from course.program.program import path_name
 
 LEARNING_RATE = jax.ShapeDtypeStruct((), np.float32)
 KEY = jax.ShapeDtypeStruct((2,), np.uint32)
@@ -151,3 +153,21 @@ def batch_shapes(sizes: ModelSizes, rows: int, *steps: int, masked: bool = False
     shapes = (jax.ShapeDtypeStruct((*steps, rows, last), dtype) for last in lasts)
     mask = jax.ShapeDtypeStruct((*steps, rows, sizes.seq) if sizes.seq else (*steps, rows), np.float32)
     return dict(zip(("inputs", "targets"), shapes, strict=True)) | ({"mask": mask} if masked else {})
+
+
+def encode_specs(specs: Any) -> dict[str, Any]:
+    """A tree of specs as plain data, by the leaf's path: ``Task.given`` of a function that is given them."""
+    every = jax.tree.leaves_with_path(specs, is_leaf=lambda spec: isinstance(spec, P))
+    return {"specs": {path_name("", path): list(spec) for path, spec in every}}
+
+
+def decode_specs(case: Case[Any], like: Any) -> Any:
+    """The specs of the leaves of ``like``, as ``encode_specs`` gave them with the case."""
+
+    def entry(axes: Any) -> Any:
+        return (tuple(axes) if len(axes) > 1 else axes[0]) if isinstance(axes, list | tuple) else axes
+
+    def spec(path: Any, _: Any) -> P:
+        return P(*map(entry, case.given["specs"][path_name("", path)]))
+
+    return jax.tree.map_with_path(spec, like)

@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 from autograder.contract.case import Case
 from autograder.contract.text import count_of
 from autograder.contract.wrapping import Mismatch
-from course.program.program import path_name
+from course.mesh import varying_axes
+from course.program.program import path_name, spec_of
 
 
 def show_spec(spec: P) -> str:
@@ -40,6 +41,38 @@ def broadcast(found: Any, wanted: Any) -> str:
         f": broadcasting gave it {list(shapes[0])}, since arrays whose shapes differ are combined without an error if "
         "a dim is missing or has size 1. Which operand has a different shape from what you think?"
     )
+
+
+def check_spec(where: str, shard: Any, spec: Any, axes: tuple[str, ...], ndim: int | None = None) -> None:
+    """Require a spec that may be that of this part of a leaf, split over some of ``axes``.
+
+    Args:
+        where: The leaf, for the message.
+        shard: The part.
+        spec: Its spec.
+        axes: The axes that a spec may name.
+        ndim: The number of dims of the whole leaf, if the part may have another.
+
+    Raises:
+        Mismatch: It is no spec, names other axes, has too many entries, or says whole where devices differ.
+    """
+    if not isinstance(spec, P):
+        raise Mismatch(f"{where}: its spec is {describe(spec)}, expected a PartitionSpec")
+    shown = f"its spec {show_spec(spec)}"
+    if ndim is not None and getattr(shard, "ndim", None) != ndim:
+        raise Mismatch(f"{where}: the part is {describe(shard)} with {shown}, expected one of {count_of(ndim, 'dim')}")
+    named = {a for entry in spec_of(spec, max(len(spec), shard.ndim)) for a in entry}
+    if not named <= {*axes}:
+        wanted = f"the axis to split over is {axes[0]!r}" if len(axes) == 1 else f"the axes to split over are {axes}"
+        raise Mismatch(f"{where}: {shown} names {sorted(named - {*axes})}; {wanted}")
+    if len(spec) > shard.ndim:
+        raise Mismatch(f"{where}: {shown} has {len(spec)} entries and the leaf has {shard.ndim} dims")
+    differs = varying_axes(shard) - named
+    if differs:
+        raise Mismatch(
+            f"{where}: the part differs from device to device over {', '.join(sorted(differs))}, and {shown} says that "
+            "it is whole. Does the spec say which dim you split?"
+        )
 
 
 def same_tree(what: str, tree: Any, like: Any, is_leaf: Any = None) -> Any:

@@ -250,7 +250,7 @@ def _check_operation(op: Any, function: str, program: Program) -> None:
 
 
 def _check_algorithm(op: Any) -> None:
-    """Check that a product's algorithm is for the dtype of an operand; JAX multiplies float32 by bfloat16 in bfloat16."""
+    """Check that a product's algorithm is for an operand's dtype: JAX multiplies float32 by bfloat16 in bfloat16."""
     wanted = re.findall(r"[lr]hs_precision_type = (\w+)", str(op.attributes["algorithm"]))
     given = [str(ir.ShapedType(operand.type).element_type) for operand in op.operands]
     if not {*wanted} <= {*given}:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.chapters.closed_forms import as_given, split_spec
+from autograder.chapters.closed_forms import split_spec
 from autograder.chapters.draws import (
     ODD,
     compile_oracle,
@@ -39,7 +39,7 @@ from autograder.chapters.fsdp.wrapping import (
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.byte_facts import resident_bytes
 from autograder.contract.case import ModelSizes
-from autograder.contract.case_builders import axis_of, axis_size, build_model, params_of
+from autograder.contract.case_builders import axis_of, axis_size, build_model, encode_specs, params_of
 from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
@@ -170,7 +170,7 @@ GATHER_PARAMS = Task(
     core_facts=("reduce-scatter bytes", "other collectives"),
     cases=meshes(Leaves(), three=Leaves(unit=12, min_size=40)),
     unseen=_unseen_leaves,
-    given=lambda case: as_given(_leaf_specs(case)),
+    given=lambda case: encode_specs(_leaf_specs(case)),
     draw=lambda rng, case: draw_leaves(rng, GATHER_PARAMS.input_shapes(case)),
     oracle=gather_params_oracle,
     facts=gather_params_facts,
@@ -240,7 +240,7 @@ FSDP_LOSS = Task(
     core_facts=("live temporaries",),
     cases=meshes(_MLP, three=_THIRDS, two=_TRANSFORMER),
     unseen=_unseen_loss,
-    given=lambda case: as_given(specs_of(case)),
+    given=lambda case: encode_specs(specs_of(case)),
     draw=draw_fsdp_loss,
     oracle=fsdp_loss_oracle,
     facts=fsdp_loss_facts,
@@ -330,7 +330,7 @@ FSDP_TRAIN_STEP = Task(
     core_facts=("predicted time", "live temporaries"),
     cases=meshes(_DEEP, three=_THREE_STEPS, two=_TRANSFORMER.replace(rate_scale=2.0)),
     unseen=lambda rng: unseen_case(rng, unseen_step(rng), *ODD),
-    given=lambda case: as_given(specs_of(case)),
+    given=lambda case: encode_specs(specs_of(case)),
     draw=lambda rng, case: draw_step(rng, case, step_axes(case), masked=True),
     oracle=lambda inputs, case: step_oracle(inputs, case, step_axes(case)),
     facts=fsdp_train_step_facts,
@@ -404,7 +404,7 @@ HYBRID_SHARD_STEP = Task(
         Case("replica=4 x data=1", {"replica": 4, "data": 1}, _MLP),
     ),
     unseen=lambda rng: unseen_case(rng, unseen_step(rng), (4, 2), (2, 4), (2, 2), (2, 3), (3, 2)),
-    given=lambda case: as_given(specs_of(case)),
+    given=lambda case: encode_specs(specs_of(case)),
     draw=lambda rng, case: draw_step(rng, case, hybrid_axes(case)),
     oracle=lambda inputs, case: step_oracle(inputs, case, hybrid_axes(case)),
     facts=hybrid_shard_step_facts,

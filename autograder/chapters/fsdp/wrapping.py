@@ -21,14 +21,15 @@ from autograder.contract.case_builders import (
     axis_of,
     axis_size,
     batch_shapes,
+    decode_specs,
     model_of,
     params_of,
     pull_back,
     varying,
 )
-from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh, sgd_steps
-from course.mesh import abstract_mesh, as_varying, shard_map_with_specs, varying_axes
-from course.program.program import path_name, spec_of
+from autograder.contract.wrapping import Wrapped, Wrapping, on_mesh, sgd_steps
+from course.mesh import abstract_mesh, as_varying, shard_map_with_specs
+from course.program.program import path_name
 
 Axes = tuple[str, ...]
 
@@ -87,15 +88,6 @@ def leaf_shapes(case: Case[Leaves]) -> dict[str, Any]:
     return jax.tree.map(lambda i: jax.ShapeDtypeStruct(shapes[(i + turn) % len(shapes)], np.float32), _LEAVES)
 
 
-def specs_given(case: Case[Any], like: Any) -> Any:
-    """The specs of the leaves of ``like``, as given by the case (``closed_forms.as_given``)."""
-
-    def spec(path, _):
-        return P(*(tuple(entry) if isinstance(entry, list) else entry for entry in case.given["specs"][path]))
-
-    return jax.tree.map_with_path(lambda path, leaf: spec(path_name("", path), leaf), like)
-
-
 def _kept_specs(specs: Any, axis: str) -> Any:
     """Sharded leaves keep their spec; whole leaves are returned per device, stacked."""
     return jax.tree.map(lambda spec: spec if len(spec) else P(axis), specs)
@@ -116,7 +108,7 @@ def wrap_shard_params(function: Any, case: Case[Leaves]) -> Wrapped:
         output_checks.same_tree("shards", shards, params)
         specs = output_checks.same_tree("specs", specs, params, is_leaf=lambda s: isinstance(s, P))
         for (path, shard), spec in zip(jax.tree.leaves_with_path(shards), jax.tree.leaves(specs), strict=True):
-            check_spec(f"leaf {path_name('', path)} {case.place}", shard, spec, (axis,))
+            output_checks.check_spec(f"leaf {path_name('', path)} {case.place}", shard, spec, (axis,))
         return shards, specs
 
     def program(params):
@@ -127,32 +119,9 @@ def wrap_shard_params(function: Any, case: Case[Leaves]) -> Wrapped:
     return Wrapped(program, {"params": shapes}, specs, lambda: {"values": found["specs"]}, {"params": "state"})
 
 
-def check_spec(where: str, shard: Any, spec: Any, axes: Axes) -> None:
-    """Require a spec that may be that of this part of a leaf, split over some of ``axes``.
-
-    Raises:
-        Mismatch: It is none, names other axes, has too many entries, or says whole where devices differ.
-    """
-    if not isinstance(spec, P):
-        raise Mismatch(f"{where}: its spec is {output_checks.describe(spec)}, expected a PartitionSpec")
-    shown = f"its spec {output_checks.show_spec(spec)}"
-    named = {a for entry in spec_of(spec, max(len(spec), shard.ndim)) for a in entry}
-    if not named <= {*axes}:
-        wanted = f"the axis to split over is {axes[0]!r}" if len(axes) == 1 else f"the axes to split over are {axes}"
-        raise Mismatch(f"{where}: {shown} names {sorted(named - {*axes})}; {wanted}")
-    if len(spec) > shard.ndim:
-        raise Mismatch(f"{where}: {shown} has {len(spec)} entries and the leaf has {shard.ndim} dims")
-    differs = varying_axes(shard) - named
-    if differs:
-        raise Mismatch(
-            f"{where}: the part differs from device to device over {', '.join(sorted(differs))}, and {shown} says that "
-            "it is whole. Does the spec say which dim you split?"
-        )
-
-
 def wrap_gather_params(function: Any, case: Case[Leaves]) -> Wrapped:
     axis, shapes = axis_of(case), leaf_shapes(case)
-    specs = specs_given(case, shapes)
+    specs = decode_specs(case, shapes)
     stacked = jax.tree.map(lambda s: jax.ShapeDtypeStruct((axis_size(case), *s.shape), s.dtype), shapes)
     results = {"values": P(axis), "gradients": _kept_specs(specs, axis)}
 
@@ -173,7 +142,7 @@ def wrap_gather_params(function: Any, case: Case[Leaves]) -> Wrapped:
 def wrap_fsdp_loss(function: Any, case: Case[Training]) -> Wrapped:
     """Each device's loss, and the gradient of its parts for the cotangent ``upstream``."""
     axis, model, shapes = axis_of(case), model_of(case), params_of(case)
-    specs = specs_given(case, shapes)
+    specs = decode_specs(case, shapes)
     results = {"values": P(axis), "gradients": _kept_specs(specs, axis)}
 
     def local(shards, batch, upstream):
@@ -213,7 +182,7 @@ def wrap_step(
 
     def wrap(function: Any, case: Case[Training]) -> Wrapped:
         axes, model, shapes = axes_of(case), model_of(case), params_of(case)
-        specs = specs_given(case, shapes)
+        specs = decode_specs(case, shapes)
         kept = jax.tree.map(lambda spec: P(holders, *spec) if (holders := holders_of(spec, axes)) else spec, specs)
         results = {"values": {"loss": P(axes), "shards": kept}, "gradients": kept}
 

@@ -28,11 +28,10 @@ from autograder.chapters.transformer_3d.wrapping.model import (
 )
 from autograder.contract.byte_facts import resident_bytes
 from autograder.contract.case import UNSEEN, ModelSizes
-from autograder.contract.case_builders import build_model, join_heads, params_by_head
+from autograder.contract.case_builders import build_model, encode_specs, join_heads, params_by_head
 from autograder.contract.task import Case
 from course.layout import tensor_specs
 from course.model import Model, full_loss
-from course.program.program import path_name
 
 SIZES = Sizes(width=16, hidden=40, num_heads=8, num_layers=4, vocab=64, seq=8, max_seq=8)
 
@@ -64,13 +63,8 @@ def specs_of(case: Case[Sizes]) -> Any:
 
 
 def given_specs(case: Case[Sizes]) -> dict[str, Any]:
-    """The specs as plain data: the axes of each dim, by the leaf's name."""
-    specs = jax.tree.leaves_with_path(specs_of(case), is_leaf=_is_spec)
-    return {
-        "specs": {
-            path_name("", path): [list(axes_named(spec, dim)) for dim in range(len(spec))] for path, spec in specs
-        }
-    }
+    """The specs as plain data, for the wrappers that receive them with the case."""
+    return encode_specs(specs_of(case))
 
 
 def unseen(rng: np.random.Generator, *meshes: tuple[int, int, int], **more: Any) -> Case[Sizes]:

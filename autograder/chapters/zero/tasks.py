@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.chapters.closed_forms import all_reduce_bytes, as_given, split_spec
+from autograder.chapters.closed_forms import all_reduce_bytes, split_spec
 from autograder.chapters.draws import ODD, compile_oracle, draw_batches, draw_leaves, meshes, unseen_case, unseen_model
 from autograder.chapters.zero.wrapping import (
     MOMENTS,
@@ -28,7 +28,7 @@ from autograder.chapters.zero.wrapping import (
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.byte_facts import resident_bytes
 from autograder.contract.case import ModelSizes
-from autograder.contract.case_builders import build_model, params_of
+from autograder.contract.case_builders import build_model, encode_specs, params_of
 from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
@@ -406,7 +406,7 @@ def _unseen(rng: np.random.Generator) -> Case[Training]:
 
 
 def _task(name: str, **how: Any) -> Task:
-    return Task(wrapping=WRAPPINGS[name], unseen=_unseen, given=lambda case: as_given(specs_of(case)), **how)
+    return Task(wrapping=WRAPPINGS[name], unseen=_unseen, given=lambda case: encode_specs(specs_of(case)), **how)
 
 
 SHARDED_ADAMW = _task(

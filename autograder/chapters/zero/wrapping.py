@@ -18,10 +18,10 @@ from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.data_parallel.wrapping import Leaves as NormLeaves
 from autograder.chapters.data_parallel.wrapping import of_leaves
-from autograder.chapters.fsdp.wrapping import Leaves, check_spec, leaf_shapes, specs_given
+from autograder.chapters.fsdp.wrapping import Leaves, leaf_shapes
 from autograder.contract import output_checks
 from autograder.contract.case import Case, ModelSizes
-from autograder.contract.case_builders import axis_of, batch_shapes, model_of, params_of, varying
+from autograder.contract.case_builders import axis_of, batch_shapes, decode_specs, model_of, params_of, varying
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
 from course.mesh import abstract_mesh, shard_map_with_specs
 from course.program.program import path_name
@@ -110,7 +110,7 @@ def wrap_state(function: Any, case: Case[StateLeaves]) -> Wrapped:
         _state(name, state, params, case)
         specs = output_checks.same_tree("specs", specs, params, is_leaf=lambda s: isinstance(s, P))
         for (path, part), spec in zip(jax.tree.leaves_with_path(state["m"]), jax.tree.leaves(specs), strict=True):
-            check_spec(f"leaf {path_name('', path)} {case.place}", part, spec, axes_of(case))
+            output_checks.check_spec(f"leaf {path_name('', path)} {case.place}", part, spec, axes_of(case))
         return state, {**dict.fromkeys(MOMENTS, specs), "count": P()}
 
     def program(params):
@@ -151,7 +151,7 @@ def _copies(tree: Any, specs: Any) -> Any:
 def _signature(case: Case[Training]) -> tuple[Any, dict[str, tuple[Any, Any]], dict[str, Any]]:
     """Specs of the parts, the inputs ``params`` and ``state``, and the specs of results."""
     shapes, axes = params_of(case), axes_of(case)
-    specs = specs_given(case, shapes)
+    specs = decode_specs(case, shapes)
     state = {**dict.fromkeys(MOMENTS, shapes), "count": COUNT}
     inputs = {"params": (shapes, P()), "state": (state, {**dict.fromkeys(MOMENTS, specs), "count": P()})}
     kept = {**dict.fromkeys(MOMENTS, _stacked(specs, axes)), "count": P(axes)}

@@ -15,14 +15,13 @@ from autograder.chapters.transformer_3d.wrapping.model import (
     Sizes,
     axes_of,
     given_specs,
-    named,
     options_of,
     rows_of,
     stacked_of,
 )
 from autograder.contract.case import Case
 from autograder.contract.case_builders import KEY, LEARNING_RATE, batch_shapes, params_by_head, varying
-from autograder.contract.output_checks import describe, same_tree, scalar, show_spec, state_and_loss, tuple_of
+from autograder.contract.output_checks import check_spec, same_tree, scalar, state_and_loss, tuple_of
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
 from course.mesh import abstract_mesh, shard_map_with_specs, varying_axes
 from course.program.program import path_name
@@ -41,7 +40,7 @@ def wrap_init(function: Any, case: Case[Sizes]) -> Wrapped:
         specs = same_tree("specs", result[1], params, is_leaf=lambda s: isinstance(s, P))
         leaves = jax.tree.leaves(specs, is_leaf=lambda s: isinstance(s, P)), jax.tree.leaves(stacked_of(case))
         for (path, part), spec, like in zip(jax.tree.leaves_with_path(parts), *leaves, strict=True):
-            _check(path_name("", path), part, spec, like, case)
+            check_spec(f"leaf {path_name('', path)} {case.place}", part, spec, axes_of(case), len(like.shape))
         return parts, specs
 
     def program(params):
@@ -51,26 +50,6 @@ def wrap_init(function: Any, case: Case[Sizes]) -> Wrapped:
     return Wrapped(
         program, {"params": shapes}, {"params": P()}, lambda: {"values": found["specs"]}, {"params": "state"}
     )
-
-
-def _check(name: str, part: Any, spec: Any, like: Any, case: Case[Sizes]) -> None:
-    where = f"leaf {name} {case.place}"
-    if not isinstance(spec, P):
-        raise Mismatch(f"{where}: its spec is {describe(spec)}, expected a PartitionSpec")
-    unknown = named(spec) - set(case.mesh)
-    if unknown:
-        raise Mismatch(f"{where}: its spec {show_spec(spec)} names {sorted(unknown)}, and the mesh has no such axis")
-    if not hasattr(part, "shape") or part.ndim != len(like.shape) or len(spec) > part.ndim:
-        raise Mismatch(
-            f"{where}: the part is {describe(part)} with spec {show_spec(spec)}, expected one of an array "
-            f"{list(like.shape)}"
-        )
-    differs = varying_axes(part) - named(spec)
-    if differs:
-        raise Mismatch(
-            f"{where}: the part differs from device to device over {', '.join(sorted(differs))}, and its spec "
-            f"{show_spec(spec)} says that it is whole there. Does the spec say which dim you split?"
-        )
 
 
 def wrap_forward(function: Any, case: Case[Sizes]) -> Wrapped:

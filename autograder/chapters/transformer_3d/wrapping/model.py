@@ -12,9 +12,8 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case, ModelSizes
-from autograder.contract.case_builders import params_by_head
+from autograder.contract.case_builders import decode_specs, params_by_head
 from course.layout import Options
-from course.program.program import path_name
 
 # In the order in which the functions receive them, whatever names a case uses.
 Axes = tuple[str, str, str]
@@ -103,13 +102,8 @@ def named(spec: P) -> set[str]:
 
 
 def given_specs(case: Case[Sizes]) -> Any:
-    """The spec of each leaf of the parameters in stages, as given by the case: the axes of each dim, by leaf name."""
-
-    def spec(path, _):
-        dims = case.given["specs"][path_name("", path)]
-        return P(*(None if not axes else axes[0] if len(axes) == 1 else tuple(axes) for axes in dims))
-
-    return jax.tree.map_with_path(spec, stacked_of(case))
+    """The spec of each leaf of the parameters in stages, as given by the case."""
+    return decode_specs(case, stacked_of(case))
 
 
 def rows_of(case: Case[Sizes]) -> int:
