@@ -127,10 +127,12 @@ def wrap_stack(name: str, function: Any, case: Case[Stack]) -> Wrapped:
         def run(params, x):
             def layer(x, numbered):
                 number, weights = numbered
-                y = function(weights, x, jax.random.fold_in(key, number), s.dropout, *given, axis)
+                y = _array(
+                    name, function(weights, x, jax.random.fold_in(key, number), s.dropout, *given, axis), x, case
+                )
                 if given and not called:
                     raise Mismatch(f"{name} did not call `attend`: it is the attention of this block")
-                return varying(_array(name, y, x, case), case.mesh), None
+                return varying(y, case.mesh), None
 
             return lax.scan(layer, x, (np.arange(s.num_layers, dtype=np.int32), params))[0]
 
