@@ -164,8 +164,10 @@ def encode_specs(specs: Any) -> dict[str, Any]:
 def decode_specs(case: Case[Any], like: Any) -> Any:
     """The specs of the leaves of ``like``, as ``encode_specs`` gave them with the case."""
 
-    def entry(axes: Any) -> Any:
-        return (tuple(axes) if len(axes) > 1 else axes[0]) if isinstance(axes, list | tuple) else axes
+    def entry(axes: str | list[str] | tuple[str, ...] | None) -> Any:
+        if axes is None or isinstance(axes, str):
+            return axes
+        return axes[0] if len(axes) == 1 else tuple(axes)
 
     def spec(path: Any, _: Any) -> P:
         return P(*map(entry, case.given["specs"][path_name("", path)]))
