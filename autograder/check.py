@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from autograder.checking.follow_up import (
+    blame_callee,
+    further_reading,
     limit_notes,
-    reading,
+    next_step,
+    quote_lines,
     variant_notes,
-    way_on,
     with_facts,
-    with_fault,
-    with_quotes,
 )
 from autograder.checking.judging import (
     Export,
@@ -43,7 +43,7 @@ from autograder.grading.inside.tracing import Problem, Traced
 from autograder.grading.inside.uses import uses
 from autograder.grading.outside.judge import GradingPlan, plan
 from autograder.grading.outside.kernel_and_file import notebook_here, notes, path_here
-from autograder.grading.outside.notebook_options import limits_stated, stated
+from autograder.grading.outside.notebook_options import requested_limits, requested_variants
 from autograder.progress import next_function, passing, remember
 from course.program import Locate
 
@@ -101,9 +101,9 @@ def check(
     executor().start_early()
     read = notebook_here()
     if variant is None:
-        variant = stated(read.cells).get(name, "") if read else ""
+        variant = requested_variants(read.cells).get(name, "") if read else ""
     if limits is None:
-        limits = limits_stated(read.cells).get(name, {}) if read else {}
+        limits = requested_limits(read.cells).get(name, {}) if read else {}
     planned = plan(chapter, task, stretched=True, variant=variant, factors=limits)
     disk = _trace_in_background(task, FromNotebook(chapter, read), planned.traced[:1]) if read else None
     labels, line = labels_of(function), Line()
@@ -116,10 +116,10 @@ def check(
     try:
         result, traced = judge_function(planned, function, labels.get, lambda text: line(f"{name}: {text}"))
         used, files = uses(function), {label: file for file, label in labels.items()}
-        result = with_fault(chapter, result, used, first_case)
+        result = blame_callee(chapter, result, used, first_case)
     finally:
         line.clear()
-    result = with_quotes(result, lambda label, number: linecache.getline(files.get(label, ""), number))
+    result = quote_lines(result, lambda label, number: linecache.getline(files.get(label, ""), number))
     if again := stale(task, function):
         result = replace(result, message=f"{again} {result.message}".strip())
     differences = notes(traced, disk.result(), used) if disk else ()
@@ -128,7 +128,7 @@ def check(
         *differences,
         *variant_notes(task, variant),
         *limit_notes(name, limits),
-        *reading(chapter, [result]),
+        *further_reading(chapter, [result]),
         *following,
     )
     return CheckResult(Report(chapter, (result,), notes=messages))
@@ -141,7 +141,7 @@ def _remember_and_suggest(chapter: str, result: Result, *, kept: bool) -> tuple[
     if kept and path:
         remember(path, chapter, [result])
     passed = (passing(path, chapter) if path else {}) | {result.name: result.verdict == PASS}
-    return (way_on(chapter, result, next_function(names, passed)),) if result.verdict == PASS else ()
+    return (next_step(chapter, result, next_function(names, passed)),) if result.verdict == PASS else ()
 
 
 def _trace_in_background(task: Task, function: FromNotebook, cases: list[Case[Any]]) -> Future[Traced | Problem]:
@@ -194,8 +194,8 @@ def check_cells(
     """
     tasks = _tasks(chapter, functions)
     source = FromNotebook(chapter, notebook)
-    variants = stated(notebook.cells)
-    limits = limits_stated(notebook.cells)
+    variants = requested_variants(notebook.cells)
+    limits = requested_limits(notebook.cells)
     planned = [
         plan(chapter, task, stretched=True, variant=variants.get(task.name, ""), factors=limits.get(task.name, {}))
         for task in tasks
@@ -215,13 +215,13 @@ def check_cells(
 
     def with_more(task: Task, result: Result) -> Result:
         used = [found.uses for found in source.traced.get((task.name, "cpu"), ()) if isinstance(found, Traced)]
-        result = with_fault(chapter, result, used[0] if used else {}, partial(judged, caller=result))
-        return with_quotes(result, notebook.line)
+        result = blame_callee(chapter, result, used[0] if used else {}, partial(judged, caller=result))
+        return quote_lines(result, notebook.line)
 
     report = replace(report, functions=tuple(map(with_more, tasks, report.functions)))
     requested = [note for task in tasks for note in variant_notes(task, variants.get(task.name, ""))]
     requested += [note for task in tasks for note in limit_notes(task.name, limits.get(task.name, {}))]
-    return replace(report, notes=(*requested, *reading(chapter, report.functions), *report.notes))
+    return replace(report, notes=(*requested, *further_reading(chapter, report.functions), *report.notes))
 
 
 def check_solution(
@@ -256,7 +256,7 @@ def check_solution(
         return linecache.getline(str(Path(module.__file__ or "").parent / label), number)
 
     report = _judged(chapter, planned, find, progress, more)
-    return replace(report, functions=tuple(with_quotes(result, text) for result in report.functions))
+    return replace(report, functions=tuple(quote_lines(result, text) for result in report.functions))
 
 
 def _judged(

@@ -14,7 +14,7 @@ from autograder.chapters.mutant import patch
 from autograder.check import check, check_notebook, check_solution
 from autograder.checking import judging as checking
 from autograder.checking import kernel
-from autograder.checking.follow_up import with_fault
+from autograder.checking.follow_up import blame_callee
 from autograder.checking.judging import judge_function, plan_of_callee
 from autograder.contract.task import every_task, find_task, load
 from autograder.contract.verdict import (
@@ -380,11 +380,11 @@ def test_a_function_that_falls_short_names_the_callee_that_does_so_by_itself():
     right, short = Fact("values", Kind.VALUES, True), Fact("permute bytes", Kind.COMMUNICATION, False)
     caller, callee = (conclude(name, 4, [right, short]) for name in ("cp_transformer_step", "ring_attention"))
     used = {"ring_attention": "", "layer_with": ""}
-    found = with_fault("context_parallel", caller, used, lambda _: callee)
+    found = blame_callee("context_parallel", caller, used, lambda _: callee)
     assert found.points == caller.points and "ring_attention, which cp_transformer_step calls" in found.message
     assert "falls short of “permute bytes” by itself" in found.message
     honest = conclude("ring_attention", 4, [right])
-    assert with_fault("context_parallel", caller, used, lambda _: honest) == caller
+    assert blame_callee("context_parallel", caller, used, lambda _: honest) == caller
 
 
 def test_what_will_run_is_compiled_while_the_next_cases_are_traced_and_a_failure_of_that_is_no_verdict(monkeypatch):

@@ -172,11 +172,11 @@ def test_three_steps_are_one_step_three_times(name):
     inputs = task.draw(np.random.default_rng(1), case)
     each = [key for key in ("batch", "key") if key in inputs and jax.tree.leaves(inputs[key])[0].ndim > 1]
     if "key" in inputs and "key" not in each:  # A step's key depends on its number, which is 0 here.
-        case = case.replace(dropout=0.0)
+        case = case.with_sizes(dropout=0.0)
     found, tree = task.oracle(inputs, case)["values"], inputs[params]
     for i in range(3):
         now = jax.tree.map(lambda rows, i=i: rows[i : i + 1], {key: inputs[key] for key in each})
-        after = task.oracle({**inputs, **now, params: tree}, case.replace(steps=1))["values"]
+        after = task.oracle({**inputs, **now, params: tree}, case.with_sizes(steps=1))["values"]
         assert after["loss"].ravel()[0] == pytest.approx(found["loss"].reshape(-1, 3)[0, i], rel=1e-5)
         tree = jax.tree.map(same, after[params], tree)
     for leaf, three in zip(jax.tree.leaves(tree), jax.tree.leaves(found[params]), strict=True):

@@ -14,7 +14,7 @@ from course.curriculum import contract_folder
 _GRADIENT, _LONGEST = re.compile(r"\b(value_and_grad|jax\.grad|grad|vjp)\("), 500
 
 
-def with_fault(chapter: str, result: Result, used: Mapping[str, str], judged: Callable[[Task], Result]) -> Result:
+def blame_callee(chapter: str, result: Result, used: Mapping[str, str], judged: Callable[[Task], Result]) -> Result:
     """Name the callee at fault first, if a function that falls short calls another that does so on its own.
 
     Args:
@@ -38,7 +38,7 @@ def with_fault(chapter: str, result: Result, used: Mapping[str, str], judged: Ca
     return result
 
 
-def with_quotes(result: Result, text: Callable[[str, int], str]) -> Result:
+def quote_lines(result: Result, text: Callable[[str, int], str]) -> Result:
     """Add the source text of every learner line the result names; ``text`` maps ``cell:line`` to that text.
 
     Collectives that JAX inserts into the model's backward pass get the learner's line that takes the gradient.
@@ -61,7 +61,7 @@ def _differentiated(name: str, text: Callable[[str, int], str]) -> str:
     return next((f"{name}:{number}" for number, line in lines if _GRADIENT.search(line)), "")
 
 
-def way_on(chapter: str, result: Result, following: str) -> str:
+def next_step(chapter: str, result: Result, following: str) -> str:
     """The next step after a pass: the next function, and the profile if it is informative."""
     text = f"Next: {following}." if following else f"All functions of {chapter} pass."
     scaled = load(chapter).task(result.name).at_scale
@@ -69,7 +69,7 @@ def way_on(chapter: str, result: Result, following: str) -> str:
     return text + more
 
 
-def reading(chapter: str, results: Sequence[Result]) -> tuple[str, ...]:
+def further_reading(chapter: str, results: Sequence[Result]) -> tuple[str, ...]:
     """What explains the failures: one heading per function, for its first failed fact, or a hint as well.
 
     Facts ask a question where a function is wrong. Where there is nothing to judge, the first hint asks instead.

@@ -115,13 +115,13 @@ def _compiling(planned: GradingPlan) -> Iterator[Callable[[Case, Program], None]
 
     def on_program(case: Case, program: Program) -> None:
         if case.name in runs:
-            beside.submit(compile_early, program)
+            pool.submit(compile_early, program)
 
-    runs, beside = {case.name for case in planned.cases}, ThreadPoolExecutor(1)
+    runs, pool = {case.name for case in planned.cases}, ThreadPoolExecutor(1)
     try:
         yield on_program
     finally:  # the judge asks for what has not begun, if anything is left to judge
-        beside.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _where_it_runs(planned: GradingPlan, function: Any, locate: Locate) -> tuple[Fact, ...]:

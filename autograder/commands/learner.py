@@ -198,7 +198,7 @@ def check(
         passed = [result for result in report.functions if result.verdict == "pass"]
         if path is not None and passed:
             following = next_function(find_chapter(chapter).names, passing(path, chapter))
-            out().print(Prose(judge.way_on(chapter, passed[-1], following)), crop=False)
+            out().print(Prose(judge.next_step(chapter, passed[-1], following)), crop=False)
     if any(result.verdict == "needs_human" for result in report.functions):
         raise typer.Exit(FAULT)
     raise typer.Exit(0 if report.passed else SHORT)

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec as P
 
-from autograder.contract.diagnosis.sent_bytes import NEVER_SENT, described, inserted, of_few_bytes, of_many_bytes, plain
+from autograder.contract.diagnosis.sent_bytes import NEVER_SENT, deficit_cause, described, excess_cause, inserted, plain
 from autograder.contract.facts import case_fact, worst
 from autograder.contract.task import Case, Evidence
 from autograder.contract.text import count_of, format_bytes, join_words
@@ -192,10 +192,10 @@ def _bytes_message(e: Evidence, by: str, sent: list[Collective], total: float, l
         if total >= low * (1 - FEW_BYTES):
             few = f"only {format_bytes(low - total)} are missing, about as much as a loss, a count or a small leaf"
             return f"{where} and should send at least {format_bytes(low)}: {few}. Which is never sent?"
-        return f"{where} and should send at least {format_bytes(low)}: {of_few_bytes(sent, low, e.inputs, e.case)}"
+        return f"{where} and should send at least {format_bytes(low)}: {deficit_cause(sent, low, e.inputs, e.case)}"
     many = _many(e, sent, total, high, low)[1]
     return f"{where} and should send at most {format_bytes(high)}; {many}{'' if many.endswith('?') else '.'}"
 
 
 def _many(e: Evidence, sent: list[Collective], total: float, high: float, low: float = 0) -> tuple[Collective, str]:
-    return of_many_bytes(sent, total, high, low, getattr(e.case.sizes, "bfloat16", False))
+    return excess_cause(sent, total, high, low, getattr(e.case.sizes, "bfloat16", False))

@@ -115,7 +115,7 @@ class Case(Generic[S]):
             return f"on mesh {self.mesh_text}{f' ({sizes})' if sizes else ''}"
         return f"on mesh {self.mesh_text}" if self.name == self.mesh_text else f"in the case {self.name!r}"
 
-    def replace(self, **changes: Any) -> Self:
+    def with_sizes(self, **changes: Any) -> Self:
         """Return a copy of the case with some sizes changed."""
         return replace(self, sizes=self.sizes.replace(**changes))
 

@@ -78,11 +78,11 @@ def arrays_match(
         if found[first].unit == Unit.RELATIVE:
             others = [x for x in evidence if not _differs(x, tolerance) and any(x is y for y, _ in leaves)]
             cases = [x for x in evidence if _differs(x, tolerance)], others
-            cause = wrong_values.of_values(e, leaf, tolerance, evidence)
+            cause = wrong_values.explain_values(e, leaf, tolerance, evidence)
             partly = len(wrong) < len(leaves) or bool(np.any(np.isclose(e.measured[leaf], e.expected[leaf])))
             before = [(x, _leaf_match("", kind, e, x, tolerance)) for x in e.expected if _under(x, "values")]
             before = [x for x, fact in before if not fact.passed and fact.unit == Unit.RELATIVE]
-            alike = [wrong_values.of_values(e, x, tolerance, evidence) for x in before]
+            alike = [wrong_values.explain_values(e, x, tolerance, evidence) for x in before]
             partly = partly or any(wrong_values.MASKS_RIGHT in one for one in alike)
             sentences += [cause, wrong_values.question(cause, hint, *cases, nothing_right=not partly)]
             if kind is Kind.GRADIENTS and cause and cause in alike:
@@ -93,7 +93,9 @@ def arrays_match(
             ("?", "leave it out.")
         ):
             sentences.append(hint)
-        sentences.append(wrong_values.of_leaves(*([leaf for x, leaf in some if x is e] for some in (wrong, leaves))))
+        sentences.append(
+            wrong_values.explain_leaves(*([leaf for x, leaf in some if x is e] for some in (wrong, leaves)))
+        )
         drawn = "" if e.secret or found[first].unit != Unit.RELATIVE else picture(e)
         found[first] = replace(found[first], message=" ".join(part.strip() for part in sentences if part) + drawn)
     return replace(worst(found, name, kind), weight=weight)

@@ -127,7 +127,7 @@ class Variant:
 
     def of(self, case: Case[Any]) -> Case[Any]:
         """Return the case with this variant applied."""
-        return case.replace(**self.sizes)
+        return case.with_sizes(**self.sizes)
 
 
 # The pages that explain verdicts without facts.

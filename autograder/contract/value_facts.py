@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from autograder.contract.facts import case_fact, worst
 from autograder.contract.task import Case, Evidence
-from autograder.contract.value_tasks import DEEPEST, Refusal, depth_of, show
+from autograder.contract.value_tasks import MAX_NESTING, Refusal, depth_of, show
 from autograder.contract.verdict import Direction, Fact, Kind, Unit
 
 # Far beyond any size, count or index in a correct answer.
@@ -23,7 +23,7 @@ def decode(values: np.ndarray) -> Any:
     try:
         text = values.tobytes().rstrip(b"\0")
         plain = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_number)
-        return _from_plain(plain) if depth_of(plain) <= DEEPEST else None
+        return _from_plain(plain) if depth_of(plain) <= MAX_NESTING else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 

@@ -30,7 +30,9 @@ NO_ANSWERS = [
 
 
 def raw(text):
-    return np.frombuffer(text.encode("latin-1")[: answers.MOST].ljust(answers.MOST, b"\0"), np.uint8)
+    return np.frombuffer(
+        text.encode("latin-1")[: answers.MAX_ANSWER_BYTES].ljust(answers.MAX_ANSWER_BYTES, b"\0"), np.uint8
+    )
 
 
 def evidence(measured, right):
@@ -65,4 +67,4 @@ def test_no_question_is_not_all_questions_answered():
 def test_answers_are_json_of_bounded_length():
     assert json.loads(answers.encode((1, "a")).tobytes().rstrip(b"\0")) == [1, "a"]
     with pytest.raises(answers.Mismatch, match="are expected"):
-        answers.encode("x" * answers.MOST)
+        answers.encode("x" * answers.MAX_ANSWER_BYTES)

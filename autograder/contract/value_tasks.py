@@ -1,8 +1,8 @@
 """Functions that return plain data instead of arrays: the answer becomes a constant that a Program returns.
 
 They are therefore judged by the same code as Programs. An answer is a number, a text, a ``PartitionSpec``, None, or a
-tuple of these; it is encoded as text in bytes, ``uint8[MOST]``. A function of numbers is asked many questions in one
-Program, and its answers form a tuple.
+tuple of these; it is encoded as text in bytes, ``uint8[MAX_ANSWER_BYTES]``. A function of numbers is asked many
+questions in one Program, and its answers form a tuple.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autograder.contract.case import Case
 from autograder.contract.output_checks import describe, show_spec
 from autograder.contract.wrapping import Mismatch, Wrapped, on_mesh
 
-MOST, DEEPEST = 1024, 8
+MAX_ANSWER_BYTES, MAX_NESTING = 1024, 8
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class Refusal:
     message: str
 
 
-def wrap_answer(name: str, answer: Callable[[], Any], like: Any, case: Case[Any], most: int = MOST) -> Wrapped:
+def wrap_answer(
+    name: str, answer: Callable[[], Any], like: Any, case: Case[Any], most: int = MAX_ANSWER_BYTES
+) -> Wrapped:
     """Wrap a function's answer for export.
 
     Args:
@@ -53,14 +55,14 @@ def no_inputs(_: Any, __: Case) -> dict[str, Any]:
     return {"nothing": np.zeros((), np.uint8)}
 
 
-def encode(answer: Any, most: int = MOST) -> np.ndarray:
+def encode(answer: Any, most: int = MAX_ANSWER_BYTES) -> np.ndarray:
     """Encode an answer as ``uint8[most]``: its text, padded with zeros.
 
     Raises:
         Mismatch: It is longer than any right answer, or nested more deeply.
     """
-    if depth_of(answer) > DEEPEST:
-        raise Mismatch(f"the answer is nested more than {DEEPEST} deep, as no right answer is")
+    if depth_of(answer) > MAX_NESTING:
+        raise Mismatch(f"the answer is nested more than {MAX_NESTING} deep, as no right answer is")
     try:
         text = json.dumps(_plain(answer), separators=(",", ":")).encode()
     except ValueError as error:  # an integer with more digits than Python converts
@@ -73,14 +75,14 @@ def encode(answer: Any, most: int = MOST) -> np.ndarray:
 def depth_of(answer: Any) -> int:
     """Nesting depth of lists and tuples, capped at one more than allowed; does not recurse deeply itself."""
     level, depth = [answer], 0
-    while depth <= DEEPEST and (
+    while depth <= MAX_NESTING and (
         level := [part for each in level if isinstance(each, list | tuple) for part in [*each, 0]]
     ):
         depth += 1
     return depth
 
 
-def asked(function: Callable[..., Any], *arguments: Any) -> Any:
+def answer_or_refusal(function: Callable[..., Any], *arguments: Any) -> Any:
     """The function's answer, or the fact that it raised ``ValueError``."""
     try:
         return function(*arguments)
@@ -92,7 +94,7 @@ def wrap_questions(name: str, function: Any, case: Case[Any], *, expected: str, 
     """Wrap the answers to all questions that come with the case, together; ``most`` as in ``wrap_answer``."""
 
     def every() -> Any:
-        found = tuple(asked(function, *question) for question in case.given["questions"])
+        found = tuple(answer_or_refusal(function, *question) for question in case.given["questions"])
         if all(answer is None for answer in found):
             raise Mismatch(f"{name} returned None every time (is a return missing?), expected {expected}")
         return found

@@ -11,7 +11,7 @@ from autograder.grading.inside.cells import Statement, read_statements
 from autograder.grading.inside.intake import Cell
 from autograder.grading.inside.running import lab_statements
 from autograder.grading.inside.slicing import names_of, needed
-from autograder.grading.outside.notebook_options import lab_code, limits_stated, stated
+from autograder.grading.outside.notebook_options import lab_code, requested_limits, requested_variants
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def fingerprints(chapter: str, cells: Sequence[Cell], functions: Iterable[str]) 
     labs = frozenset(n for n, one in enumerate(statements) if one.node and ast.dump(one.node) in lab)
     texts = [_text(statement, cells) for statement in statements]
     binds = [names_of(statement).binds for statement in statements]
-    variants, limits = stated(cells), limits_stated(cells)
+    variants, limits = requested_variants(cells), requested_limits(cells)
 
     def digest(numbers: Iterable[int], more: str = "") -> str:
         return hashlib.sha256("\n".join([*(texts[n] for n in sorted(numbers)), more]).encode()).hexdigest()

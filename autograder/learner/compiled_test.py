@@ -51,7 +51,7 @@ def test_what_a_single_tick_computes_again_is_not_kept(monkeypatch):
     small = dict(num_microbatches=1, num_layers=6, num_repeats=6, rows=4, width=64, hidden=256, vocab=64)
     small |= dict(num_heads=4, seq=256, max_seq=256)
     like, mesh = task.at_scale[0], {"data": 1, "pipe": 1, "tensor": 1}
-    case = replace(like.replace(**small), mesh=mesh)
+    case = replace(like.with_sizes(**small), mesh=mesh)
 
     def temporaries():
         program = trace(task, transformer_3d.forward_3d, case, lambda _: None, "cuda")

@@ -72,7 +72,7 @@ def lenses() -> list[tuple[str, str, str]]:
         """A function's Program at scale, by default of the chapter's last function analysed on a realistic machine."""
         task = [task for task in load(chapter).tasks if task.at_scale and name in ("", task.name)][-1]
         assert task.at_scale
-        case = replace(task.at_scale[0].replace(**changes.pop("sizes", {})), **changes)
+        case = replace(task.at_scale[0].with_sizes(**changes.pop("sizes", {})), **changes)
         return trace(task, getattr(importlib.import_module(f"solutions.{chapter}"), task.name), case, lambda _: None)
 
     billion = {"num_layers": 16, "seq": 1024, "max_seq": 1024, "num_microbatches": 8}

@@ -16,8 +16,8 @@ REMAT = (*BUDGETED, "half")
 KERNELS = ("fused", "materialised", "plain")
 # All that are known, and those that a search tries by itself: GPipe keeps more than 1F1B and is no faster.
 SCHEDULES = ("1f1b", "interleaved", "zero_bubble", "breadth_first", "gpipe")
-TRIED = SCHEDULES[:4]
-STAGES = (0, 1, 2, 3)
+DEFAULT_SCHEDULES = SCHEDULES[:4]
+ZERO_STAGES = (0, 1, 2, 3)
 CONTEXT = ("ring", "gathered")
 
 
@@ -67,8 +67,8 @@ class Training:
     remats: tuple[str, ...] = ("none", "block")
     margin: float = MARGIN
     kernels: str = "fused"
-    schedules: tuple[str, ...] = TRIED
-    zeros: tuple[int, ...] = STAGES
+    schedules: tuple[str, ...] = DEFAULT_SCHEDULES
+    zeros: tuple[int, ...] = ZERO_STAGES
     contexts: tuple[int, ...] = ()
     experts: tuple[int, ...] = ()
     context_attention: str = "ring"
@@ -77,7 +77,7 @@ class Training:
 
     def __post_init__(self) -> None:
         lists = [("remat", self.remats, self.remats_known), ("schedule", self.schedules, SCHEDULES)]
-        lists.append(("ZeRO stage", self.zeros, STAGES))
+        lists.append(("ZeRO stage", self.zeros, ZERO_STAGES))
         single = [("plan", self.plan, PLANS), ("optimizer", self.optimizer, OPTIMIZERS)]
         single += [("kernels", self.kernels, KERNELS), ("context attention", self.context_attention, CONTEXT)]
         for what, given, known in [*lists, *((what, (name,), known) for what, name, known in single)]:

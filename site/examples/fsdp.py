@@ -29,7 +29,7 @@ from showing import (
 )
 
 from autograder.chapters.fsdp.alternatives import with_delay
-from autograder.chapters.fsdp.wrapping import Training
+from autograder.chapters.fsdp.wrapping import StepSizes
 from autograder.contract.task import Case, load
 from course.machines import machine
 from course.mesh import make_mesh
@@ -52,7 +52,7 @@ WAYS = {
     "ahead forward only": WRONG["prefetches_forward_only"],
     AFTER: fsdp_train_step,
 }
-SIZES = Training(width=4096, hidden=16384, num_layers=8, features=2048, rows=2048, min_size=16384, rate_scale=0.01)
+SIZES = StepSizes(width=4096, hidden=16384, num_layers=8, features=2048, rows=2048, min_size=16384, rate_scale=0.01)
 BATCH = jnp.arange(8.0)
 
 

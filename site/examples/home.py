@@ -4,7 +4,7 @@ import linecache
 
 from showing import draw_steps, example, look, wrong
 
-from autograder.checking.follow_up import with_quotes
+from autograder.checking.follow_up import quote_lines
 from autograder.checking.judging import judge_function
 from autograder.contract.task import find_task, load
 from autograder.contract.verdict import Report
@@ -22,7 +22,7 @@ def check() -> dict[str, str]:
     result, _ = judge_function(plan(chapter, task, stretched=True), function, {source: "cell 7"}.get)
     failed = [fact.name for fact in result.facts if fact.passed is False]
     assert failed == ["live temporaries"], "values and gradients are right, and memory is not"
-    result = with_quotes(result, lambda _, number: linecache.getline(source, number))
+    result = quote_lines(result, lambda _, number: linecache.getline(source, number))
     return {"check": facts_html(Report(chapter, (result,)))}
 
 

@@ -157,7 +157,7 @@ def realistic(task: Task, mesh: dict[str, int] | None = None, **sizes: int) -> C
     """The realistic case that a task is judged on, with another mesh or other sizes."""
     assert task.at_scale
     large = task.at_scale[0]
-    return replace(large.replace(**sizes), mesh=mesh or large.mesh)
+    return replace(large.with_sizes(**sizes), mesh=mesh or large.mesh)
 
 
 def program(

@@ -33,7 +33,7 @@ def test_bytes_are_those_of_the_theory(name, times):
     case = Case("", {"data": 8}, Chunks(chunk=3, width=5, backward=False))
     whole = 8 * 4 * 3 * 5
     assert bytes_form(case, name) == times * 7 / 8 * whole
-    both = case.replace(backward=True)
+    both = case.with_sizes(backward=True)
     assert bytes_form(both, name) == 2 * bytes_form(case, name)
     assert bytes_form(Case("", {"data": 1}, case.sizes), name) == 0
 

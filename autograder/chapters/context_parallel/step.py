@@ -12,7 +12,7 @@ import numpy as np
 from autograder.chapters.closed_forms import all_reduce_bytes
 from autograder.chapters.context_parallel.order import given, in_sequence
 from autograder.chapters.context_parallel.ring import hop
-from autograder.chapters.context_parallel.wrapping import Training, context_of, rows_of, shards_of
+from autograder.chapters.context_parallel.wrapping import StepSizes, context_of, rows_of, shards_of
 from autograder.chapters.draws import axis_names, draw_batch, draw_keys, draw_leaves, draw_rate, sgd, stacked
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
@@ -26,7 +26,7 @@ WRAPPING = wrappings("context_parallel")["cp_transformer_step"]
 STEP_TEMPORARIES = 1.25
 
 
-def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
+def draw_step(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str, Any]:
     """Parameters and batches; devices count different numbers of tokens, and one of several counts none at all.
 
     Where no sequence is split so few count that their shares on all devices have a sum below 1.
@@ -75,7 +75,7 @@ def _steps(sizes: ModelSizes, chunks: int) -> Any:
     return sgd(loss_of)
 
 
-def step_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
+def step_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]:
     s, data, shards = case.sizes, groups_of(case, context_of), shards_of(case)
     batch = {
         name: in_sequence(rows, case, 2).reshape(s.steps, data, s.rows, s.seq) for name, rows in inputs["batch"].items()
@@ -88,7 +88,7 @@ def step_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
     return {"values": {"params": copies[0], "loss": copies[1]}, "gradients": copies[2]}
 
 
-def _param_bytes(case: Case[Training]) -> int:
+def _param_bytes(case: Case[StepSizes]) -> int:
     return sum(4 * int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params_by_head(case)))
 
 
@@ -130,7 +130,7 @@ def step_facts(evidence: TaskEvidence) -> list[Fact]:
     ]
 
 
-_STEP = Training(width=8, hidden=12, num_layers=2, num_heads=2, vocab=20, seq=16, max_seq=18, rows=2)
+_STEP = StepSizes(width=8, hidden=12, num_layers=2, num_heads=2, vocab=20, seq=16, max_seq=18, rows=2)
 _WIDE = {
     "width": 1024,
     "hidden": 4096,
@@ -142,7 +142,7 @@ _WIDE = {
 }
 
 
-def _unseen_step(rng: np.random.Generator) -> Case[Training]:
+def _unseen_step(rng: np.random.Generator) -> Case[StepSizes]:
     mesh = dict(zip(axis_names(rng, 2), ((1, 4), (2, 2), (2, 3))[rng.integers(3)], strict=True))
     steps, seq = int(rng.choice([1, 2])), 24
     how: dict[str, Any] = {

@@ -74,7 +74,7 @@ class Chunks(Sizes):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(ModelSizes):
+class StepSizes(ModelSizes):
     """A Transformer over ``data`` x ``context``; ``chunks`` of a device as for ``Heads``.
 
     Attributes:
@@ -232,13 +232,13 @@ def wrap_order(function: Any, case: Case[Chunks]) -> Wrapped:
 # --8<-- [end:products]
 
 
-def data_of(case: Case[Training]) -> str:
+def data_of(case: Case[StepSizes]) -> str:
     """The axis that sequences are distributed over."""
     (axis,) = others_of(case, context_of)
     return axis
 
 
-def wrap_step(function: Any, case: Case[Training]) -> Wrapped:
+def wrap_step(function: Any, case: Case[StepSizes]) -> Wrapped:
     """The step over several batches; every device returns its copy, to detect copies that drift apart."""
     axes, shapes = (data_of(case), context_of(case)), params_by_head(case)
     results = {"values": {"loss": P(axes), "params": P(axes)}, "gradients": P(axes)}
@@ -272,5 +272,5 @@ WRAPPINGS = (
     Wrapping("merge_attention", "(first, second)", wrap_merge, Partials),
     Wrapping("ring_attention", "(q, k, v, order, axis_name)", wrap_ring, Heads),
     Wrapping("zigzag_order", "(num_devices)", wrap_order, Chunks),
-    Wrapping("cp_transformer_step", _STEP, wrap_step, Training),
+    Wrapping("cp_transformer_step", _STEP, wrap_step, StepSizes),
 )

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.chapters.data_parallel.wrapping import STEPS, Leaves, Named, Training, of_leaves, rows_of
+from autograder.chapters.data_parallel.wrapping import STEPS, Leaves, Named, StepSizes, of_leaves, rows_of
 from autograder.chapters.draws import (
     ODD,
     compile_oracle,
@@ -233,12 +233,12 @@ def ring_bytes(e: Evidence, numbers: int) -> float:
     return 2 * (n - 1) / n * (4 * numbers + sum(leaf.local_bytes(e.case.mesh) for leaf in params_in(e)))
 
 
-def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
+def draw_step(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str, Any]:
     batches = stacked(lambda: draw_masked(rng, case.sizes, rows_of(case), axis_size(case)), STEPS)
     return {"params": draw_leaves(rng, params_of(case), rng.uniform(0.2, 0.4)), "batches": batches}
 
 
-def step_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
+def step_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]:
     """SGD on one device, on all rows at once; gradients are those of the first step."""
     params, rate, decay = inputs["params"], np.float32(case.sizes.learning_rate), np.float32(case.sizes.weight_decay)
     losses, first = [], None
@@ -286,18 +286,18 @@ def step_facts(evidence: TaskEvidence) -> list[Fact]:
 
 
 # Every pair of these occurs in some case: an MLP or a Transformer; one layer or several; one microbatch or several.
-_MLP = Training(width=16, hidden=32, num_layers=2, features=8, rows=8, num_microbatches=4)
-_TRANSFORMER = Training(width=12, hidden=20, vocab=14, seq=5, rows=6, num_layers=1, num_microbatches=3)
+_MLP = StepSizes(width=16, hidden=32, num_layers=2, features=8, rows=8, num_microbatches=4)
+_TRANSFORMER = StepSizes(width=12, hidden=20, vocab=14, seq=5, rows=6, num_layers=1, num_microbatches=3)
 _AT_ONCE = {"num_layers": 3, "num_microbatches": 1, "learning_rate": 0.05, "weight_decay": 0.7}
 
 
-def _unseen_step(rng: np.random.Generator) -> Case[Training]:
+def _unseen_step(rng: np.random.Generator) -> Case[StepSizes]:
     more = {
         "num_microbatches": int(rng.choice([3, 6])),
         "learning_rate": float(rng.choice([0.07, 0.13, 0.17, 0.26])),
         "weight_decay": float(rng.choice([0.2, 0.4, 0.5])),
     }
-    return unseen_case(rng, Training(**unseen_model(rng), **more), *ODD)
+    return unseen_case(rng, StepSizes(**unseen_model(rng), **more), *ODD)
 
 
 TRAIN_STEP_DP = Task(
@@ -329,12 +329,12 @@ TRAIN_STEP_DP = Task(
 EXPOSED = 0.35
 
 
-def draw_overlap(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
+def draw_overlap(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str, Any]:
     batch = draw_masked(rng, case.sizes, rows_of(case), axis_size(case))
     return {"params": draw_leaves(rng, params_of(case), rng.uniform(0.2, 0.4)), "batch": batch}
 
 
-def overlap_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
+def overlap_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]:
     """Each device's share of the loss of all rows, and on every device that loss's gradient."""
     devices, batch, model = axis_size(case), inputs["batch"], case.sizes.model
     rows = jax.tree.map(lambda a: a.reshape(devices, -1, *a.shape[1:]), batch)
@@ -369,11 +369,11 @@ def overlap_facts(evidence: TaskEvidence) -> list[Fact]:
     ]
 
 
-_DEEP = Training(width=8, hidden=16, num_layers=12, features=8, rows=4, num_microbatches=2)
+_DEEP = StepSizes(width=8, hidden=16, num_layers=12, features=8, rows=4, num_microbatches=2)
 
 
-def _unseen_overlap(rng: np.random.Generator) -> Case[Training]:
-    return unseen_case(rng, Training(**unseen_model(rng), num_microbatches=int(rng.choice([4, 6]))), *ODD)
+def _unseen_overlap(rng: np.random.Generator) -> Case[StepSizes]:
+    return unseen_case(rng, StepSizes(**unseen_model(rng), num_microbatches=int(rng.choice([4, 6]))), *ODD)
 
 
 OVERLAPPED_GRADIENTS = Task(

@@ -38,7 +38,7 @@ class Leaves(Named):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(ModelSizes):
+class StepSizes(ModelSizes):
     """A model in training, with ``rows`` for each device and a mask of the valid ones."""
 
     rows: int
@@ -47,7 +47,7 @@ class Training(ModelSizes):
     weight_decay: float = 0.3
 
 
-def rows_of(case: Case[Training]) -> int:
+def rows_of(case: Case[StepSizes]) -> int:
     """Number of rows in the whole batch."""
     return case.sizes.rows * axis_size(case)
 
@@ -129,7 +129,7 @@ def wrap_sync(function: Any, case: Case[Leaves]) -> Wrapped:
     return on_mesh(local, case, {"gradients": (stacked, places)}, {"values": places})
 
 
-def wrap_step(function: Any, case: Case[Training]) -> Wrapped:
+def wrap_step(function: Any, case: Case[StepSizes]) -> Wrapped:
     """Three steps on three batches; gradients are those of the first."""
     axis, model, shapes = axis_of(case), model_of(case), params_of(case)
     how = (model, axis, case.sizes.num_microbatches, case.sizes.learning_rate, case.sizes.weight_decay)
@@ -167,7 +167,7 @@ def _same_everywhere(name: str, tree: Any, case: Case[Any]) -> None:
             )
 
 
-def wrap_overlap(function: Any, case: Case[Training]) -> Wrapped:
+def wrap_overlap(function: Any, case: Case[StepSizes]) -> Wrapped:
     """Parameters arrive typed as varying over the axis; loss and gradients are returned per device, stacked."""
     axis, model, shapes = axis_of(case), model_of(case), params_of(case)
 
@@ -188,6 +188,6 @@ _STEP = "(params, batch, model, axis_name, num_microbatches{})"
 WRAPPINGS = (
     Wrapping("fold_key_over_axes", "(key, axis_names)", wrap_keys, Named),
     Wrapping("sync_gradients", "(gradients, specs, axis_names)", wrap_sync, Leaves),
-    Wrapping("train_step_dp", _STEP.format(", learning_rate, weight_decay"), wrap_step, Training),
-    Wrapping("overlapped_gradients", _STEP.format(""), wrap_overlap, Training),
+    Wrapping("train_step_dp", _STEP.format(", learning_rate, weight_decay"), wrap_step, StepSizes),
+    Wrapping("overlapped_gradients", _STEP.format(""), wrap_overlap, StepSizes),
 )

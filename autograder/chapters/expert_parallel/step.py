@@ -14,7 +14,7 @@ from autograder.chapters.closed_forms import all_reduce_bytes
 from autograder.chapters.draws import draw_leaves, draw_rate, sgd, stacked, unseen_case
 from autograder.chapters.expert_parallel.layer import traveling
 from autograder.chapters.expert_parallel.wrapping import (
-    Training,
+    StepSizes,
     build_moe,
     data_of,
     devices_of,
@@ -33,7 +33,7 @@ from course.moe import moe_loss
 WRAPPINGS = wrappings("expert_parallel")
 
 
-def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
+def draw_step(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str, Any]:
     s, rows = case.sizes, devices_of(case) * case.sizes.rows
     params = draw_leaves(rng, moe_shapes(s), rng.uniform(0.2, 0.4))
     layers, bias = params["layers"], params["layers"]["moe"]["router"]["bias"]
@@ -49,11 +49,11 @@ def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=32)
-def _steps_on_one_device(sizes: Training, groups: int) -> Any:
+def _steps_on_one_device(sizes: StepSizes, groups: int) -> Any:
     return sgd(lambda params, batch: moe_loss(build_moe(sizes), params, batch, sizes.capacity, groups))
 
 
-def step_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
+def step_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]:
     """The steps on one device, where each device's tokens compete for places separately."""
     run = _steps_on_one_device(case.sizes, devices_of(case))
     after, losses, gradients = run(inputs["params"], (inputs["batch"],), inputs["learning_rate"])
@@ -67,7 +67,7 @@ def step_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
     return {"values": {"loss": copies(losses, P()), "params": after}, "gradients": gradients}
 
 
-def _bytes_of(case: Case[Training]) -> tuple[float, float]:
+def _bytes_of(case: Case[StepSizes]) -> tuple[float, float]:
     """Bytes of a device's own experts, and of all other leaves."""
     shapes = moe_shapes(case.sizes)
     every = zip(jax.tree.leaves(shapes), jax.tree.leaves(expert_specs(shapes, case, 1)), strict=True)
@@ -114,15 +114,15 @@ def step_facts(evidence: TaskEvidence) -> list[Fact]:
     ]
 
 
-_STEP = Training(width=8, hidden=12, num_layers=2, num_experts=8, k=2, capacity=5, vocab=16, seq=6, rows=2)
+_STEP = StepSizes(width=8, hidden=12, num_layers=2, num_experts=8, k=2, capacity=5, vocab=16, seq=6, rows=2)
 
 
-def _step_case(name: str, quick: bool = False, **sizes: Any) -> Case[Training]:
+def _step_case(name: str, quick: bool = False, **sizes: Any) -> Case[StepSizes]:
     mesh = dict(part.split("=") for part in name.split(" x "))
     return Case(name, {axis: int(size) for axis, size in mesh.items()}, _STEP.replace(**sizes), quick=quick)
 
 
-def _unseen_step(rng: np.random.Generator) -> Case[Training]:
+def _unseen_step(rng: np.random.Generator) -> Case[StepSizes]:
     sizes = _STEP.replace(num_experts=12, k=int(rng.choice([1, 3])), vocab=24, rows=3, capacity=7, balance=0.2, z=0.05)
     return unseen_case(rng, sizes, (2, 2), (2, 3), (3, 2), (1, 6))
 

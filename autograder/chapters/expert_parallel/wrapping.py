@@ -48,7 +48,7 @@ class Layer(Routing):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(Sizes):
+class StepSizes(Sizes):
     """A model in training, with ``rows`` for each device and step, and the factor of the drawn learning rate."""
 
     width: int
@@ -261,19 +261,19 @@ def wrap_layer(name: str, chunked: bool = False) -> Callable[[Any, Case[Layer]],
 
 
 @lru_cache(maxsize=32)
-def build_moe(sizes: Training) -> MoEModel:
+def build_moe(sizes: StepSizes) -> MoEModel:
     """The model on one device."""
     names = ("width", "hidden", "num_layers", "num_experts", "k", "vocab", "balance", "z")
     return moe_transformer(**{name: getattr(sizes, name) for name in names}, num_heads=2, max_seq=sizes.seq)
 
 
 @lru_cache(maxsize=32)
-def moe_shapes(sizes: Training) -> Any:
+def moe_shapes(sizes: StepSizes) -> Any:
     """Shapes of the model's parameters."""
     return jax.eval_shape(build_moe(sizes).init, jax.random.key(0))
 
 
-def wrap_step(function: Any, case: Case[Training]) -> Wrapped:
+def wrap_step(function: Any, case: Case[StepSizes]) -> Wrapped:
     s, every, shapes = case.sizes, tuple(case.mesh), moe_shapes(case.sizes)
     specs, model, axes = expert_specs(shapes, case, skip=1), build_moe(s), (data_of(case), expert_of(case))
 
@@ -306,5 +306,5 @@ WRAPPINGS = (
     Wrapping("combine", "(y, gates, experts, places)", wrap_combine, Routing),
     Wrapping("moe_layer", _LAYER.format(""), wrap_layer("moe_layer"), Layer),
     Wrapping("overlapped_moe", _LAYER.format(", num_chunks"), wrap_layer("overlapped_moe", chunked=True), Layer),
-    Wrapping("moe_step", _STEP, wrap_step, Training),
+    Wrapping("moe_step", _STEP, wrap_step, StepSizes),
 )

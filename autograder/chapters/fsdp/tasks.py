@@ -29,7 +29,7 @@ from autograder.chapters.draws import (
 from autograder.chapters.fsdp.wrapping import (
     Axes,
     Leaves,
-    Training,
+    StepSizes,
     holders_of,
     hybrid_axes,
     leaf_shapes,
@@ -49,7 +49,7 @@ from course.program import Leaf
 WRAPPINGS = wrappings("fsdp")
 
 
-def specs_of(case: Case[Training]) -> Any:
+def specs_of(case: Case[StepSizes]) -> Any:
     """Specs of the model's parameters; the dim that stacks layers is never split."""
 
     def split(part: str, tree: Any) -> Any:
@@ -182,7 +182,7 @@ GATHER_PARAMS = Task(
 TOO_MUCH = "Whose weights are whole at that moment? Which of them could be gathered later, or again?"
 
 
-def draw_fsdp_loss(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
+def draw_fsdp_loss(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str, Any]:
     return {
         "shards": draw_leaves(rng, params_of(case), rng.uniform(0.2, 0.4)),
         "batch": draw_batch(rng, case.sizes, rows_of(case, step_axes(case))),
@@ -191,7 +191,7 @@ def draw_fsdp_loss(rng: np.random.Generator, case: Case[Training]) -> dict[str, 
     }
 
 
-def fsdp_loss_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
+def fsdp_loss_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]:
     """Loss and gradient of each device's rows on one device; sharded leaves then get the mean over devices."""
     rows = jax.tree.map(lambda a: a.reshape(axis_size(case), -1, *a.shape[1:]), inputs["batch"])
     each = _loss_of_each_device(case.sizes.model)
@@ -223,15 +223,15 @@ def fsdp_loss_facts(evidence: TaskEvidence) -> list[Fact]:
 
 
 # Four rows per device: a program that halves them must not get a single row, which JAX lowers differently.
-_MLP = Training(width=16, hidden=32, num_layers=3, features=8, rows=4)
-_TRANSFORMER = Training(width=16, hidden=32, num_layers=2, vocab=32, seq=8, rows=4)
+_MLP = StepSizes(width=16, hidden=32, num_layers=3, features=8, rows=4)
+_TRANSFORMER = StepSizes(width=16, hidden=32, num_layers=2, vocab=32, seq=8, rows=4)
 # Three devices divide one dim of most kernels, which is not always the largest.
-_THIRDS = Training(width=12, hidden=20, num_layers=3, features=10, rows=4)
+_THIRDS = StepSizes(width=12, hidden=20, num_layers=3, features=10, rows=4)
 _LARGE = {"width": 4096, "hidden": 16384, "features": 2048, "rows": 2048, "min_size": 16384}
 
 
-def _unseen_loss(rng: np.random.Generator) -> Case[Training]:
-    return unseen_case(rng, Training(**unseen_model(rng), min_size=int(rng.choice([32, 100, 160]))), *ODD)
+def _unseen_loss(rng: np.random.Generator) -> Case[StepSizes]:
+    return unseen_case(rng, StepSizes(**unseen_model(rng), min_size=int(rng.choice([32, 100, 160]))), *ODD)
 
 
 FSDP_LOSS = Task(
@@ -255,16 +255,16 @@ FSDP_LOSS = Task(
 # the parameters: the subtracted value, divided by it, is the raw gradient, and a wrong scale cannot hide.
 
 
-def unseen_step(rng: np.random.Generator) -> Training:
+def unseen_step(rng: np.random.Generator) -> StepSizes:
     """Unseen sizes of a step, or of two."""
     model = unseen_model(rng)
     # The gradient is read off the update, which must not be small compared with the parameter: a Transformer's is.
     steps, largest = (1, 3.0) if "seq" in model else (int(rng.choice([1, 2])), 0.9)
     scale = float(rng.uniform(2 / 3, 1)) * largest / steps
-    return Training(**model, min_size=int(rng.choice([32, 100, 160])), steps=steps, rate_scale=scale)
+    return StepSizes(**model, min_size=int(rng.choice([32, 100, 160])), steps=steps, rate_scale=scale)
 
 
-def draw_step(rng: np.random.Generator, case: Case[Training], axes: Axes, masked: bool = False) -> dict[str, Any]:
+def draw_step(rng: np.random.Generator, case: Case[StepSizes], axes: Axes, masked: bool = False) -> dict[str, Any]:
     """Parameters, a batch for every step, and a learning rate."""
     rows, devices = rows_of(case, axes), axis_size(case)
     one = partial(draw_masked, devices=devices) if masked else draw_batch
@@ -275,7 +275,7 @@ def draw_step(rng: np.random.Generator, case: Case[Training], axes: Axes, masked
     }
 
 
-def step_oracle(inputs: dict[str, Any], case: Case[Training], axes: Axes) -> dict[str, Any]:
+def step_oracle(inputs: dict[str, Any], case: Case[StepSizes], axes: Axes) -> dict[str, Any]:
     """The steps on one device, with all rows; every holder of a leaf gets the same."""
     run = _steps_on_one_device(case.sizes.model)
     after, losses, gradients = run(inputs["shards"], (inputs["batch"],), inputs["learning_rate"])

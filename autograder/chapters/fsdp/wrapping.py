@@ -50,7 +50,7 @@ class Leaves(Sizes):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(ModelSizes):
+class StepSizes(ModelSizes):
     """A model in training: ``rows`` for each device and step, and the factor of the drawn learning rate."""
 
     rows: int
@@ -139,7 +139,7 @@ def wrap_gather_params(function: Any, case: Case[Leaves]) -> Wrapped:
     return on_mesh(local, case, inputs, results, {"shards": "state"})
 
 
-def wrap_fsdp_loss(function: Any, case: Case[Training]) -> Wrapped:
+def wrap_fsdp_loss(function: Any, case: Case[StepSizes]) -> Wrapped:
     """Each device's loss, and the gradient of its parts for the cotangent ``upstream``."""
     axis, model, shapes = axis_of(case), model_of(case), params_of(case)
     specs = decode_specs(case, shapes)
@@ -174,13 +174,13 @@ def step_axes(case: Case[Any]) -> Axes:
 
 def wrap_step(
     name: str, axes_of: Callable[[Case[Any]], Axes], masked: bool = False
-) -> Callable[[Any, Case[Training]], Wrapped]:
+) -> Callable[[Any, Case[StepSizes]], Wrapped]:
     """Wrap a step, which is taken ``steps`` times; ``axes_of`` names the axes that the batch is split over.
 
     Parts that several devices hold are returned by each of them, to detect copies that drift apart.
     """
 
-    def wrap(function: Any, case: Case[Training]) -> Wrapped:
+    def wrap(function: Any, case: Case[StepSizes]) -> Wrapped:
         axes, model, shapes = axes_of(case), model_of(case), params_of(case)
         specs = decode_specs(case, shapes)
         kept = jax.tree.map(lambda spec: P(holders, *spec) if (holders := holders_of(spec, axes)) else spec, specs)
@@ -209,7 +209,7 @@ def holders_of(spec: P, axes: Axes) -> Axes:
     return tuple(axis for axis in axes if axis not in spec)
 
 
-def rows_of(case: Case[Training], axes: Axes) -> int:
+def rows_of(case: Case[StepSizes], axes: Axes) -> int:
     """Number of rows of a batch that is split over these axes."""
     return case.sizes.rows * math.prod(case.mesh[axis] for axis in axes)
 
@@ -218,9 +218,9 @@ _STEP = "(shards, specs, batch, model, axis_name, {}learning_rate)"
 WRAPPINGS = (
     Wrapping("shard_params", "(params, axis_name, min_size)", wrap_shard_params, Leaves),
     Wrapping("gather_params", "(shards, specs, axis_name)", wrap_gather_params, Leaves),
-    Wrapping("fsdp_loss", "(shards, specs, batch, model, axis_name)", wrap_fsdp_loss, Training),
-    Wrapping("fsdp_train_step", _STEP.format(""), wrap_step("fsdp_train_step", step_axes, masked=True), Training),
+    Wrapping("fsdp_loss", "(shards, specs, batch, model, axis_name)", wrap_fsdp_loss, StepSizes),
+    Wrapping("fsdp_train_step", _STEP.format(""), wrap_step("fsdp_train_step", step_axes, masked=True), StepSizes),
     Wrapping(
-        "hybrid_shard_step", _STEP.format("replica_axis, "), wrap_step("hybrid_shard_step", hybrid_axes), Training
+        "hybrid_shard_step", _STEP.format("replica_axis, "), wrap_step("hybrid_shard_step", hybrid_axes), StepSizes
     ),
 )

@@ -87,7 +87,7 @@ def test_no_message_about_a_wrong_answer_has_the_right_one(name):
     for mutant in MUTANTS:
         for case in task.cases if mutant.task == name else ():
             for question in ask(case):
-                given = value_tasks._formed(name, value_tasks.asked(mutant.function, *question), None)
+                given = value_tasks._formed(name, value_tasks.answer_or_refusal(mutant.function, *question), None)
                 if given != known(question) and known(question) is not None:
                     assert (
                         value_tasks.show(known(question)) not in means(case, question, given).partition("answer is")[2]

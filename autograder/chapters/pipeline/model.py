@@ -24,7 +24,7 @@ from autograder.chapters.draws import (
     unseen_case,
 )
 from autograder.chapters.pipeline.schedule import WRAPPINGS, microbatch_bytes, permuted, refused, ticks_of
-from autograder.chapters.pipeline.wrapping.model import ENDS, Training, rows_of
+from autograder.chapters.pipeline.wrapping.model import ENDS, StepSizes, rows_of
 from autograder.chapters.pipeline.wrapping.schedule import REFUSED
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import ModelSizes
@@ -35,21 +35,21 @@ from course.model import full_loss
 
 # Their layers can be shared over 2, 3 and 4 stages; no public case has these sizes.
 _MODELS = (
-    Training(width=12, hidden=24, num_layers=12, features=5, outputs=7, dropout=0.35, num_microbatches=7, rows=5),
-    Training(width=24, hidden=20, num_layers=12, features=8, outputs=4, dropout=0.15, num_microbatches=7, rows=5),
-    Training(
+    StepSizes(width=12, hidden=24, num_layers=12, features=5, outputs=7, dropout=0.35, num_microbatches=7, rows=5),
+    StepSizes(width=24, hidden=20, num_layers=12, features=8, outputs=4, dropout=0.15, num_microbatches=7, rows=5),
+    StepSizes(
         width=12, hidden=20, num_layers=12, num_heads=3, vocab=24, seq=6, dropout=0.15, num_microbatches=7, rows=5
     ),
 )
 
 
-def unseen_pipelines(rng: np.random.Generator) -> Case[Training]:
+def unseen_pipelines(rng: np.random.Generator) -> Case[StepSizes]:
     """Two parallel pipelines, so that the oracle is compiled for few sizes only."""
     sizes = _MODELS[rng.integers(len(_MODELS))].replace(num_microbatches=int(rng.choice([1, 3, 8])))
     return unseen_case(rng, sizes, (2, 2), (2, 4), (2, 3))
 
 
-def draw_params(rng: np.random.Generator, case: Case[Training]) -> Any:
+def draw_params(rng: np.random.Generator, case: Case[StepSizes]) -> Any:
     return draw_leaves(rng, params_of(case), rng.uniform(0.2, 0.4))
 
 
@@ -80,7 +80,7 @@ SHARING = ("reduce_scatter", "all_gather", "all_to_all", "collective_broadcast")
 SPREAD = 0.65
 
 
-def draw_loss(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
+def draw_loss(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str, Any]:
     groups = groups_of(case, pipe_of)
     return {
         "params": draw_params(rng, case),
@@ -90,7 +90,7 @@ def draw_loss(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
     }
 
 
-def loss_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
+def loss_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]:
     """The loss of each group's rows on one device, on every stage; gradients of its share of the batch."""
     groups, stages = groups_of(case, pipe_of), stages_of(case)
     rows = jax.tree.map(lambda a: a.reshape(groups, -1, *a.shape[1:]), inputs["batch"])
@@ -139,9 +139,9 @@ _LAST_STAGE = "Only the last stage has activations that count; what do the other
 # In every case the number of rows differs from stages and layers. Three stages do not divide it; two do, and one of
 # four groups has no valid rows.
 _MLP: dict[str, Any] = {"width": 16, "hidden": 32, "num_layers": 8, "features": 6, "outputs": 10}
-_SIX = Training(**_MLP, num_microbatches=6, rows=2, dropout=0.25)
-_FEWER = Training(**_MLP, num_microbatches=4, rows=4)
-_TRANSFORMER = Training(width=16, hidden=32, num_layers=6, vocab=32, seq=8, num_microbatches=1, rows=4, dropout=0.25)
+_SIX = StepSizes(**_MLP, num_microbatches=6, rows=2, dropout=0.25)
+_FEWER = StepSizes(**_MLP, num_microbatches=4, rows=4)
+_TRANSFORMER = StepSizes(width=16, hidden=32, num_layers=6, vocab=32, seq=8, num_microbatches=1, rows=4, dropout=0.25)
 _MANY_OUTPUTS = _FEWER.replace(width=1024, hidden=4096, features=512, outputs=32768, rows=512)
 
 PIPELINE_LOSS = Task(
@@ -169,7 +169,7 @@ PIPELINE_LOSS = Task(
 # is the raw gradient, and a wrong scale cannot hide.
 
 
-def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
+def draw_step(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str, Any]:
     return {
         "params": draw_params(rng, case),
         "batch": stacked(
@@ -180,7 +180,7 @@ def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
     }
 
 
-def step_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
+def step_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]:
     """The steps on one device, with all rows; every holder of a leaf gets the same."""
     groups, stages, steps = groups_of(case, pipe_of), stages_of(case), case.sizes.steps
     run = _steps_on_one_device(case.sizes.model, case.sizes.num_microbatches, groups)
@@ -226,7 +226,7 @@ def _reduced(e: Evidence) -> tuple[float, float]:
 
 
 # --8<-- [start:most_bytes]
-def most_bytes(case: Case[Training]) -> int:
+def most_bytes(case: Case[StepSizes]) -> int:
     """The most live temporaries of a step that keeps blocks of every tick, and recomputes a stage's layers.
 
     Three stacks of a block per tick (a stage's input, its output or its second layer's input, and the gradient
@@ -275,11 +275,11 @@ _LONG = _SIX.replace(num_microbatches=32, dropout=0.0)
 _THREE_STEPS = _SIX.replace(num_microbatches=5, steps=3, rate_scale=0.2)
 
 
-def _unseen_step(rng: np.random.Generator) -> Case[Training]:
+def _unseen_step(rng: np.random.Generator) -> Case[StepSizes]:
     case = unseen_pipelines(rng)
     # The gradient is read off the update, which must not be small compared with the parameter: a Transformer's is.
     steps, largest = (1, 3.0) if case.sizes.seq else (int(rng.choice([1, 2])), 0.9)
-    return case.replace(steps=steps, rate_scale=float(rng.uniform(2 / 3, 1)) * largest / steps)
+    return case.with_sizes(steps=steps, rate_scale=float(rng.uniform(2 / 3, 1)) * largest / steps)
 
 
 PIPELINE_TRAIN_STEP = Task(

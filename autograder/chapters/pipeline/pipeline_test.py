@@ -64,7 +64,7 @@ def test_temporaries_grow_by_three_blocks_a_microbatch_and_stay_below_the_closed
     assert task.at_scale
     held = {}
     for count in (8, 32):
-        case = task.at_scale[0].replace(num_microbatches=count)
+        case = task.at_scale[0].with_sizes(num_microbatches=count)
         program = trace(task, pipeline_train_step, case, nowhere)
         held[count] = memory(parse(program), program).temporaries
         assert 0.65 * most_bytes(case) < held[count] < 0.85 * most_bytes(case)

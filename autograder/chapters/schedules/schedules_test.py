@@ -94,7 +94,7 @@ def test_no_message_about_a_wrong_order_has_a_right_line(name):
     task = TASKS[name]
     for mutant in (one for one in MUTANTS if one.task == name):
         for question in orders.questions(task.cases[0]):
-            answer = value_tasks._formed(name, value_tasks.asked(mutant.function, *question), None)
+            answer = value_tasks._formed(name, value_tasks.answer_or_refusal(mutant.function, *question), None)
             why = [orders.problem(name, question, answer)]
             why += [] if why[0] else [cost(name, question, answer) for cost in (orders.too_slow, orders.too_full)]
             right = orders.known(name, question)
@@ -119,7 +119,7 @@ def test_limits_of_an_order_are_what_the_family_needs_and_no_more():
 def test_gradients_of_the_delayed_recursion_equal_central_differences_at_the_older_weights():
     task = TASKS["two_weight_versions_step"]
     for case in task.cases[:3]:
-        case = case.replace(steps=1)
+        case = case.with_sizes(steps=1)
         inputs = task.draw(np.random.default_rng(0), case)
         gradients = task.oracle(inputs, case)["gradients"]
         for leaf, found in gradients.items():
@@ -141,7 +141,7 @@ def test_the_delayed_recursion_subtracts_the_gradient_at_the_older_version():
     state = inputs["versions"]
     for step in range(case.sizes.steps):
         now = {name: inputs[name][step : step + 1] for name in ("microbatches", "targets")}
-        found = task.oracle({**inputs, **now, "versions": state}, case.replace(steps=1))
+        found = task.oracle({**inputs, **now, "versions": state}, case.with_sizes(steps=1))
         after = jax.tree.map(lambda leaf: leaf[0], found["values"]["versions"])
         for leaf, older in after["older"].items():
             np.testing.assert_array_equal(older, state["newest"][leaf])

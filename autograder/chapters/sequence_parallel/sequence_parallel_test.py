@@ -59,7 +59,7 @@ def test_oracles_of_the_pair_equal_central_differences(name, place):
 
 @pytest.mark.parametrize("split", [True, False])
 def test_each_of_the_pair_is_the_transpose_of_the_other(split):
-    case = TASKS[ENTER].cases[0].replace(split=split)
+    case = TASKS[ENTER].cases[0].with_sizes(split=split)
     rng, n, s = np.random.default_rng(0), parts_of(TASKS[ENTER].cases[0]), case.sizes
     x, y = rng.standard_normal((s.rows, s.seq, s.width)), rng.standard_normal((n, s.rows, s.seq, s.width))
     entered = region_oracle(ENTER, {"x": x, "upstream": y}, case)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autograder.chapters.single_device.memory import ACCUMULATION, ATTENTION, REMAT, SCAN
-from autograder.chapters.single_device.precision import MIXED_PRECISION, SCALING
+from autograder.chapters.single_device.memory import ACCUMULATE_GRADIENTS, CHUNKED_ATTENTION, REMAT_LAYERS, SCAN_LAYERS
+from autograder.chapters.single_device.precision import MIXED_PRECISION_LOSS, SCALED_STEP
 from autograder.contract.task import Contract
 
 EXPLAINED_IN = {
@@ -109,7 +109,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
 
 CONTRACT = Contract(
     "single_device",
-    (MIXED_PRECISION, ACCUMULATION, SCAN, REMAT, SCALING, ATTENTION),
+    (MIXED_PRECISION_LOSS, ACCUMULATE_GRADIENTS, SCAN_LAYERS, REMAT_LAYERS, SCALED_STEP, CHUNKED_ATTENTION),
     question_points=2,
     explained_in=EXPLAINED_IN,
 )

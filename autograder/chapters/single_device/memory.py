@@ -91,7 +91,7 @@ def _unseen_batch(rng: np.random.Generator) -> Case[Batch]:
     return Case(UNSEEN, MESH, Batch(**unseen_model(rng), num_microbatches=int(rng.choice([3, 6]))))
 
 
-ACCUMULATION = Task(
+ACCUMULATE_GRADIENTS = Task(
     wrapping=WRAPPINGS["accumulate_gradients"],
     kind="transform",
     points=2,
@@ -178,7 +178,7 @@ def _unseen_stack(rng: np.random.Generator) -> Case[Batch]:
     return Case(UNSEEN, MESH, _UNSEEN[rng.integers(len(_UNSEEN))])
 
 
-SCAN = Task(
+SCAN_LAYERS = Task(
     wrapping=WRAPPINGS["scan_layers"],
     kind="transform",
     points=1,
@@ -195,7 +195,7 @@ SCAN = Task(
     facts=_scan_facts,
 )
 
-REMAT = Task(
+REMAT_LAYERS = Task(
     wrapping=WRAPPINGS["remat_layers"],
     kind="transform",
     points=2,
@@ -308,7 +308,7 @@ def _unseen_heads(rng: np.random.Generator) -> Case[Heads]:
     return Case(UNSEEN, MESH, Heads(chunk=chunk, seq=chunk * chunks, rows=rows, reach=reach, **heads))
 
 
-ATTENTION = Task(
+CHUNKED_ATTENTION = Task(
     wrapping=WRAPPINGS["chunked_attention"],
     points=4,
     core_facts=("largest temporary",),

@@ -178,7 +178,7 @@ _UNSEEN = (
     Batch(width=40, hidden=48, num_layers=1, num_heads=5, vocab=20, seq=14, rows=7),
 )
 
-MIXED_PRECISION = Task(
+MIXED_PRECISION_LOSS = Task(
     wrapping=WRAPPINGS["mixed_precision_loss"],
     points=2,
     core_facts=("product dtypes", "float32 functions and sums"),
@@ -371,7 +371,7 @@ def _unseen_scaling(rng: np.random.Generator) -> Case[Scaling]:
     return Case(UNSEEN, MESH, sizes)
 
 
-SCALING = Task(
+SCALED_STEP = Task(
     wrapping=WRAPPINGS["scaled_step"],
     points=2,
     core_facts=("product dtypes",),

@@ -46,7 +46,7 @@ class Scaling(Sizes):
         growth_interval: Good steps until the scale doubles.
         bad: The steps whose gradient is not finite.
         all_overflow: Whether they are bad only because the scale is far too large.
-        kind: How the first of them is bad, one of ``tasks.KINDS``.
+        kind: How the first of them is bad, one of ``precision.KINDS``.
         half: Which MLP is bad then; an infinite gradient is negative in the first.
         rate: The learning rate, divided by the loss's weight.
     """

@@ -14,7 +14,7 @@ import numpy as np
 
 from autograder.chapters.draws import compile_oracle, draw_batches, draw_leaves, draw_rate, sgd, unseen_mesh
 from autograder.chapters.tensor_parallel.init import UNSEEN_MESHES
-from autograder.chapters.tensor_parallel.wrapping import LAYERS, Dense, Heads, Mlp, Training, leaf, rows_of, specs_of
+from autograder.chapters.tensor_parallel.wrapping import LAYERS, Dense, Heads, Mlp, StepSizes, leaf, rows_of, specs_of
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, params_of, parts_of
@@ -296,7 +296,7 @@ TP_ATTENTION = Task(
 # divided by it, is the raw gradient, and a wrong scale cannot hide.
 
 
-def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
+def draw_step(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str, Any]:
     """Parameters, a batch for every step, and a learning rate."""
     return {
         "params": draw_leaves(rng, params_of(case), 0.3),
@@ -305,7 +305,7 @@ def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
     }
 
 
-def step_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
+def step_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]:
     """The steps on one device, with all rows; every holder of a leaf gets the same."""
     run = _steps_on_one_device(case.sizes.model)
     after, losses, gradients = run(inputs["params"], (inputs["batch"],), inputs["learning_rate"])
@@ -366,17 +366,17 @@ def step_facts(evidence: TaskEvidence) -> list[Fact]:
     ]
 
 
-_ONE = Training(width=12, hidden=48, num_layers=2, features=6, outputs=10, rows=5)
+_ONE = StepSizes(width=12, hidden=48, num_layers=2, features=6, outputs=10, rows=5)
 _THREE = _ONE.replace(num_layers=3, steps=3, rate_scale=0.2)
 
 
-def _on(data: int, tensor: int, sizes: Training, **how: Any) -> Case[Training]:
+def _on(data: int, tensor: int, sizes: StepSizes, **how: Any) -> Case[StepSizes]:
     return Case(f"data={data} x tensor={tensor}", {"data": data, "tensor": tensor}, sizes, **how)
 
 
-def _unseen_step(rng: np.random.Generator) -> Case[Training]:
+def _unseen_step(rng: np.random.Generator) -> Case[StepSizes]:
     mesh = unseen_mesh(rng, *UNSEEN_MESHES)
-    sizes = Training(
+    sizes = StepSizes(
         features=int(rng.choice([3, 5])),
         outputs=int(rng.choice([4, 7])),
         width=int(rng.choice([8, 10])),

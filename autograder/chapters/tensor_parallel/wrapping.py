@@ -84,7 +84,7 @@ class Heads(Activations):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(ModelSizes):
+class StepSizes(ModelSizes):
     """A model in training: ``rows`` for each device and step, and the factor of the drawn learning rate."""
 
     rows: int
@@ -234,7 +234,7 @@ def wrap_init(function: Any, case: Case[Kernel]) -> Wrapped:
     return on_mesh(local, case, {"keys": ({"first": KEY, "second": KEY}, P())}, {"values": spec}, {"keys": "key"})
 
 
-def specs_of(case: Case[Training]) -> Any:
+def specs_of(case: Case[StepSizes]) -> Any:
     """Hidden features are split over the axis; everything else is whole on every device."""
     axis = tensor_of(case)
     specs = jax.tree.map(lambda _: P(), params_of(case))
@@ -243,12 +243,12 @@ def specs_of(case: Case[Training]) -> Any:
     return specs
 
 
-def rows_of(case: Case[Training]) -> int:
+def rows_of(case: Case[StepSizes]) -> int:
     """Number of rows of all devices together, in a step."""
     return case.sizes.rows * groups_of(case) * parts_of(case)
 
 
-def wrap_step(function: Any, case: Case[Training]) -> Wrapped:
+def wrap_step(function: Any, case: Case[StepSizes]) -> Wrapped:
     """The step over several batches; every holder of a leaf returns its copy, to detect copies that drift apart."""
     axis, (data_axis,), model, specs = tensor_of(case), others_of(case), model_of(case), specs_of(case)
     rows, name = (data_axis, axis), "tp_train_step"
@@ -277,6 +277,6 @@ WRAPPINGS = (
     Wrapping("tp_mlp", "(params, x, axis_name)", _LAYER["tp_mlp"], Mlp),
     Wrapping("tp_attention", "(params, x, axis_name)", _LAYER["tp_attention"], Heads),
     Wrapping(
-        "tp_train_step", "(params, specs, batch, model, data_axis, tensor_axis, learning_rate)", wrap_step, Training
+        "tp_train_step", "(params, specs, batch, model, data_axis, tensor_axis, learning_rate)", wrap_step, StepSizes
     ),
 )

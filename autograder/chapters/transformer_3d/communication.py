@@ -277,7 +277,9 @@ def layer_sums(e: Evidence) -> float:
     )
 
 
-def low_facts(evidence: list[Evidence], runs: Callable[[Case[Sizes]], int], rounded: float = ROUNDED) -> list[Fact]:
+def bfloat16_facts(
+    evidence: list[Evidence], runs: Callable[[Case[Sizes]], int], rounded: float = ROUNDED
+) -> list[Fact]:
     """In bfloat16: only dense products; every function and sum in float32; results near those of float32.
 
     Args:
@@ -314,7 +316,7 @@ def low_facts(evidence: list[Evidence], runs: Callable[[Case[Sizes]], int], roun
     return [worst([look(e) for e in evidence]), facts.precise_in(names[1], evidence, "f32", hint)]
 
 
-def no_pieces(evidence: list[Evidence], times: float) -> Fact:
+def no_whole_transfers(evidence: list[Evidence], times: float) -> Fact:
     """With rings, the bytes gathered and scattered over the tensor axis are ``times`` the embedding's rows."""
     name = "transfers in one piece"
 

@@ -185,12 +185,14 @@ _NO_SUMS = "Gradients of whole leaves stay each device's own share here: what is
 
 
 def stage_facts(evidence: TaskEvidence) -> list[Fact]:
-    low, high = ([e for e in evidence.cases if e.case.sizes.bfloat16 is wanted] for wanted in (True, False))
+    in_bfloat16, in_float32 = (
+        [e for e in evidence.cases if e.case.sizes.bfloat16 is wanted] for wanted in (True, False)
+    )
     return [
-        *facts.values_and_gradients(high, "Which block, which layer's key, and in which order? "),
-        *communication.low_facts(low, lambda case: case.sizes.num_layers // sizes_of(case)[1], ADDED),
+        *facts.values_and_gradients(in_float32, "Which block, which layer's key, and in which order? "),
+        *communication.bfloat16_facts(in_bfloat16, lambda case: case.sizes.num_layers // sizes_of(case)[1], ADDED),
         communication.over_tensor(evidence.cases, communication.stage_moves),
-        communication.no_pieces(evidence.cases, 0),
+        communication.no_whole_transfers(evidence.cases, 0),
         communication.nothing_else(evidence.cases, {("all_reduce", None), *communication.TENSOR}),
         # Not counted are the wrapper's own sums, of leaves that are whole on the tensor axis.
         byte_facts.bytes_at_most(
@@ -210,7 +212,7 @@ _DEEP = SIZES.replace(num_repeats=1, dropout=0.25, rows=2)
 def _unseen_stage(rng: np.random.Generator) -> Case[Sizes]:
     rings, parallel = bool(rng.integers(2)), bool(rng.integers(2))
     found = unseen(rng, (2, 2, 1), (1, 2, 2), (1, 1, 3), (1, 2, 3), rings=rings, parallel=parallel, dropout=0.15)
-    return found.replace(num_layers=2 * found.sizes.num_layers)
+    return found.with_sizes(num_layers=2 * found.sizes.num_layers)
 
 
 STAGE_3D = Task(
@@ -282,13 +284,15 @@ def layers_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
 def layers_facts(evidence: TaskEvidence) -> list[Fact]:
     gradients = "Is what late stages add to the repeat before part of its gradient, and is it completed once? "
     too_much = "What is kept from the forward pass until the backward pass comes to it, and how many groups are whole?"
-    low, high = ([e for e in evidence.cases if e.case.sizes.bfloat16 is wanted] for wanted in (True, False))
+    in_bfloat16, in_float32 = (
+        [e for e in evidence.cases if e.case.sizes.bfloat16 is wanted] for wanted in (True, False)
+    )
     return [
-        *facts.values_and_gradients(high, "Whose weights does a late stage use? ", gradients),
-        *communication.low_facts(low, communication.layer_runs),
+        *facts.values_and_gradients(in_float32, "Whose weights does a late stage use? ", gradients),
+        *communication.bfloat16_facts(in_bfloat16, communication.layer_runs),
         limits.temporaries_within(evidence, TEMPORARIES, too_much, weight=2),
         *communication.layers_facts(evidence.programs),
-        communication.no_pieces(evidence.cases, 0),
+        communication.no_whole_transfers(evidence.cases, 0),
     ]
 
 
@@ -303,7 +307,7 @@ def _unseen_layers(rng: np.random.Generator) -> Case[Sizes]:
     how: dict[str, Any] = {"num_microbatches": int(rng.choice([1, 3])), "remat": bool(rng.integers(2))}
     how["rows"] = int(rng.integers(1, 3))
     found = unseen(rng, (2, 2, 1), (1, 2, 2), (1, 3, 1), num_repeats=2, dropout=0.15, **how)
-    return found.replace(num_layers=2 * found.sizes.num_layers)
+    return found.with_sizes(num_layers=2 * found.sizes.num_layers)
 
 
 LAYERS_3D = Task(

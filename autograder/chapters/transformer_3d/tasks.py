@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.draws import draw_batch, draw_batches, draw_keys, draw_leaves, draw_rate
-from autograder.chapters.transformer_3d.communication import layer_runs, low_facts, no_pieces, sent_facts
+from autograder.chapters.transformer_3d.communication import bfloat16_facts, layer_runs, no_whole_transfers, sent_facts
 from autograder.chapters.transformer_3d.layers import THREE
 from autograder.chapters.transformer_3d.layouts import SIZES, given_specs, run_on_one_device, specs_of, unseen
 from autograder.chapters.transformer_3d.wrapping.model import Sizes, axes_of, in_stages, rows_of, sizes_of, stacked_of
@@ -102,11 +102,11 @@ def forward_facts(evidence: TaskEvidence) -> list[Fact]:
     exposed = "When can the weights of a repeat be on their way, and how often are they gathered for its ticks?"
     return [
         *facts.values_and_gradients([e for e in evidence.cases if not e.case.sizes.bfloat16], values, gradients),
-        *low_facts([e for e in evidence.cases if e.case.sizes.bfloat16], layer_runs),
+        *bfloat16_facts([e for e in evidence.cases if e.case.sizes.bfloat16], layer_runs),
         limits.temporaries_within(evidence, TEMPORARIES, too_much, weight=2),
         limits.exposed_over_within(evidence, EXPOSED, "data", exposed, weight=2, than=limits.NAIVE),
         *sent_facts(evidence.programs),
-        no_pieces(evidence.cases, 3),
+        no_whole_transfers(evidence.cases, 3),
     ]
 
 

@@ -105,7 +105,7 @@ def test_oracle_of_the_loss_equals_central_differences_leaf_by_leaf(case):
 
 def test_oracle_of_a_step_subtracts_the_clipped_gradient_on_every_device():
     case = STEP.cases[0]
-    one = case.replace(steps=1)
+    one = case.with_sizes(steps=1)
     inputs = STEP.draw(np.random.default_rng(1), one)
     found = STEP.oracle(inputs, one)
     gradients = whole_again(found["gradients"], one)
@@ -129,7 +129,7 @@ def test_each_option_is_right_on_each_mesh(mesh, option):
     (like, *_) = [case for case in STEP.cases if sizes_of(case) == mesh and case.sizes.steps == 20]
     # Twice as deep: at the other cases' learning rate, 20 steps amplify rounding just beyond the limit.
     more = {"num_layers": 2 * like.sizes.num_layers, "rate_scale": 0.3} if option == "repeats" else {}
-    case = like.replace(**{**OPTIONS[option], **more, **({} if task is STEP else {"steps": 1})})
+    case = like.with_sizes(**{**OPTIONS[option], **more, **({} if task is STEP else {"steps": 1})})
     cases = (task.cases[0], case) if option == "bfloat16" else (case,)
     result = judged_on("transformer_3d", task.name, getattr(transformer_3d, task.name), cases)
     found = {fact.name: fact for fact in result.facts}

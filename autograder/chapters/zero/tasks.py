@@ -17,7 +17,7 @@ from autograder.chapters.zero.wrapping import (
     MOMENTS,
     NormLeaves,
     StateLeaves,
-    Training,
+    StepSizes,
     axes_of,
     axis_given,
     config_of,
@@ -169,7 +169,7 @@ GLOBAL_NORM = Task(
 # sharded_adamw and the steps: AdamW behind clipping, on one device.
 
 
-def specs_of(case: Case[Training]) -> Any:
+def specs_of(case: Case[StepSizes]) -> Any:
     """Specs of the optimizer's parts; the dim that stacks layers is never split."""
 
     def split(part: str, leaf: Any) -> P:
@@ -178,19 +178,19 @@ def specs_of(case: Case[Training]) -> Any:
     return {part: jax.tree.map(partial(split, part), tree) for part, tree in params_of(case).items()}
 
 
-def on_each(tree: Any, case: Case[Training]) -> Any:
+def on_each(tree: Any, case: Case[StepSizes]) -> Any:
     """Whole leaves, repeated once per device."""
     return jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], devices_of(case), 0), tree)
 
 
-def of_parts(tree: Any, case: Case[Training]) -> Any:
+def of_parts(tree: Any, case: Case[StepSizes]) -> Any:
     """Split leaves reassembled; whole leaves repeated once per device."""
     return jax.tree.map(
         lambda leaf, spec, copies: leaf if any(spec) else copies, tree, specs_of(case), on_each(tree, case)
     )
 
 
-def adamw(params: Any, state: Any, gradients: Any, case: Case[Training]) -> tuple[Any, Any, np.float32]:
+def adamw(params: Any, state: Any, gradients: Any, case: Case[StepSizes]) -> tuple[Any, Any, np.float32]:
     """An update of AdamW behind clipping by the global norm, in float64: parameters, state and norm."""
     config, norm, count = config_of(case), norm_of(gradients), state["count"] + 1
 
@@ -209,7 +209,7 @@ def adamw(params: Any, state: Any, gradients: Any, case: Case[Training]) -> tupl
     return params, {"m": m, "v": v, "count": np.int32(count)}, norm
 
 
-def draw_state(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
+def draw_state(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str, Any]:
     """Parameters, and moments as of several updates: no root of a square is so small that it is a rounding error."""
     shapes = params_of(case)
     params = draw_leaves(rng, shapes, rng.uniform(0.2, 0.4))
@@ -218,28 +218,28 @@ def draw_state(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]
     return {"params": params, "state": state}
 
 
-def draw_adamw(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
+def draw_adamw(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str, Any]:
     return {**draw_state(rng, case), "gradients": draw_leaves(rng, params_of(case), rng.uniform(0.05, 0.1))}
 
 
-def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
+def draw_step(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str, Any]:
     rows = case.sizes.rows * devices_of(case)
     return {**draw_state(rng, case), "batch": draw_batches(rng, case.sizes, rows, case.sizes.steps)}
 
 
-def adamw_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
+def adamw_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]:
     params, state, norm = adamw(inputs["params"], inputs["state"], inputs["gradients"], case)
     return {"values": results(params, state, norm, case)}
 
 
-def results(params: Any, state: Any, norm: Any, case: Case[Training]) -> dict[str, Any]:
+def results(params: Any, state: Any, norm: Any, case: Case[StepSizes]) -> dict[str, Any]:
     """As the wrapper returns them."""
     moments = {name: of_parts(state[name], case) for name in MOMENTS}
     state = {**moments, "count": on_each(state["count"], case)}
     return {"params": on_each(params, case), "state": state, "norm": on_each(norm, case)}
 
 
-def step_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
+def step_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]:
     """Steps on one device, on all rows at once; gradients of all steps added up."""
     params, state, losses, norms, every = inputs["params"], inputs["state"], [], [], []
     for number in range(case.sizes.steps):
@@ -361,11 +361,11 @@ def zero2_step_facts(evidence: TaskEvidence) -> list[Fact]:
 
 
 # As many layers as the realistic size has: a program that is written layer by layer must be the same at both sizes.
-_MLP = Training(width=16, hidden=32, num_layers=12, features=8, rows=8, num_microbatches=4)
-_TRANSFORMER = Training(width=16, hidden=32, num_layers=2, vocab=32, seq=8, rows=6, num_microbatches=3, clip=100.0)
+_MLP = StepSizes(width=16, hidden=32, num_layers=12, features=8, rows=8, num_microbatches=4)
+_TRANSFORMER = StepSizes(width=16, hidden=32, num_layers=2, vocab=32, seq=8, rows=6, num_microbatches=3, clip=100.0)
 # Three devices divide one dim of most kernels, and not always the largest.
 _MODEL: dict[str, Any] = {"width": 12, "hidden": 20, "num_layers": 3, "features": 10}
-_THIRDS = Training(**_MODEL, rows=4, num_microbatches=2, count=0, beta1=0.7, beta2=0.95, eps=0.03)
+_THIRDS = StepSizes(**_MODEL, rows=4, num_microbatches=2, count=0, beta1=0.7, beta2=0.95, eps=0.03)
 
 
 _LARGE = {"width": 4096, "hidden": 16384, "features": 2048, "min_size": 16384}
@@ -373,7 +373,7 @@ _LARGE = {"width": 4096, "hidden": 16384, "features": 2048, "min_size": 16384}
 _STRETCHED = {"features": 64, "width": 128, "hidden": 1024, "min_size": 1024}
 
 
-def _cases(three: Training, two: Training) -> tuple[Case[Training], ...]:
+def _cases(three: StepSizes, two: StepSizes) -> tuple[Case[StepSizes], ...]:
     return (
         Case("data=8", {"data": 8}, _MLP, quick=True),
         Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, three, quick=True),
@@ -382,11 +382,11 @@ def _cases(three: Training, two: Training) -> tuple[Case[Training], ...]:
     )
 
 
-def _unseen(rng: np.random.Generator) -> Case[Training]:
+def _unseen(rng: np.random.Generator) -> Case[StepSizes]:
     sizes = unseen_model(rng)
     return unseen_case(
         rng,
-        Training(
+        StepSizes(
             **sizes,
             num_microbatches=int(rng.choice([2, 6])),
             count=int(rng.integers(4)),

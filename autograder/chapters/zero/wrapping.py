@@ -29,7 +29,7 @@ from course.train import AdamW
 
 MOMENTS = ("m", "v")
 COUNT = jax.ShapeDtypeStruct((), np.int32)
-__all__ = ["MOMENTS", "NormLeaves", "StateLeaves", "Training", "leaf_shapes", "of_leaves"]
+__all__ = ["MOMENTS", "NormLeaves", "StateLeaves", "StepSizes", "leaf_shapes", "of_leaves"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class StateLeaves(Leaves):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(ModelSizes):
+class StepSizes(ModelSizes):
     """A model in training, with ``rows`` for each device and step.
 
     Attributes:
@@ -71,22 +71,22 @@ class Training(ModelSizes):
     clip: float = 0.3
 
 
-def axes_of(case: Case[Training] | Case[StateLeaves]) -> tuple[str, ...]:
+def axes_of(case: Case[StepSizes] | Case[StateLeaves]) -> tuple[str, ...]:
     """The axes that batch and state are split over."""
     return tuple(case.mesh) if case.sizes.every_axis else (axis_of(case),)
 
 
-def axis_given(case: Case[Training] | Case[StateLeaves]) -> str | tuple[str, ...]:
+def axis_given(case: Case[StepSizes] | Case[StateLeaves]) -> str | tuple[str, ...]:
     """The argument ``axis_name``: one name, or a tuple of several."""
     return axes_of(case) if case.sizes.every_axis and len(case.mesh) > 1 else axis_of(case)
 
 
-def devices_of(case: Case[Training] | Case[StateLeaves]) -> int:
+def devices_of(case: Case[StepSizes] | Case[StateLeaves]) -> int:
     """Number of devices that hold different parts and rows."""
     return math.prod(case.mesh[axis] for axis in axes_of(case))
 
 
-def config_of(case: Case[Training]) -> AdamW:
+def config_of(case: Case[StepSizes]) -> AdamW:
     """The argument ``config``."""
     return AdamW(**{name: getattr(case.sizes, name) for name in AdamW._fields})
 
@@ -148,7 +148,7 @@ def _copies(tree: Any, specs: Any) -> Any:
     return jax.tree.map(lambda leaf, spec: leaf if any(spec) else leaf[None], tree, specs)
 
 
-def _signature(case: Case[Training]) -> tuple[Any, dict[str, tuple[Any, Any]], dict[str, Any]]:
+def _signature(case: Case[StepSizes]) -> tuple[Any, dict[str, tuple[Any, Any]], dict[str, Any]]:
     """Specs of the parts, the inputs ``params`` and ``state``, and the specs of results."""
     shapes, axes = params_of(case), axes_of(case)
     specs = decode_specs(case, shapes)
@@ -177,7 +177,7 @@ def _results(params: Any, state: Any, norm: Any, specs: Any, axes: tuple[str, ..
     }
 
 
-def wrap_adamw(function: Any, case: Case[Training]) -> Wrapped:
+def wrap_adamw(function: Any, case: Case[StepSizes]) -> Wrapped:
     specs, inputs, results = _signature(case)
     axes, config = axes_of(case), config_of(case)
 
@@ -192,14 +192,14 @@ def wrap_adamw(function: Any, case: Case[Training]) -> Wrapped:
     return on_mesh(local, case, inputs, {"values": results}, {"params": "state", "state": "state"})
 
 
-def wrap_step(name: str, microbatches: bool) -> Callable[[Any, Case[Training]], Wrapped]:
+def wrap_step(name: str, microbatches: bool) -> Callable[[Any, Case[StepSizes]], Wrapped]:
     """Wrap a step, which is taken ``steps`` times.
 
     The gradient that it used is read off its first moments, which are linear in it, and its clipping undone with the
     norm that it returns: a wrong scale shows, whatever Adam makes of it.
     """
 
-    def wrap(function: Any, case: Case[Training]) -> Wrapped:
+    def wrap(function: Any, case: Case[StepSizes]) -> Wrapped:
         specs, inputs, results = _signature(case)
         axes, config, model = axes_of(case), config_of(case), model_of(case)
         several: Any = (case.sizes.num_microbatches,) if microbatches else ()
@@ -237,7 +237,7 @@ _STEP = "(params, state, specs, batch, model, axis_name, {}config)"
 WRAPPINGS = (
     Wrapping("shard_optimizer_state", "(params, axis_name, min_size)", wrap_state, StateLeaves),
     Wrapping("global_norm", "(tree, specs)", wrap_norm, NormLeaves),
-    Wrapping("sharded_adamw", "(params, gradients, state, specs, axis_name, config)", wrap_adamw, Training),
-    Wrapping("zero1_step", _STEP.format(""), wrap_step("zero1_step", microbatches=False), Training),
-    Wrapping("zero2_step", _STEP.format("num_microbatches, "), wrap_step("zero2_step", microbatches=True), Training),
+    Wrapping("sharded_adamw", "(params, gradients, state, specs, axis_name, config)", wrap_adamw, StepSizes),
+    Wrapping("zero1_step", _STEP.format(""), wrap_step("zero1_step", microbatches=False), StepSizes),
+    Wrapping("zero2_step", _STEP.format("num_microbatches, "), wrap_step("zero2_step", microbatches=True), StepSizes),
 )

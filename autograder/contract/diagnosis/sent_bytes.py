@@ -14,7 +14,7 @@ NEVER_SENT = "is something never sent, or by another collective?"
 _NARROW = {"bf16": 2, "f16": 2}
 
 
-def of_few_bytes(sent: Sequence[Collective], low: float, inputs: Iterable[Leaf], case: Case[Any]) -> str:
+def deficit_cause(sent: Sequence[Collective], low: float, inputs: Iterable[Leaf], case: Case[Any]) -> str:
     """Suggest why too few bytes are sent: a narrower dtype than any input's, or once for all microbatches."""
     given = {leaf.dtype for leaf in inputs}
     narrow = [c for c in sent if c.dtype in _NARROW and not given & {"float16", "bfloat16"}]
@@ -31,7 +31,7 @@ def of_few_bytes(sent: Sequence[Collective], low: float, inputs: Iterable[Leaf],
     return NEVER_SENT
 
 
-def of_many_bytes(
+def excess_cause(
     sent: Sequence[Collective], total: float, high: float, least: float = 0, low: bool = False
 ) -> tuple[Collective, str]:
     """Name the collective that may be redundant, as a sentence: one that sends exactly the excess, else the largest.

@@ -26,7 +26,7 @@ ALWAYS_DROPS = f"There is dropout in every case here: {KEYS}"
 _ENOUGH = 8
 
 
-def of_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evidence] = ()) -> str:
+def explain_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evidence] = ()) -> str:
     """Describe in a sentence what all wrong elements of a leaf have in common; empty if nothing.
 
     Args:
@@ -66,7 +66,7 @@ def question(cause: str, hint: str, wrong: Iterable[Evidence], right: Iterable[E
     """The question to ask about a wrong leaf: about keys if dropout separates wrong from right cases, else the hint.
 
     Args:
-        cause: From ``of_values``.
+        cause: From ``explain_values``.
         hint: The contract's default question.
         wrong: Cases in which any leaf is wrong.
         right: All other cases that have this leaf; a single-device case proves nothing if a multi-device one is wrong.
@@ -109,7 +109,7 @@ def _wrong(e: Evidence, leaf: str, tolerance: float) -> bool:
     return not np.max(errors, initial=0) <= tolerance * np.max(np.abs(expected), initial=1e-30)
 
 
-def of_leaves(wrong: Sequence[str], every: Sequence[str]) -> str:
+def explain_leaves(wrong: Sequence[str], every: Sequence[str]) -> str:
     """Name the wrong leaves of a case if there are several and others are right."""
     if len(wrong) < 2:
         return ""

@@ -12,7 +12,7 @@ import pytest
 
 from autograder.chapters.fsdp import CONTRACT
 from autograder.chapters.fsdp.mutants import MUTANTS
-from autograder.checking.follow_up import reading
+from autograder.checking.follow_up import further_reading
 from autograder.checking.judging import executor
 from autograder.contract import verdict as verdicts
 from autograder.contract.task import ABOUT_VERDICTS, load, references
@@ -288,7 +288,7 @@ def test_what_was_not_judged_says_why(verdict):
     phrases = (ABOUT_VERDICTS[verdict][1], MEANING[verdict], "a loop until data says so", "fsdp_loss:3")
     assert [words for words in phrases if words not in page.text] == []
     about, heading = ABOUT_VERDICTS[verdict]
-    assert reading("fsdp", [result]) == (f'fsdp_loss: to read on, `meshcraft site {about} "{heading}"`',)
+    assert further_reading("fsdp", [result]) == (f'fsdp_loss: to read on, `meshcraft site {about} "{heading}"`',)
 
 
 def test_what_a_person_gave_and_what_being_late_costs_is_there(course):

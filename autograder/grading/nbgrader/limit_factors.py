@@ -11,7 +11,7 @@ from autograder.contract.text import join_words
 from autograder.grading.inside.intake import Cell, read_notebook
 from autograder.grading.nbgrader.points import the_one
 from autograder.grading.nbgrader.settings import CourseError, Settings, read_settings
-from autograder.grading.outside.notebook_options import limits_stated
+from autograder.grading.outside.notebook_options import requested_limits
 
 Factors = dict[str, dict[str, float]]
 
@@ -86,7 +86,7 @@ def require_same(cells: Iterable[Cell], chapter: str, settings: Settings, where:
     Raises:
         CourseError: They state others.
     """
-    limits, stated = limits_in(settings, chapter), limits_stated(cells)
+    limits, stated = limits_in(settings, chapter), requested_limits(cells)
     if stated != limits:
         raise CourseError(
             f"{where} states the limits {stated or 'of the chapter'} and course.toml {limits or 'none'}; students "

@@ -16,7 +16,7 @@ from nbformat.v4 import new_markdown_cell
 from autograder.contract.task import load
 from autograder.grading.inside.intake import Cell, IntakeError, read_notebook
 from autograder.grading.nbgrader.settings import CourseError, read_settings
-from autograder.grading.outside.notebook_options import limits_stated, stated
+from autograder.grading.outside.notebook_options import requested_limits, requested_variants
 from autograder.release.converters import CHECK
 
 MARK, LIMIT_MARK = "variant-", "limits-"
@@ -47,7 +47,7 @@ def requested_by(course: Path, chapter: str) -> dict[str, str]:
         raise CourseError(f"{course / 'course.toml'}: {error}") from None
     released = course / "release" / chapter / f"{chapter}.ipynb"
     try:
-        in_release = stated(read_notebook(released).cells) if released.is_file() else requested
+        in_release = requested_variants(read_notebook(released).cells) if released.is_file() else requested
     except IntakeError as error:
         raise CourseError(f"the released notebook cannot be read: {error}") from None
     if in_release != requested:
@@ -90,7 +90,7 @@ def state(
         if name.startswith(CHECK):
             argument = f', variant="{requested[checked]}"' if checked in requested else ""
             argument += f", limits={json.dumps(limits[checked])}" if checked in limits else ""
-            if argument or stated([Cell(name, cell.source)]) or limits_stated([Cell(name, cell.source)]):
+            if argument or requested_variants([Cell(name, cell.source)]) or requested_limits([Cell(name, cell.source)]):
                 cell.source = f"check({checked}{argument})"
         cells.append(cell)
     notebook.cells = cells

@@ -238,8 +238,8 @@ def _run(plan: GradingPlan, case: Case, programs: dict[str, bytes], line: str, e
     drawn = _drawn(plan, case)
     description, blobs = wire.pack(drawn.inputs)
     options = {"data_branches": plan.task.data_branches, "form": plan.official and case is plan.cases[0]}
-    with ThreadPoolExecutor(1) as beside:  # the oracle here, while the executor compiles and runs the Program
-        single_device = beside.submit(lambda: drawn.wanted)
+    with ThreadPoolExecutor(1) as pool:  # the oracle here, while the executor compiles and runs the Program
+        single_device = pool.submit(lambda: drawn.wanted)
         answer, arrays = execute({"do": "run", "inputs": description, **options}, [programs[case.name], *blobs])
     looked, wanted = _looked(answer), single_device.result()
     measured = wire.unpack(answer.get("results", []), arrays)

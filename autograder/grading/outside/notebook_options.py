@@ -26,7 +26,7 @@ def lab_code(chapter: str) -> tuple[str, ...]:
     return tuple(ast.unparse(node) for guard in guards for node in guard.body)
 
 
-def limits_stated(cells: Iterable[Cell]) -> dict[str, dict[str, float]]:
+def requested_limits(cells: Iterable[Cell]) -> dict[str, dict[str, float]]:
     """The factors on limits that a notebook's check cells ask for, by function and fact."""
     found: dict[str, dict[str, float]] = {}
     for cell in cells:
@@ -36,6 +36,6 @@ def limits_stated(cells: Iterable[Cell]) -> dict[str, dict[str, float]]:
     return found
 
 
-def stated(cells: Iterable[Cell]) -> dict[str, str]:
+def requested_variants(cells: Iterable[Cell]) -> dict[str, str]:
     """The variants that a notebook's check cells ask for, by function."""
     return {name: variant for cell in cells for name, variant in _STATED.findall(cell.source)}

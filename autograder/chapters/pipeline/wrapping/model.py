@@ -32,7 +32,7 @@ ENDS = ("embed", "head")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(ModelSizes):
+class StepSizes(ModelSizes):
     """A model over stages, its rows per microbatch, and the factor of the drawn learning rate."""
 
     num_microbatches: int
@@ -41,7 +41,7 @@ class Training(ModelSizes):
     rate_scale: float = 1.0
 
 
-def by_part(case: Case[Training], *, layers: Any, ends: Any) -> Any:
+def by_part(case: Case[StepSizes], *, layers: Any, ends: Any) -> Any:
     """A tree like the parameters, with one value for all layers' leaves and another for embedding and head."""
     return {
         name: jax.tree.map(lambda _, of=layers if name == "layers" else ends: of, tree)
@@ -49,17 +49,17 @@ def by_part(case: Case[Training], *, layers: Any, ends: Any) -> Any:
     }
 
 
-def specs_of(case: Case[Training]) -> Any:
+def specs_of(case: Case[StepSizes]) -> Any:
     """Layers are split over the stages; every device holds the embedding and the head."""
     return by_part(case, layers=P(pipe_of(case)), ends=P())
 
 
-def rows_of(case: Case[Training]) -> int:
+def rows_of(case: Case[StepSizes]) -> int:
     """Number of rows of all groups together."""
     return groups_of(case, pipe_of) * case.sizes.num_microbatches * case.sizes.rows
 
 
-def wrap_loss(function: Any, case: Case[Training]) -> Wrapped:
+def wrap_loss(function: Any, case: Case[StepSizes]) -> Wrapped:
     """Loss of every device, and gradients for the cotangent ``upstream`` of each group.
 
     Each returns its own share of the gradient of embedding and head.
@@ -93,7 +93,7 @@ def wrap_loss(function: Any, case: Case[Training]) -> Wrapped:
     return on_mesh(local, case, inputs, results, {"params": "state", "key": "key"})
 
 
-def wrap_step(function: Any, case: Case[Training]) -> Wrapped:
+def wrap_step(function: Any, case: Case[StepSizes]) -> Wrapped:
     """The steps over several batches; every holder of a leaf returns its copy, to detect copies that drift apart."""
     axis, model, rows, others = pipe_of(case), model_of(case), row_axes(case), others_of(case, pipe_of)
     held = by_part(case, layers=P(rows, axis), ends=P((*others, axis)))

@@ -10,7 +10,7 @@ import numpy as np
 
 from autograder.contract.case import Case, Sizes
 from autograder.contract.output_checks import describe
-from autograder.contract.value_tasks import Refusal, asked, wrap_answer
+from autograder.contract.value_tasks import Refusal, answer_or_refusal, wrap_answer
 from autograder.contract.wrapping import Mismatch, Wrapped
 from course import budget
 from course.machine import Machine
@@ -57,7 +57,9 @@ def wrap_choice(function: Callable[..., Any], case: Case[Models]) -> Wrapped:
     def every():
         where, found = machine_of(case), []
         for sizes, batch in questions(case):
-            found.append(asked(function, sizes, where.num_devices, batch, estimator(sizes, where, batch, COURSE)))
+            found.append(
+                answer_or_refusal(function, sizes, where.num_devices, batch, estimator(sizes, where, batch, COURSE))
+            )
         if all(answer is None for answer in found):
             raise Mismatch("choose_mesh returned None every time (is a return missing?), expected a Choice")
         return tuple(_formed(answer) for answer in found)
