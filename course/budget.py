@@ -39,7 +39,7 @@ class Precision:
     meaning: str
 
 
-PLANS = {
+PRECISIONS = {
     "float32": Precision(4, 4, 0, 4, 4, "everything in float32"),
     "cast": Precision(4, 4, 0, 4, 2, "kept in float32, computed in bfloat16"),
     "mixed": Precision(2, 2, 4, 4, 2, "half precision, with a float32 copy in the optimizer"),
@@ -132,7 +132,7 @@ def budget(
     batch: int = 1,
     microbatches: int = 1,
     mesh: Mapping[str, int] | None = None,
-    plan: str = "mixed",
+    precision: str = "mixed",
     optimizer: str = "adam",
     remat: str = "none",
     fsdp: bool = False,
@@ -148,7 +148,7 @@ def budget(
         microbatches: Number of parts that each device's share of the batch is split into. A pipeline has all of them
             in flight before the first backward pass; without a pipeline, one is in flight.
         mesh: Axis sizes: ``data`` splits the batch, ``tensor`` every matrix, ``pipe`` the layers.
-        plan: One of ``PLANS``.
+        precision: One of ``PRECISIONS``.
         optimizer: One of ``OPTIMIZERS``; ``adam16`` counts four bytes per parameter more than ``adam``.
         remat: ``none``; ``attention`` recomputes the attention scores, ``block`` whole layers.
         fsdp: Whether ``data`` splits parameters, gradients and optimizer state as well.
@@ -161,13 +161,13 @@ def budget(
         ValueError: A name or an axis is unknown, or a size is not divisible; the message says which.
     """
     counts = {"batch": batch, "microbatches": microbatches, "min_size": min_size}
-    axes = _checked(sizes, dict(mesh or {}), counts, plan, optimizer, remat)
+    axes = _checked(sizes, dict(mesh or {}), counts, precision, optimizer, remat)
     if sequence_parallel and sizes.seq % axes["tensor"]:
         raise ValueError(
             f"seq {sizes.seq} is not divisible by tensor = {axes['tensor']}, as sequence parallelism needs; "
             "--no-sequence-parallel does without"
         )
-    dtypes = PLANS[plan]
+    dtypes = PRECISIONS[precision]
     state = _state_rows(sizes, axes, dtypes, optimizer, fsdp, min_size)
     activations, left_out = _activation_rows(
         sizes, axes, dtypes, batch, microbatches, remat, dropout, sequence_parallel
@@ -176,9 +176,13 @@ def budget(
 
 
 def _checked(
-    sizes: Sizes, mesh: dict[str, int], counts: dict[str, int], plan: str, optimizer: str, remat: str
+    sizes: Sizes, mesh: dict[str, int], counts: dict[str, int], precision: str, optimizer: str, remat: str
 ) -> dict[str, int]:
-    for what, given, known in (("plan", plan, PLANS), ("optimizer", optimizer, OPTIMIZERS), ("remat", remat, REMAT)):
+    for what, given, known in (
+        ("precision", precision, PRECISIONS),
+        ("optimizer", optimizer, OPTIMIZERS),
+        ("remat", remat, REMAT),
+    ):
         if given not in known:
             raise ValueError(f"no {what} is called {given!r}; there are: {', '.join(known)}")
     unknown = [axis for axis in mesh if axis not in AXES]
@@ -216,26 +220,28 @@ def _leaf_sizes(sizes: Sizes) -> list[LeafSize]:
 
 
 def _state_rows(
-    sizes: Sizes, axes: dict[str, int], plan: Precision, optimizer: str, fsdp: bool, min_size: int
+    sizes: Sizes, axes: dict[str, int], precision: Precision, optimizer: str, fsdp: bool, min_size: int
 ) -> tuple[BudgetRow, ...]:
     own = resident_parameters(sizes, axes, fsdp, min_size)
     moments, extra = OPTIMIZERS[optimizer]
-    each = plan.master + moments * plan.moment + extra
+    each = precision.master + moments * precision.moment + extra
     note = ""
-    if plan.master and moments == 2:
+    if precision.master and moments == 2:
         # The other of the two common ways to count Adam's state.
         other, name = (12, "adam") if extra else (16, "adam16")
         note = f"{other} x with {name}: {other * own / 1e6:,.0f} MB"
     rows = [
-        BudgetRow("parameters", plan.parameter * own, f"{plan.parameter} x {own:,}", "bytes x resident parameters"),
-        BudgetRow("gradients", plan.gradient * own, f"{plan.gradient} x {own:,}"),
+        BudgetRow(
+            "parameters", precision.parameter * own, f"{precision.parameter} x {own:,}", "bytes x resident parameters"
+        ),
+        BudgetRow("gradients", precision.gradient * own, f"{precision.gradient} x {own:,}"),
         BudgetRow("optimizer", each * own, f"{each} x {own:,}", note),
     ]
     if fsdp and axes["data"] > 1:
         split = [leaf for leaf in _leaf_sizes(sizes) if leaf.layered and leaf.elements >= min_size]
         layer = sum(leaf.elements // sizes.layers // (axes["tensor"] if leaf.split else 1) for leaf in split)
-        each = plan.activation + plan.gradient
-        formula = f"({plan.activation} + {plan.gradient}) x {layer:,}"
+        each = precision.activation + precision.gradient
+        formula = f"({precision.activation} + {precision.gradient}) x {layer:,}"
         rows.append(BudgetRow("one layer gathered", each * layer, formula, "weights and gradient, whole"))
     return tuple(rows)
 
@@ -243,14 +249,14 @@ def _state_rows(
 def _activation_rows(
     sizes: Sizes,
     axes: dict[str, int],
-    plan: Precision,
+    precision: Precision,
     batch: int,
     microbatches: int,
     remat: str,
     dropout: bool,
     sequence_parallel: bool,
 ) -> tuple[tuple[BudgetRow, ...], tuple[BudgetRow, ...]]:
-    size, t, local = plan.activation, axes["tensor"], sizes.layers // axes["pipe"]
+    size, t, local = precision.activation, axes["tensor"], sizes.layers // axes["pipe"]
     b = batch // axes["data"] // microbatches
     flying = b * (microbatches if axes["pipe"] > 1 else 1)
     plain, scores = saved_per_layer(sizes, size, t, dropout, sequence_parallel)

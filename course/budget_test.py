@@ -36,10 +36,10 @@ def bytes_of(found, *names):
 
 def test_worked_example_is_reproduced_with_its_own_16_bytes_and_shows_12_beside():
     sizes = replace(GPT, parameters=147_000_000)
-    found = budget(sizes, batch=1, plan="mixed", optimizer="adam16")
+    found = budget(sizes, batch=1, precision="mixed", optimizer="adam16")
     assert [row.bytes for row in found.rows] == [294_000_000, 294_000_000, 2_352_000_000, 349_175_808]
     assert found.row("optimizer").note == "12 x with adam: 1,764 MB"
-    twelve = budget(sizes, batch=1, plan="mixed").row("optimizer")
+    twelve = budget(sizes, batch=1, precision="mixed").row("optimizer")
     assert (twelve.bytes, twelve.note) == (1_764_000_000, "16 x with adam16: 2,352 MB")
     for batch in (1, 8, 64):
         assert budget(sizes, batch=batch, optimizer="adam16").total == 2_940_000_000 + batch * 349_175_808
@@ -75,7 +75,7 @@ def test_recomputation_keeps_what_the_paper_says_and_one_layer_at_a_time(remat, 
 
 
 @pytest.mark.parametrize(
-    ("plan", "optimizer", "each"),
+    ("precision", "optimizer", "each"),
     [
         ("float32", "adam", 16),
         ("cast", "adam", 16),
@@ -87,13 +87,13 @@ def test_recomputation_keeps_what_the_paper_says_and_one_layer_at_a_time(remat, 
         ("float32", "momentum", 12),
     ],
 )
-def test_state_and_gradients_take_so_many_bytes_a_parameter(plan, optimizer, each):
-    found = budget(SMALL, plan=plan, optimizer=optimizer)
+def test_state_and_gradients_take_so_many_bytes_a_parameter(precision, optimizer, each):
+    found = budget(SMALL, precision=precision, optimizer=optimizer)
     assert bytes_of(found, "parameters", "gradients", "optimizer") == each * SMALL.count
 
 
 def test_fsdp_leaves_one_nth_of_the_state_and_gathers_one_layer():
-    whole, split = (budget(SMALL, batch=4, mesh={"data": 4}, plan="float32", fsdp=fsdp) for fsdp in (False, True))
+    whole, split = (budget(SMALL, batch=4, mesh={"data": 4}, precision="float32", fsdp=fsdp) for fsdp in (False, True))
     for name in ("parameters", "gradients", "optimizer"):
         assert split.row(name).bytes == whole.row(name).bytes / 4
     layer = sum(leaf.elements for leaf in leaves(SMALL).values() if leaf.layered) // SMALL.layers
@@ -103,7 +103,7 @@ def test_fsdp_leaves_one_nth_of_the_state_and_gathers_one_layer():
 
 def test_fsdp_with_small_leaves_whole_holds_what_the_chapters_page_says():
     sizes = Sizes(layers=32, width=4096, heads=32, vocab=32_768, seq=2048)
-    found = budget(sizes, batch=8, mesh={"data": 8}, plan="float32", fsdp=True, min_size=1_048_576)
+    found = budget(sizes, batch=8, mesh={"data": 8}, precision="float32", fsdp=True, min_size=1_048_576)
     assert sizes.count == 6_720_229_376
     assert found.row("parameters").bytes == 4 * 840_863_744
 
@@ -130,7 +130,10 @@ def test_json_has_the_rows_and_their_sum():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"plan": "float8"}, "no plan is called 'float8'; there are: float32, cast, mixed, mixed32, bfloat16"),
+        (
+            {"precision": "float8"},
+            "no precision is called 'float8'; there are: float32, cast, mixed, mixed32, bfloat16",
+        ),
         ({"optimizer": "lion"}, "no optimizer is called 'lion'; there are: adam"),
         ({"remat": "dots"}, "no remat is called 'dots'; there are: none, attention, block"),
         ({"mesh": {"expert": 2}}, "mesh axis 'expert' is not known here; the axes are: data, pipe, tensor"),
@@ -196,7 +199,7 @@ def over_tensor(path, leaf):
 )
 def test_state_and_gradients_of_a_program_are_the_budgets_to_the_byte(mesh, spec):
     found = memory_of_state(mesh, jax.tree.map_with_path(spec, params_of(SMALL)))
-    wanted = budget(SMALL, batch=4, mesh=mesh, plan="float32", fsdp=spec is over_data)
+    wanted = budget(SMALL, batch=4, mesh=mesh, precision="float32", fsdp=spec is over_data)
     assert found.arguments == found.aliased == bytes_of(wanted, "parameters", "optimizer")
     assert found.outputs - found.aliased == bytes_of(wanted, "gradients")
 
@@ -247,6 +250,6 @@ def test_activations_with_those_arrays_are_a_programs_within_15_percent(width, s
 @pytest.mark.parametrize(("width", "seq"), [(64, 64), (128, 64), (64, 256)])
 def test_program_of_recomputed_blocks_holds_their_inputs_and_one_to_two_layers_at_work(width, seq):
     sizes, batch = Sizes(layers=8, width=width, heads=4, vocab=64, seq=seq), 2
-    wanted = budget(sizes, batch=batch, plan="float32", remat="block", dropout=False)
+    wanted = budget(sizes, batch=batch, precision="float32", remat="block", dropout=False)
     kept, again = (wanted.row(name).bytes for name in ("activations", "recomputed"))
     assert kept + again <= gradient_memory(sizes, batch, remat=True).temporaries <= kept + 2 * again

@@ -9,7 +9,7 @@ from importlib.resources import files
 import pytest
 from playwright.sync_api import expect
 
-from course.budget import PLANS, Sizes, budget
+from course.budget import PRECISIONS, Sizes, budget
 
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text()
@@ -56,9 +56,18 @@ def test_the_memory_calculator_counts_as_the_command_and_is_used_by_keyboard(bro
     page, noted = watched(browser, *SHAPES["phone"])
     page.goto(f"{served}/memory.html#memory?layers=16&width=2048&heads=16&remat=none")
     grid = [
-        {"layers": 8, "width": 256, "heads": 8, "vocab": 1000, "seq": 96, "batch": 24, "plan": plan, "remat": remat}
+        {
+            "layers": 8,
+            "width": 256,
+            "heads": 8,
+            "vocab": 1000,
+            "seq": 96,
+            "batch": 24,
+            "precision": precision,
+            "remat": remat,
+        }
         | {"data": data, "tensor": tensor, "pipe": pipe, "microbatches": count, "fsdp": fsdp}
-        for plan in PLANS
+        for precision in PRECISIONS
         for remat in ("none", "attention", "block")
         for data, tensor, pipe, count in (
             (1, 1, 1, 1),

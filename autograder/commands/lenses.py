@@ -89,7 +89,13 @@ def memory(
         raise UsageError("--devices and --nodes need a machine: name one, as in --machine 8xH100")
     found = None if machine is None else find_machine(machine, devices, nodes)
     try:
-        step = {"batch": batch, "microbatches": microbatches, "plan": precision, "optimizer": optimizer, "remat": remat}
+        step = {
+            "batch": batch,
+            "microbatches": microbatches,
+            "precision": precision,
+            "optimizer": optimizer,
+            "remat": remat,
+        }
         splits = {"fsdp": fsdp, "min_size": min_size, "sequence_parallel": sequence_parallel}
         result = budget(sizes, mesh=axes, dropout=dropout, **splits, **step)
         if found is not None:

@@ -79,7 +79,7 @@ def plan(
     given |= {"expert_hidden": expert_hidden, "dense_layers": dense_layers}
     sizes = _sizes(model, batch, _stated(given))
     tried = {"schedules": schedule, "zeros": zero, "contexts": context, "experts": expert, "remats": remat}
-    step = {"plan": dtypes, "optimizer": optimizer, "context_attention": context_attention, "margin": margin}
+    step = {"precision": dtypes, "optimizer": optimizer, "context_attention": context_attention, "margin": margin}
     step |= {"sequence_parallel": sequence_parallel, "kernels": kernels, "rings": rings, "pairs": pairs}
     training = _training(course, tried, step)
     found = search(sizes, where, batch, training)

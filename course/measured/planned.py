@@ -41,7 +41,7 @@ def plan_card(found: Estimate, sizes: Sizes, machine: Machine, batch: int, train
         "schedule": choice.schedule,
         "kernels": training.kernels,
         "rings": training.rings,
-        "dtypes": training.plan,
+        "dtypes": training.precision,
         "optimizer": training.optimizer,
         "seconds": found.seconds,
         "tokens_per_second": batch * sizes.seq / found.seconds,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
-from course.budget import OPTIMIZERS, PLANS, Precision
+from course.budget import OPTIMIZERS, PRECISIONS, Precision
 from course.machine import Machine
 from course.planning.choices import Choice, Mesh, group_layers, refusal, settled
 from course.planning.elements import end_elements, group_elements, own_elements
@@ -218,7 +218,7 @@ class _Step:
 
     @property
     def _bytes(self) -> Precision:
-        return PLANS[self.training.plan]
+        return PRECISIONS[self.training.precision]
 
     @property
     def _end_elements(self) -> float:
@@ -265,7 +265,7 @@ class _Step:
         last microbatch only. ZeRO-1 sums each device's part of the gradients, and gathers parameters;
         ZeRO-2 sums them in every microbatch, overlapping with its backward pass.
         """
-        choice, plan, weights = self.choice, self._bytes, group_elements(self.sizes, self.choice)
+        choice, precision, weights = self.choice, self._bytes, group_elements(self.sizes, self.choice)
         ends, rest = (self._end_elements, 0.0), choice.repeats - 1
         ends = ends if choice.course else (ends[0] / min(2, choice.pipe), 0.0)
         period, times = (1, choice.microbatches) if choice.alone else (max(choice.microbatches, choice.pipe), 1)
@@ -276,14 +276,14 @@ class _Step:
             return sum(self.links.collective(kind, group, element * size) for group, size in sizes)
 
         def gathered(elements: tuple[float, float]) -> float:
-            return seconds("all_gather", plan.activation, elements)
+            return seconds("all_gather", precision.activation, elements)
 
         def scattered(elements: tuple[float, float]) -> float:
-            return seconds("reduce_scatter", plan.gradient, elements)
+            return seconds("reduce_scatter", precision.gradient, elements)
 
         def summed(elements: tuple[float, float]) -> float:
             if choice.zero == 0:
-                return seconds("all_reduce", plan.gradient, elements)
+                return seconds("all_reduce", precision.gradient, elements)
             return scattered(elements) + gathered(elements)
 
         if choice.zero <= 1:
@@ -299,9 +299,9 @@ class _Step:
 
     def _update(self) -> float:
         """Gradients are read; parameters, the optimizer's copy and its means are read and written."""
-        choice, plan, (moments, extra) = self.choice, self._bytes, OPTIMIZERS[self.training.optimizer]
+        choice, precision, (moments, extra) = self.choice, self._bytes, OPTIMIZERS[self.training.optimizer]
         own = sum(own_elements(self.sizes, choice, choice.zero > 0))
-        each = plan.gradient + extra + 2 * (plan.parameter + plan.master + moments * plan.moment)
-        if plan.activation != plan.parameter:
-            each += plan.parameter + plan.activation  # cast for the next step
+        each = precision.gradient + extra + 2 * (precision.parameter + precision.master + moments * precision.moment)
+        if precision.activation != precision.parameter:
+            each += precision.parameter + precision.activation  # cast for the next step
         return self.machine.kernel_seconds(each * own)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from course.budget import OPTIMIZERS, PLANS, saved_per_layer
+from course.budget import OPTIMIZERS, PRECISIONS, saved_per_layer
 from course.planning.choices import Choice, group_layers
 from course.planning.elements import (
     end_elements,
@@ -41,14 +41,14 @@ STATE = ("parameters", "gradients", "optimizer")
 
 def memory_by_name(sizes: Sizes, batch: int, choice: Choice, training: Training) -> dict[str, int]:
     """Bytes on one device, all of ``MEANINGS``, for the stage that needs the most."""
-    plan, (moments, extra) = PLANS[training.plan], OPTIMIZERS[training.optimizer]
+    precision, (moments, extra) = PRECISIONS[training.precision], OPTIMIZERS[training.optimizer]
     dense, routed = own_elements(sizes, choice, choice.fsdp)
     own, part = dense + routed, dense + routed if choice.fsdp else parts_of_copies(choice, dense, routed)
     work = _course_work if choice.course else _work
     return {
-        "parameters": plan.parameter * own,
-        "gradients": plan.gradient * (part if choice.zero >= 2 else own),
-        "optimizer": (plan.master + moments * plan.moment + extra) * (part if choice.zero >= 1 else own),
+        "parameters": precision.parameter * own,
+        "gradients": precision.gradient * (part if choice.zero >= 2 else own),
+        "optimizer": (precision.master + moments * precision.moment + extra) * (part if choice.zero >= 1 else own),
         **work(sizes, batch // choice.data // choice.expert // choice.microbatches, choice, training),
     }
 
@@ -150,16 +150,16 @@ def _weights_at_work(sizes: Sizes, choice: Choice, training: Training) -> int:
     With FSDP and without a pipeline, these are a group of layers and the next one, gathered in advance. A pipeline has
     its whole stage, because every microbatch needs it. With ZeRO-2, a group's gradient is whole until it is scattered.
     """
-    plan, group = PLANS[training.plan], sum(group_elements(sizes, choice))
+    precision, group = PRECISIONS[training.precision], sum(group_elements(sizes, choice))
     if not choice.fsdp:
         layer = layer_elements(sizes, choice.tensor) / sizes.layers + routed_elements(
             sizes, choice.tensor, choice.expert
         )
-        cast = round(layer * training.element) * (plan.master == 0)
-        return cast + round(group * plan.gradient) * (choice.zero == 2)
+        cast = round(layer * training.element) * (precision.master == 0)
+        return cast + round(group * precision.gradient) * (choice.zero == 2)
     if choice.pipe > 1:
-        return round(group * choice.repeats * (training.element + plan.gradient))
-    return round(group * (min(2, choice.repeats) * training.element + plan.gradient))
+        return round(group * choice.repeats * (training.element + precision.gradient))
+    return round(group * (min(2, choice.repeats) * training.element + precision.gradient))
 
 
 def _course_work(sizes: Sizes, sequences: int, choice: Choice, training: Training) -> dict[str, int]:
@@ -168,16 +168,16 @@ def _course_work(sizes: Sizes, sequences: int, choice: Choice, training: Trainin
     Each block of ticks has the weights of two groups of layers, its own and the previous one. With remat, two pairs
     exist at a time, and the gradients of one; without it, those of all blocks are kept.
     """
-    plan, e = PLANS[training.plan], training.element
+    precision, e = PRECISIONS[training.precision], training.element
     block, layers = choice.remat == "block", group_layers(sizes, choice)
     kept, again, turned = layer_bytes(sizes, training, choice.tensor, sequences, choice.remat)
     between = e * sequences * sizes.seq * sizes.width // choice.tensor
     # The ends of the model are whole when no layer is in use; the logits have a gradient and one more array.
     loss = 3 * e * sequences * sizes.seq * sizes.vocab // choice.tensor
-    loss += round(choice.fsdp * (e + plan.gradient) * end_elements(sizes, choice.tensor))
+    loss += round(choice.fsdp * (e + precision.gradient) * end_elements(sizes, choice.tensor))
     pairs = choice.repeats if choice.remat == "none" else min(2, choice.repeats)
     return {
-        "weights at work": round(2 * group_elements(sizes, choice)[0] * (pairs * e + plan.gradient)),
+        "weights at work": round(2 * group_elements(sizes, choice)[0] * (pairs * e + precision.gradient)),
         "activations": num_ticks(choice.pipe, choice.microbatches, choice.repeats) * kept * (1 if block else layers),
         "microbatches": (2 * choice.microbatches + choice.microbatches + choice.pipe - 1) * between,
         "at work": max(again * (layers if block else 1) + turned, loss),

@@ -48,7 +48,7 @@ def test_a_layer_takes_as_long_as_its_program_on_the_timeline(dtype):
     def backward(params, x, gradient):
         return jax.vjp(jax.checkpoint(lambda p, x: model.layer(p, x)), params, x)[1](gradient)
 
-    found = layer_passes(sizes, Rank(H100, Links(H100), replace(COURSE, plan=dtype), range(1), 4, 1024))
+    found = layer_passes(sizes, Rank(H100, Links(H100), replace(COURSE, precision=dtype), range(1), 4, 1024))
     with jax.numpy_dtype_promotion("standard"):
         once = timeline(parse(program(lambda p, x: model.layer(p, x), {"p": layer, "x": x})), H100).seconds
         again = timeline(parse(program(backward, {"p": layer, "x": x, "gradient": x})), H100).seconds
@@ -79,10 +79,10 @@ def test_the_bubble_is_that_of_the_schedule(choice):
 def test_state_is_what_the_calculator_of_memory_counts(mesh, zero):
     if zero and mesh[0] == 1:
         return
-    for plan, optimizer in (("cast", "adam"), ("mixed", "adam16"), ("float32", "sgd")):
+    for precision, optimizer in (("cast", "adam"), ("mixed", "adam16"), ("float32", "sgd")):
         choice = Choice._make((*mesh, 1, 1, "block", zero, "", 1, 1))
-        held = estimate(SIZES, H100, 8, choice, replace(COURSE, plan=plan, optimizer=optimizer)).resident
-        known = budget(SIZES, batch=8, mesh=choice.mesh, plan=plan, optimizer=optimizer, fsdp=zero == 3)
+        held = estimate(SIZES, H100, 8, choice, replace(COURSE, precision=precision, optimizer=optimizer)).resident
+        known = budget(SIZES, batch=8, mesh=choice.mesh, precision=precision, optimizer=optimizer, fsdp=zero == 3)
         assert {name: held[name] for name in ("parameters", "gradients", "optimizer")} == {
             name: known.row(name).bytes for name in ("parameters", "gradients", "optimizer")
         }
@@ -116,7 +116,7 @@ def test_parts_add_up_and_only_what_is_there_costs():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"plan": "float8"}, "no plan is called 'float8'"),
+        ({"precision": "float8"}, "no precision is called 'float8'"),
         ({"optimizer": "lion"}, "no optimizer is called 'lion'"),
         ({"remats": ("some",)}, "no remat is called 'some'"),
         ({"remats": ()}, "no remat is given"),

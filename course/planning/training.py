@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from course.budget import OPTIMIZERS, PLANS
+from course.budget import OPTIMIZERS, PRECISIONS
 from course.budget import REMAT as BUDGETED
 
 # Margin for workspaces, fragmentation and buffers of collectives, without closed forms. As in ``meshcraft memory``.
@@ -26,7 +26,7 @@ class Training:
     """How a model is trained, whatever the mesh.
 
     Attributes:
-        plan: Dtypes, one of ``course.budget.PLANS``.
+        precision: Dtypes, one of ``course.budget.PRECISIONS``.
         optimizer: One of ``course.budget.OPTIMIZERS``.
         rings: Whether layers that are split over ``tensor`` send in rings that overlap with their products.
         share_loss: Whether every stage of a pipeline computes a share of the loss, if the microbatches can be shared;
@@ -58,7 +58,7 @@ class Training:
         ValueError: A name is unknown, or the margin is not a fraction; the message lists the valid values.
     """
 
-    plan: str = "cast"
+    precision: str = "cast"
     optimizer: str = "adam"
     rings: bool = False
     share_loss: bool = False
@@ -78,7 +78,7 @@ class Training:
     def __post_init__(self) -> None:
         lists = [("remat", self.remats, self.remats_known), ("schedule", self.schedules, SCHEDULES)]
         lists.append(("ZeRO stage", self.zeros, ZERO_STAGES))
-        single = [("plan", self.plan, PLANS), ("optimizer", self.optimizer, OPTIMIZERS)]
+        single = [("precision", self.precision, PRECISIONS), ("optimizer", self.optimizer, OPTIMIZERS)]
         single += [("kernels", self.kernels, KERNELS), ("context attention", self.context_attention, CONTEXT)]
         for what, given, known in [*lists, *((what, (name,), known) for what, name, known in single)]:
             names = ", ".join(map(str, known))
@@ -105,7 +105,7 @@ class Training:
     @property
     def element(self) -> int:
         """Bytes per element of the compute dtype."""
-        return PLANS[self.plan].activation
+        return PRECISIONS[self.precision].activation
 
     @property
     def dtype(self) -> str:

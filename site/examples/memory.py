@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from showing import Table, block, diagram, example, say
 
-from course.budget import PLANS, REMAT, Budget, Sizes, activation_bytes, budget
+from course.budget import PRECISIONS, REMAT, Budget, Sizes, activation_bytes, budget
 from course.machines import machine
 from course.planning import Choice, estimate
 from course.planning.training import Training
@@ -42,10 +42,10 @@ def worked() -> Table:
 def plans() -> Table:
     """Bytes per parameter."""
     columns = "parameters", "gradients", "own copy", "$m$ and $v$", "together"
-    table = Table(("plan", ""), *(f"{column} d" for column in columns))
-    for name, plan in PLANS.items():
-        each = plan.parameter, plan.gradient, plan.master, 2 * plan.moment
-        table.add((f"`{name}`", plan.meaning), *each, sum(each))
+    table = Table(("precision", ""), *(f"{column} d" for column in columns))
+    for name, precision in PRECISIONS.items():
+        each = precision.parameter, precision.gradient, precision.master, 2 * precision.moment
+        table.add((f"`{name}`", precision.meaning), *each, sum(each))
     return table
 
 
@@ -72,7 +72,7 @@ def meshes() -> Table:
         "data=4,tensor=2 --fsdp": {"mesh": {"data": 4, "tensor": 2}, "fsdp": True},
         "pipe=8 --microbatches 8": {"mesh": {"pipe": 8}, "microbatches": 8},
     }.items():
-        found = budget(LARGE, batch=8, plan="float32", remat="block", **options)
+        found = budget(LARGE, batch=8, precision="float32", remat="block", **options)
         every[label] = found
         gathered = sum(row.bytes for row in found.rows if row.name == "one layer gathered")
         state = sum(found.row(name).bytes for name in ("parameters", "gradients", "optimizer"))
@@ -84,7 +84,7 @@ def meshes() -> Table:
             # The planner's count for the same configuration, without the weights and arrays of the layer at work.
             if "no" not in label:
                 choice = Choice(1, 1, 8, 1, LARGE.layers, "block", False)
-                held = estimate(LARGE, machine("8xA100"), 8, choice, Training(plan="float32")).resident
+                held = estimate(LARGE, machine("8xA100"), 8, choice, Training(precision="float32")).resident
                 assert held["activations"] == inputs, "the planner and the calculator agree"
     draw_parts(every)
     return table

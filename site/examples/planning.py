@@ -17,7 +17,7 @@ from course.sizes import Sizes, flops_per_token
 from course.validation.runs import runs
 
 SIZES, H100 = Sizes(layers=8, width=2048, heads=16, vocab=32_000, seq=1024), machine("8xH100")
-PLAIN = replace(COURSE, plan="float32", optimizer="sgd")
+PLAIN = replace(COURSE, precision="float32", optimizer="sgd")
 SEPARATE, SCANNED = replace(PLAIN, pairs=False), replace(PLAIN, scanned=True, pairs=False)
 # Sequences, the step, its configuration, and its training settings.
 STEPS = {

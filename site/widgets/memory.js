@@ -3,7 +3,7 @@
 
 (function () {
   const { start, table } = window.meshcraftWidget;
-  const PLANS = {
+  const PRECISIONS = {
     float32: [4, 4, 0, 4, 4], cast: [4, 4, 0, 4, 2], mixed: [2, 2, 4, 4, 2], mixed32: [2, 4, 4, 4, 2], bfloat16: [2, 2, 0, 2, 2],
   }; // bytes of a parameter, a gradient, the optimizer's copy, each moment, an activation
   const MACHINES = [["24 GB (A5000)", 24], ["80 GB (A100, H100)", 80], ["141 GB (H200)", 141], ["180 GB (B200)", 180], ["16 GB (TPU v5e)", 16]];
@@ -29,7 +29,7 @@
 
   // Bytes on one device, by name.
   function budget(s) {
-    const [parameter, gradient, master, moment, element] = PLANS[s.plan];
+    const [parameter, gradient, master, moment, element] = PRECISIONS[s.precision];
     const t = s.tensor;
     let own = 0;
     let layer = 0;
@@ -66,7 +66,7 @@
       whole("data", "data", 8, 4096), whole("tensor", "tensor", 1, 64), whole("pipe", "pipe", 1, 64), whole("microbatches", "microbatches", 1, 1024),
     ]],
     ["Choices", [
-      select("plan", "dtypes", "mixed", same(Object.keys(PLANS))), select("remat", "remat", "block", same(["none", "attention", "block"])),
+      select("precision", "dtypes", "mixed", same(Object.keys(PRECISIONS))), select("remat", "remat", "block", same(["none", "attention", "block"])),
       select("fsdp", "over data", "true", [["true", "FSDP"], ["false", "copies"]]),
       select("memory", "device", 80, MACHINES.map(([name, size]) => [size, name])),
     ]],
