@@ -74,7 +74,7 @@ def test_what_is_missing_or_wrong_is_named(quotes, wanted, tmp_path, monkeypatch
     (tmp_path / "solutions").mkdir()
     (tmp_path / "solutions" / "chapter.py").write_text(NOTEBOOK)
     monkeypatch.setattr(promises, "promised", lambda chapter: {"double": quotes})
-    monkeypatch.setattr(promises, "load", lambda chapter: SimpleNamespace(read={"bytes": (), "values": ()}))
+    monkeypatch.setattr(promises, "load", lambda chapter: SimpleNamespace(explained_in={"bytes": (), "values": ()}))
     found = list(promises.problems("chapter", tmp_path))
     assert len(found) == len(wanted)
     for what, text in zip(found, wanted, strict=True):
