@@ -195,9 +195,9 @@ def saves_before_gelu(params, x, key, rate, attend, axis_name):
 
 
 def saving_scores(block):
-    """The block with plain attention, where the task hands it one that computes its scores again."""
+    """The block with attention that saves its scores, in the form of a layer that is handed none."""
 
-    def with_scores(params, x, key, rate, _, axis_name):
+    def with_scores(params, x, key, rate, axis_name):
         return block(params, x, key, rate, attend, axis_name)
 
     return with_scores
@@ -206,9 +206,9 @@ def saving_scores(block):
 A_SCORE = formula(CASE)[1] / UNIT
 # What the block before it saves and this one does not, and how much that is by the formula.
 LADDER: list[tuple[str, float, Any, Any, dict[str, Any]]] = [
-    ("all of the formula", 0, TASK, saving_scores(with_everything_of_the_formula), {}),
-    ("features after GELU", 4, TASK, saving_scores(saves_before_gelu), {}),
-    ("inputs of two products", 2, TASK, saving_scores(sp_block), {}),
+    ("all of the formula", 0, SELECTIVE, saving_scores(with_everything_of_the_formula), {}),
+    ("features after GELU", 4, SELECTIVE, saving_scores(saves_before_gelu), {}),
+    ("inputs of two products", 2, SELECTIVE, saving_scores(sp_block), {}),
     ("scores", A_SCORE, SELECTIVE, selective_recompute, {}),
     ("two masks", 0.5, SELECTIVE, selective_recompute, {"dropout": 0.0}),
     ("features before GELU", 4, SELECTIVE, without_hidden, {"dropout": 0.0}),

@@ -69,7 +69,7 @@ def test_points_that_nobody_earned_are_failures(fuzzer):
     cheaper = {
         name: {**found, "flops": -1.0, "resident": found["resident"] - 1} for name, found in right.figures.items()
     }
-    assert "run held" in judged(right, result(2.0), cheaper, 1.0)[1]
+    assert "run resident" in judged(right, result(2.0), cheaper, 1.0)[1]
     large = replace(right, figures={"run": {"resident": 9.0}, "analyse": {"seconds": 2.0}})
     less = {"run": {"resident": 9.0}, "analyse": {"seconds": 1.0}}
     assert judged(large, result(2.0), less, 1.0)[0] == "keeps all points with analyse seconds 1 < 2"
