@@ -83,7 +83,7 @@ def meshes() -> Table:
             say(**{"whole_inputs" if "no" in label else "inputs": f"{inputs / 1e9:.2f}"})
             # The planner's count for the same configuration, without the weights and arrays of the layer at work.
             if "no" not in label:
-                choice = Choice(1, 1, 8, 1, LARGE.layers, "block", False)
+                choice = Choice(1, 1, 8, 1, LARGE.layers, "block", 0)
                 held = estimate(LARGE, machine("8xA100"), 8, choice, Training(precision="float32")).resident
                 assert held["activations"] == inputs, "the planner and the calculator agree"
     draw_parts(every)
