@@ -43,7 +43,7 @@ def judge(monkeypatch):
         facts = (Fact("live temporaries", Kind.MEMORY, True, 90, 120, unit=Unit.BYTES, reference=100),)
         return Report(chapter, tuple(Result(n, 1.0, 2.0, outcome.verdicts[n], facts) for n in names))
 
-    fake = SimpleNamespace(check_notebook=judged, way_on=lambda chapter, result, following: f"Next: {following}.")
+    fake = SimpleNamespace(check_notebook=judged, next_step=lambda chapter, result, following: f"Next: {following}.")
     monkeypatch.setitem(sys.modules, "autograder.check", fake)
     monkeypatch.setattr("autograder.check", fake, raising=False)
     return outcome
