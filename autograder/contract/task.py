@@ -142,7 +142,7 @@ class Task:
     Attributes:
         wrapping: Its name and signature, and how to make it exportable.
         points: Its points.
-        point: Facts the exercise is about, besides correct results: missing one limits the function to half its points.
+        core_facts: Facts the exercise is about, besides correct results: missing one leaves at most half the points.
         cases: The meshes and sizes it runs on.
         unseen: Draws one more case, for official grading.
         draw: ``(generator, case) ->`` arrays in trees like ``Wrapped.inputs``.
