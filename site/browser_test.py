@@ -86,7 +86,7 @@ def test_the_memory_calculator_counts_as_the_command_and_is_used_by_keyboard(bro
     for state, mine in zip(grid, found, strict=True):
         sizes = Sizes(*(state[key] for key in ("layers", "width", "heads", "vocab", "seq")))
         mesh = {axis: state[axis] for axis in ("data", "tensor", "pipe")}
-        step = {key: state[key] for key in ("batch", "microbatches", "plan", "remat", "fsdp")}
+        step = {key: state[key] for key in ("batch", "microbatches", "precision", "remat", "fsdp")}
         try:
             theirs = budget(sizes, mesh=mesh, dropout=False, **step)
         except ValueError:
