@@ -198,4 +198,4 @@ def _bytes_message(e: Evidence, by: str, sent: list[Collective], total: float, l
 
 
 def _many(e: Evidence, sent: list[Collective], total: float, high: float, low: float = 0) -> tuple[Collective, str]:
-    return excess_cause(sent, total, high, low, getattr(e.case.sizes, "bfloat16", False))
+    return excess_cause(sent, total, high, low, bfloat16=getattr(e.case.sizes, "bfloat16", False))

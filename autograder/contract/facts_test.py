@@ -471,3 +471,22 @@ def test_integers_are_not_looked_for_elsewhere_and_a_common_offset_is_said():
 def test_a_case_is_named_by_its_mesh_and_by_what_else_tells_it_from_others(name, place):
     sizes = ModelSizes(width=6, hidden=9, num_heads=0, parallel=True)
     assert Case(name, {"data": 2, "tensor": 4}, sizes).place == place
+
+
+@pytest.mark.parametrize(
+    ("spacings", "rate", "right"), [(0, 1.0, True), (1, 1.0, True), (1, 4.0, True), (2, 1.0, False)]
+)
+def test_a_gradient_read_off_an_update_may_differ_as_float32_rounds_the_parameter(spacings, rate, right):
+    """The gradient is so small beside its parameter that one spacing of the latter is more than the tolerance."""
+    before, spacing = np.full((4, 8), 1.5, np.float32), np.spacing(np.float32(1.5))
+    after = before - 256 * spacing
+    read = (before - (after - spacings * spacing)) / np.float32(rate)
+    judged = replace(
+        evidence(read, secret=False),
+        expected={"gradients/up": (before - after) / np.float32(rate), "values/params/up": after},
+        measured={"gradients/up": read},
+        drawn={"learning_rate": np.float32(rate)},
+    )
+    assert arrays_match("gradients", [judged], "gradients").passed is right
+    unknown = replace(judged, drawn={})
+    assert arrays_match("gradients", [unknown], "gradients").passed is (spacings == 0)

@@ -130,7 +130,8 @@ def step_facts(evidence: TaskEvidence) -> list[Fact]:
     ]
 
 
-_STEP = StepSizes(width=8, hidden=12, num_layers=2, num_heads=2, vocab=20, seq=16, max_seq=18, rows=2)
+# Learning rates so large that what is read off an update is the gradient, and not how float32 rounds parameters.
+_STEP = StepSizes(width=8, hidden=12, num_layers=2, num_heads=2, vocab=20, seq=16, max_seq=18, rows=2, rate_scale=4.0)
 _WIDE = {
     "width": 1024,
     "hidden": 4096,
@@ -147,10 +148,12 @@ def _unseen_step(rng: np.random.Generator) -> Case[StepSizes]:
     steps, seq = int(rng.choice([1, 2])), 24
     how: dict[str, Any] = {
         "steps": steps,
-        "rate_scale": float(rng.uniform(0.6, 1.6)) / steps,
+        "rate_scale": float(rng.uniform(2.4, 6.4)) / steps,
         "turn": int(rng.integers(2)),
     }
     how["shuffled"] = bool(rng.integers(2))
+    # Four features a head, as in the other cases.
+    how |= {} if rng.integers(2) else {"width": 16, "num_heads": 4, "hidden": 20, "vocab": 28}
     return Case(UNSEEN, mesh, _STEP.replace(seq=seq, max_seq=seq, dropout=0.15, chunks=int(rng.integers(1, 3)), **how))
 
 
@@ -169,7 +172,7 @@ CP_TRANSFORMER_STEP = Task(
         Case(
             "replica=2 x ring=3, contiguous, 3 steps",
             {"replica": 2, "ring": 3},
-            _STEP.replace(chunks=1, seq=12, steps=3, turn=1, rate_scale=0.4),
+            _STEP.replace(chunks=1, seq=12, steps=3, turn=1, rate_scale=1.6),
         ),
         Case("data=5 x context=1", {"data": 5, "context": 1}, _STEP.replace(rows=1, num_layers=1)),
     ),

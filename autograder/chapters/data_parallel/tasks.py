@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from autograder.chapters.closed_forms import all_reduce_bytes
 from autograder.chapters.data_parallel.wrapping import STEPS, Leaves, Named, StepSizes, of_leaves, rows_of
 from autograder.chapters.draws import (
     ODD,
@@ -191,7 +192,7 @@ def _reduced(case: Case[Leaves]) -> list[tuple[int, int]]:
 
 def sync_facts(evidence: TaskEvidence) -> list[Fact]:
     def form(e: Evidence) -> float:
-        return sum(2 * (n - 1) / n * size for n, size in _reduced(e.case))
+        return sum(all_reduce_bytes(n, size) for n, size in _reduced(e.case))
 
     one, cases = "One for each leaf that needs a mean, over all the axes that it needs one over.", evidence.cases
     return [
@@ -229,8 +230,8 @@ def params_in(e: Evidence) -> list[Leaf]:
 
 def ring_bytes(e: Evidence, numbers: int) -> float:
     """Bytes sent by one all-reduce of every parameter's gradient and of the given number of scalars."""
-    n = axis_size(e.case)
-    return 2 * (n - 1) / n * (4 * numbers + sum(leaf.local_bytes(e.case.mesh) for leaf in params_in(e)))
+    size = 4 * numbers + sum(leaf.local_bytes(e.case.mesh) for leaf in params_in(e))
+    return all_reduce_bytes(axis_size(e.case), size)
 
 
 def draw_step(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str, Any]:

@@ -124,6 +124,7 @@ def _step_case(name: str, quick: bool = False, **sizes: Any) -> Case[StepSizes]:
 
 def _unseen_step(rng: np.random.Generator) -> Case[StepSizes]:
     sizes = _STEP.replace(num_experts=12, k=int(rng.choice([1, 3])), vocab=24, rows=3, capacity=7, balance=0.2, z=0.05)
+    sizes = sizes.replace(width=int(rng.choice([8, 12])), hidden=int(rng.choice([16, 20])))
     return unseen_case(rng, sizes, (2, 2), (2, 3), (3, 2), (1, 6))
 
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.chapters.closed_forms import split_spec
+from autograder.chapters.closed_forms import all_reduce_bytes, split_spec
 from autograder.chapters.draws import (
     ODD,
     compile_oracle,
@@ -302,8 +302,8 @@ def fsdp_train_step_facts(evidence: TaskEvidence) -> list[Fact]:
 
     def averaged(e: Evidence) -> float:
         """The all-reduces of a step: the gradient of every whole leaf, the loss, and the valid count."""
-        n = axis_size(e.case)
-        return 2 * (n - 1) / n * e.case.sizes.steps * (bytes_of(whole_and_split(e)[0]) + 8)
+        size = bytes_of(whole_and_split(e)[0]) + 8
+        return e.case.sizes.steps * all_reduce_bytes(axis_size(e.case), size)
 
     weighted = "What does a device, whose rows may all be padding, add to the mean over all that count? "
     each = f"{weighted}Is this leaf split or whole, and who averages it? "
@@ -346,7 +346,7 @@ def _averaged_inside(e: Evidence, most: bool) -> float:
     """The least, or the most, bytes of whole leaves and the loss: inside a node, or over all devices at once."""
     inside, across = (e.case.mesh[axis] for axis in hybrid_axes(e.case))
     n = inside * across if most else inside
-    return 2 * (n - 1) / n * e.case.sizes.steps * (bytes_of(whole_and_split(e)[0]) + 4)
+    return e.case.sizes.steps * all_reduce_bytes(n, bytes_of(whole_and_split(e)[0]) + 4)
 
 
 def _between_nodes(e: Evidence, most: bool) -> float:
@@ -358,8 +358,8 @@ def _between_nodes(e: Evidence, most: bool) -> float:
     if across == 1:
         return 0.0
     whole, split = map(bytes_of, whole_and_split(e))
-    ring, at_once = 2 * (across - 1) / across, 2 * (inside * across - 1) / (inside * across)
-    return e.case.sizes.steps * (ring * split / inside + (at_once * (whole + 4) if most else ring * whole))
+    of_whole = all_reduce_bytes(inside * across, whole + 4) if most else all_reduce_bytes(across, whole)
+    return e.case.sizes.steps * (all_reduce_bytes(across, split / inside) + of_whole)
 
 
 def hybrid_shard_step_facts(evidence: TaskEvidence) -> list[Fact]:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from autograder.chapters.closed_forms import all_reduce_bytes
 from autograder.chapters.draws import compile_oracle, draw_leaves, draw_rate, unseen_mesh
 from autograder.chapters.schedules.wrapping import DENSE, Executed, rows_of, weights_of
 from autograder.contract import byte_facts, facts, limits
@@ -205,12 +206,9 @@ def _averaged_bytes(e: Evidence) -> tuple[float, float]:
     """The least and the most bytes of all steps' all-reduces: gradients over ``data``, and two numbers."""
     pipelines, stages = pipelines_of(e.case), stages_of(e.case)
     own = sum(4 * leaf.size for leaf in jax.tree.leaves(weights_of(e.case))) // stages
-
-    def ring(size: float, n: int) -> float:
-        return 2 * (n - 1) / n * size
-
-    gradients = e.case.sizes.steps * ring(own, pipelines)
-    return gradients, gradients + e.case.sizes.steps * 2 * (ring(4, pipelines) + ring(4, stages))
+    gradients = e.case.sizes.steps * all_reduce_bytes(pipelines, own)
+    numbers = 2 * e.case.sizes.steps * (all_reduce_bytes(pipelines, 4) + all_reduce_bytes(stages, 4))
+    return gradients, gradients + numbers
 
 
 def versions_facts(evidence: TaskEvidence) -> list[Fact]:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from autograder.chapters.closed_forms import all_reduce_bytes
 from autograder.chapters.draws import compile_oracle, draw_batches, draw_leaves, draw_rate, sgd, unseen_mesh
 from autograder.chapters.tensor_parallel.init import UNSEEN_MESHES
 from autograder.chapters.tensor_parallel.wrapping import LAYERS, Dense, Heads, Mlp, StepSizes, leaf, rows_of, specs_of
@@ -323,10 +324,6 @@ def _steps_on_one_device(sizes: ModelSizes) -> Any:
     return sgd(partial(full_loss, build_model(sizes)))
 
 
-def _ring(devices: int, size: float) -> float:
-    return 2 * (devices - 1) / devices * size
-
-
 def _resident(e: Evidence) -> tuple[int, int]:
     """Bytes of copies and of parts on one device."""
     leaves = [leaf for leaf in e.inputs if leaf.name.startswith("params/")]
@@ -337,13 +334,13 @@ def _resident(e: Evidence) -> tuple[int, int]:
 def _apart(e: Evidence) -> float:
     """All-reduces of a step: copies and the loss over both axes in turn; parts over the data axis."""
     (copies, parts), places, n = _resident(e), groups_of(e.case), parts_of(e.case)
-    return e.case.sizes.steps * (_ring(places, copies + parts + 4) + _ring(n, copies + 4))
+    return e.case.sizes.steps * (all_reduce_bytes(places, copies + parts + 4) + all_reduce_bytes(n, copies + 4))
 
 
 def _together(e: Evidence) -> float:
     """The same with copies over both axes at once, and the loss not counted."""
     (copies, parts), places, n = _resident(e), groups_of(e.case), parts_of(e.case)
-    return e.case.sizes.steps * (_ring(places * n, copies) + _ring(places, parts))
+    return e.case.sizes.steps * (all_reduce_bytes(places * n, copies) + all_reduce_bytes(places, parts))
 
 
 def _travels(e: Evidence, times: int) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from autograder.chapters.closed_forms import all_reduce_bytes
 from autograder.chapters.draws import draw_batches, draw_keys, draw_leaves, draw_rate
 from autograder.chapters.tp_transformer.tasks import (
     OF_THREE,
@@ -83,21 +84,17 @@ def _resident(case: Case[Sizes]) -> tuple[int, int]:
     return sizes[True] // parts_of(case), sizes[False]
 
 
-def _all_reduced(devices: int, size: float) -> float:
-    return 2 * (devices - 1) / devices * size
-
-
 def _apart(e: Evidence) -> float:
     """A step's all-reduces: whole leaves over the tensor axis, all and the loss over the others; sums of the loss."""
     groups, (split, whole) = groups_of(e.case), _resident(e.case)
-    gradients = _all_reduced(parts_of(e.case), whole) + _all_reduced(groups, split + whole + 4)
+    gradients = all_reduce_bytes(parts_of(e.case), whole) + all_reduce_bytes(groups, split + whole + 4)
     return e.case.sizes.steps * (gradients + sums_bytes(e.case))
 
 
 def _together(e: Evidence) -> float:
     """The same with whole leaves over all devices at once, and the loss not counted."""
     groups, (split, whole) = groups_of(e.case), _resident(e.case)
-    return e.case.sizes.steps * (_all_reduced(groups * parts_of(e.case), whole) + _all_reduced(groups, split))
+    return e.case.sizes.steps * (all_reduce_bytes(groups * parts_of(e.case), whole) + all_reduce_bytes(groups, split))
 
 
 def half_of_logits(case: Case[Sizes]) -> int:

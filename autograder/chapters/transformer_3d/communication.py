@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 import jax
 
+from autograder.chapters.closed_forms import all_reduce_bytes
 from autograder.chapters.transformer_3d.layouts import part_bytes
 from autograder.chapters.transformer_3d.wrapping.layers import stage_specs
 from autograder.chapters.transformer_3d.wrapping.model import Sizes, axes_of, named, sizes_of, stacked_of
@@ -67,11 +68,16 @@ def most_summed(case: Case[Sizes]) -> float:
     scalars.
     """
     mesh, s = case.mesh, case.sizes
-    ring = {axis: 2 * (size - 1) / size for axis, size in mesh.items()}
-    whole = sum(ring[axis] * held for held, split, _ in part_bytes(case) for axis in mesh if axis not in split)
+    whole = sum(
+        all_reduce_bytes(size, held)
+        for held, split, _ in part_bytes(case)
+        for axis, size in mesh.items()
+        if axis not in split
+    )
     tokens = s.rows * s.num_microbatches * s.seq
-    of_loss = ring[axes_of(case)[2]] * 4 * 2 * 3 * (tokens + 1)
-    return case.sizes.steps * (whole + of_loss + 4 * 16 * sum(ring.values()))
+    of_loss = all_reduce_bytes(sizes_of(case)[2], 4 * 2 * 3 * (tokens + 1))
+    scalars = sum(all_reduce_bytes(size, 4 * 16) for size in mesh.values())
+    return s.steps * (whole + of_loss + scalars)
 
 
 # --8<-- [end:sums]
@@ -113,7 +119,8 @@ def whole_facts(evidence: list[Evidence]) -> list[Fact]:
             data, pipe, tensor = axes_of(e.case)
             axes = [axis for axis in (data, tensor, *([] if of_layers else [pipe])) if axis not in split]
             sizes = [e.case.mesh[axis] for axis in axes]
-            total += held * (sum(2 * (n - 1) / n for n in sizes) if one_by_one else 2 - 2 / math.prod(sizes))
+            groups = sizes if one_by_one else [math.prod(sizes)]
+            total += sum(all_reduce_bytes(n, held) for n in groups)
         return total
 
     summed = byte_facts.bytes_sent(
@@ -139,7 +146,7 @@ def sent_facts(evidence: list[Evidence]) -> list[Fact]:
     def around(e: Evidence) -> float:
         """The last stage's outputs shared out once, and their gradients once."""
         s, stages = e.case.sizes, sizes_of(e.case)[1]
-        return 2 * s.steps * (stages - 1) / stages * s.num_microbatches * microbatch_bytes(e.case)
+        return s.steps * all_reduce_bytes(stages, s.num_microbatches * microbatch_bytes(e.case))
 
     pipe = "other bytes over pipe"
     return [
@@ -265,16 +272,14 @@ def stage_sums(e: Evidence) -> float:
     n, stages = sizes_of(e.case)[2], sizes_of(e.case)[1]
     layers = zip(jax.tree.leaves(stage_specs(e.case)), jax.tree.leaves(stacked_of(e.case)["layers"]), strict=True)
     held = sum(4 * leaf.size / stages for spec, leaf in layers if axes_of(e.case)[2] not in named(spec))
-    return 2 * (n - 1) / n * held
+    return all_reduce_bytes(n, held)
 
 
 def layer_sums(e: Evidence) -> float:
     """Bytes of every gradient of a layer over the axes on which its leaf is whole."""
     data, _, tensor = axes_of(e.case)
     pairs = [(held, axis, split) for held, split, layer in part_bytes(e.case) if layer for axis in (data, tensor)]
-    return sum(
-        2 * (e.case.mesh[axis] - 1) / e.case.mesh[axis] * held for held, axis, split in pairs if axis not in split
-    )
+    return sum(all_reduce_bytes(e.case.mesh[axis], held) for held, axis, split in pairs if axis not in split)
 
 
 def bfloat16_facts(

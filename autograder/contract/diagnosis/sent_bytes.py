@@ -32,20 +32,20 @@ def deficit_cause(sent: Sequence[Collective], low: float, inputs: Iterable[Leaf]
 
 
 def excess_cause(
-    sent: Sequence[Collective], total: float, high: float, least: float = 0, low: bool = False
+    sent: Sequence[Collective], total: float, upper: float, lower: float = 0, *, bfloat16: bool = False
 ) -> tuple[Collective, str]:
     """Name the collective that may be redundant, as a sentence: one that sends exactly the excess, else the largest.
 
     Args:
         sent: The collectives that count.
         total: Their total bytes.
-        high: Upper limit in bytes.
-        least: The bytes that are enough; 0 if not known.
-        low: Whether bfloat16 is required.
+        upper: Upper limit in bytes.
+        lower: Lower limit in bytes, which is enough; 0 if it is not known.
+        bfloat16: Whether the task has weights sent in bfloat16.
     """
-    excess, largest = total - high, max(sent, key=lambda c: c.total_bytes)
+    excess, largest = total - upper, max(sent, key=lambda c: c.total_bytes)
     wide = [c for c in sent if c.dtype == "f32"]
-    if low and wide and (half := total - sum(c.total_bytes for c in wide) / 2) <= high * (1 + 1e-4):
+    if bfloat16 and wide and (half := total - sum(c.total_bytes for c in wide) / 2) <= upper * (1 + 1e-4):
         most = max(wide, key=lambda c: c.total_bytes)
         enough = f"in bfloat16 all would be {format_bytes(half)}"
         return most, f"{array(most)} has numbers of 4 bytes, and {enough}: {WHICH_DTYPE}"
@@ -61,9 +61,9 @@ def excess_cause(
             )
         if 1 <= runs <= c.count and abs(excess - runs * c.wire_bytes) <= 1e-3 * excess:
             over = " and ".join(c.axes)
-            if 0 < least < high and c.count > 1:
+            if 0 < lower < upper and c.count > 1:
                 each = f"the {array(c)} over {over} sends {format_bytes(c.wire_bytes)} in each of its {c.count} runs"
-                return c, f"{each}, and {format_bytes(least)} in all are enough"
+                return c, f"{each}, and {format_bytes(lower)} in all are enough"
             how = f" in {runs} of its {c.count} runs" if c.count > 1 else ""
             return c, f"the excess of {format_bytes(excess)} is exactly what the {array(c)} over {over} sends{how}"
     return largest, f"most of it is {described(largest)}{'.' if inserted(largest) else ''}{inserted(largest)}"
