@@ -160,10 +160,12 @@ def _headings(name: str, contract: Any) -> Iterator[Problem]:
     """Check that the pages have the headings that facts refer to."""
     for page in sorted({page for page, _ in contract.explained_in.values()}):
         path = own_page(page) or ROOT / "site" / "pages" / f"{page}.md"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        headings = {line.strip("# ") for line in lines if line.startswith("#")}
+        shown = path.relative_to(home(page) if is_own(page) else ROOT)
+        if not path.is_file():
+            yield f"EXPLAINED_IN refers to {shown}, which does not exist", "write the page or edit EXPLAINED_IN"
+            continue
+        headings = {line.strip("# ") for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")}
         for heading in sorted({heading for at, heading in contract.explained_in.values() if at == page} - headings):
-            shown = path.relative_to(home(page) if is_own(page) else ROOT)
             yield f"{shown} has no heading “{heading}”, which EXPLAINED_IN refers to", "edit the page or EXPLAINED_IN"
 
 
