@@ -21,6 +21,7 @@ from course.program import parse
 from course.program.ir import walk
 
 Function = Callable[..., Any]
+_SECRET = b"the secret of a course that has none"
 
 
 @cache
@@ -47,14 +48,17 @@ def judged(chapter: str, task: Task, function: Function, *, full: bool) -> Resul
         chapter: The chapter's name.
         task: Its task.
         function: The alternative.
-        full: All meshes; else the first, the realistic size where there is one, and the case that it enlarges.
+        full: All cases of official grading, those drawn for a submission included; else the first, the realistic size
+            where there is one, and the case that it enlarges.
     """
     module = inspect.getmodule(function)
     assert module
     calls = f"def {task.name}{task.signature}:\n    return {function.__name__}{task.signature}\n"
     ran = run_cells([Cell("alternative", inspect.getsource(module)), Cell(task.name, calls)], [task.name])
-    planned = plan(chapter, task)
-    if not full:
+    if full:
+        planned = plan(chapter, task, stretched=True, secret=_SECRET, submission=function.__name__)
+    else:
+        planned = plan(chapter, task)
         needed = {task.cases[0].name} | ({task.at_scale[1]} if task.at_scale else set())
         planned = replace(planned, cases=tuple(case for case in planned.cases if case.name in needed))
     found = ran.function(task)
