@@ -76,6 +76,9 @@ def _ring_bytes(e: Evidence, backward: tuple[int, int]) -> float:
     return times * hop(s.rows, s.chunks * s.length, s.num_kv_heads * s.head_dim)
 
 
+# The log of a sum near 92 is rounded by up to 3.8e-6 in each of four merges. The backward pass computes weights from it
+# (an error in an exponent is the same relative error in a weight): right answers differ by up to 1.6e-5.
+TOLERANCE = 4e-5
 KEPT = (
     "keys and values did not go round again. If they were kept from the forward pass, “live temporaries” has them, too."
 )
@@ -97,8 +100,8 @@ def ring_facts(evidence: TaskEvidence) -> list[Fact]:
         slow = "No more is multiplied than in the reference: what is copied, saved or waited for in every step?"
     backward = [e for e in evidence.cases if e.case.sizes.backward]
     return [
-        facts.arrays_match("values", evidence.cases, "values", values, weight=2),
-        facts.arrays_match("gradients", backward, "gradients", back, weight=2),
+        facts.arrays_match("values", evidence.cases, "values", values, weight=2, tolerance=TOLERANCE),
+        facts.arrays_match("gradients", backward, "gradients", back, weight=2, tolerance=TOLERANCE),
         byte_facts.bytes_sent(
             "permute bytes",
             evidence.programs,
