@@ -116,8 +116,8 @@ def shard_params(params: PyTree, axis_name: str, min_size: int) -> tuple[PyTree,
 # Values and gradients must equal those of a single device up to rounding: 2e-5 of the leaf's largest element.
 #
 # A spec works like a tuple: `axis_name in spec`, `spec.index(axis_name)`. In JAX's messages, `float32[3,2,8]{V:data}`
-# is an array that varies over `data`: each device may hold a different value. The result of an all-gather also has such
-# a type.
+# is an array that varies over `data`: each device may hold a different value. By default the result of an all-gather
+# also has such a type.
 #
 # Useful: `lax.all_gather(..., tiled=True)`, `lax.psum_scatter(..., tiled=True)`, `jax.custom_vjp`.
 

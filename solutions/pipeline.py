@@ -555,7 +555,7 @@ if __name__ == "__main__":
 #
 # Finally, your step on 2 x 4 H100s, forward and backward, with 8 microbatches: look for the staircases at both ends. In
 # the first picture idle stages compute garbage, so they count as busy; the next picture shows this in grey. Backward
-# ticks are about seven times as long as forward ones, not three: with 256 rows, a good part of each goes into adding up
+# ticks are about eight times as long as forward ones, not three: with 256 rows, a good part of each goes into adding up
 # the gradients of the weights, which takes the same time for any number of rows.
 
 # %%

@@ -216,7 +216,7 @@ if __name__ == "__main__":
 # - **Varying is contagious**: anything computed from a varying value varies.
 # - `lax.pcast(x, "data", to="varying")` sends nothing. It declares that from here on each device's copy is its own.
 # - The way back needs a collective that makes the values equal: `psum` or `pmean`. An `all_gather` gives every device
-#   the same numbers too, but its result is *typed* as varying.
+#   the same numbers too, but by default its result is *typed* as varying.
 #
 # The types are useful: `out_specs=P()` promises that all devices hold the same value, and JAX raises an error unless
 # the types guarantee it.

@@ -45,9 +45,9 @@ PyTree = Any
 # ## Fewer bits where they suffice: `mixed_precision_loss`
 #
 # bfloat16 has the range of float32, but 8 significant bits instead of 24. Matrix products tolerate it well: GPUs
-# multiply bfloat16 many times faster, and accumulate the products in float32. Two kinds of operation do not tolerate
-# it: sums of many terms, where small terms get lost next to a large total, and the functions in a softmax, a norm or a
-# loss, which amplify a small error in their input.
+# multiply bfloat16 at least twice as fast, and accumulate the products in float32. Two kinds of operation do not
+# tolerate it: sums of many terms, where small terms get lost next to a large total, and the functions in a softmax, a
+# norm or a loss, which amplify a small error in their input.
 #
 # The next cell is a small Transformer written as plain functions without any mention of precision. It computes in the
 # dtype of its inputs; with float32 parameters, that is float32 throughout.

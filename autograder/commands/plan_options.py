@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-# The model. Its sizes, if left out, are those of one of 1.1 billion parameters.
+# The model. Its sizes, if left out, are those of one of 0.94 billion parameters.
 Model = Annotated[
     str | None, typer.Option(help="A published model, such as mixtral-8x7b; sizes given here override its own.")
 ]
 Layers = Annotated[
     int | None,
-    typer.Option(help="Layers; 16. All defaults here together describe a model of 1.1 billion parameters."),
+    typer.Option(help="Layers; 16. All defaults here together describe a model of 0.94 billion parameters."),
 ]
 Width = Annotated[int | None, typer.Option(help="Width of the residual stream; 2048.")]
 Heads = Annotated[int | None, typer.Option(help="Attention heads; 16.")]

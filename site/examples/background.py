@@ -119,7 +119,7 @@ def choosing() -> Table:
     ):
         where = scaled(machine(chip), devices, nodes) if nodes > 1 else machine(chip)
         where = at_efficiency(where, factors()[where.device].factor)
-        plans = search(sizes, where, batch, Training(remats=("none", "attention", "block")))
+        plans = search(sizes, where, batch, Training())
         best, alone = plans.best, plans.by_mesh().get(Mesh(devices, 1, 1))
         assert best
         alone = alone.found if isinstance(alone, Rejected) else alone

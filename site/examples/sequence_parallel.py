@@ -289,7 +289,7 @@ def numbers() -> None:
         ratio = 5 * heads * 2048 / width
         say(**{f"{name}_ratio": f"{ratio:.0f}", f"{name}_share": f"{100 * ratio / (ratio + 34):.0f}"})
     say(plain8=f"{10 + 24 / 8:g}", split8=f"{34 / 8:g}", whole_share=f"{100 * 10 / 13:.0f}")
-    say(alone=f"{10 + (24 + 80) / 8:g}", in_parts=f"{(34 + 80) / 8:g}", projections=f"{100 * 6 / 72:.0f}")
+    say(alone=f"{10 + (24 + 80) / 8:g}", in_parts=f"{(34 + 80) / 8:g}", projections=f"{100 * 6 / 84:.0f}")
     mesh = {"tensor": 4}
     labels = ("token", "width")
     holdings(
