@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from course.mesh import as_varying, varying_axes
+from course.mesh import varying, varying_axes
 
 # The largest number of keys whose scores exist at the same time: memory grows with the number of queries alone.
 KEYS_AT_ONCE = 1024
@@ -175,6 +175,4 @@ def _in_heads(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 def _alike(arrays: tuple[Any, ...], others: tuple[Any, ...]) -> tuple[Any, ...]:
     """``arrays``, each typed as varying over the axes over which any of ``others`` varies."""
-    for axis in sorted(frozenset().union(*map(varying_axes, others))):
-        arrays = tuple(as_varying(array, axis) for array in arrays)
-    return arrays
+    return varying(arrays, sorted(frozenset().union(*map(varying_axes, others))))

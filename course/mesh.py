@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -112,12 +112,16 @@ def as_varying(x: jax.Array, axis_name: str) -> jax.Array:
     return x if axis_name in varying_axes(x) else jax.lax.pcast(x, axis_name, to="varying")
 
 
+def varying(tree: Any, axes: Iterable[str]) -> Any:
+    """The tree, every leaf typed as varying over these axes."""
+    for axis in axes:
+        tree = jax.tree.map(lambda leaf, axis=axis: as_varying(leaf, axis), tree)
+    return tree
+
+
 def vary_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     """The arrays, each typed as varying over every axis over which any of them varies: no data moves.
 
     So ``vary_alike(jnp.zeros(shape), x)[0]`` can be the carry of a loop that adds parts of ``x`` to it.
     """
-    axes = frozenset().union(*map(varying_axes, arrays))
-    for axis in sorted(axes):
-        arrays = tuple(as_varying(array, axis) for array in arrays)
-    return arrays
+    return varying(arrays, sorted(frozenset().union(*map(varying_axes, arrays))))

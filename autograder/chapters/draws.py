@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -12,7 +12,9 @@ import numpy as np
 from jax import lax
 
 from autograder.contract.case import UNSEEN, Case, ModelSizes, Sizes
+from autograder.contract.case_builders import build_model
 from course.data import regression_batch, token_batch
+from course.model import full_loss
 from course.program.run import FEW_OPTIMISATIONS
 
 # ``jax.jit`` of an oracle, which like a Program runs a few times, on small arrays.
@@ -161,3 +163,15 @@ def sgd(loss_of: Callable[..., jax.Array]) -> Callable[..., Any]:
 
     jitted = compile_oracle(run)
     return lambda *args: jax.tree.map(np.asarray, jitted(*args))
+
+
+@lru_cache(maxsize=32)
+def sgd_on_one_device(sizes: ModelSizes) -> Any:
+    """``sgd`` of the model of these sizes, with its mean over all rows."""
+    return sgd(partial(full_loss, build_model(sizes)))
+
+
+@lru_cache(maxsize=32)
+def loss_and_gradients(sizes: ModelSizes) -> Any:
+    """Compile ``(params, batch) -> (loss, gradients)`` of the model of these sizes: the mean over all rows."""
+    return compile_oracle(jax.value_and_grad(partial(full_loss, build_model(sizes))))

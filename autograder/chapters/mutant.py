@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 # The facts that most wrong answers fail: of a function with a backward pass, and of a training step.
 WRONG = ("gradients", "values")
 WRONG_STEP = ("gradient norm", *WRONG)
@@ -44,6 +46,11 @@ def there_and_back(value: str, axis: str) -> str:
 def gathered_and_scattered(value: str, axis: str) -> str:
     """Source of ``value`` after an all-gather along ``axis`` and a reduce-scatter back."""
     return f"(lax.psum_scatter(lax.all_gather({value}, {axis}), {axis}) / lax.axis_size({axis}))"
+
+
+def in_microbatches(batch: Any, count: int) -> Any:
+    """A batch with its rows as ``[count, rows of one microbatch, ...]``."""
+    return jax.tree.map(lambda rows: rows.reshape(count, -1, *rows.shape[1:]), batch)
 
 
 def mutant(task: str, function: Callable[..., Any], *fails: str, shown_by: tuple[str, ...] = ()) -> Mutant:

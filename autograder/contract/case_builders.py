@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case, ModelSizes
-from course.mesh import as_varying, varying_axes
+from course.mesh import varying, varying_axes
 from course.model import Model, mlp, split_heads, transformer
 from course.program.program import path_name
 
@@ -68,13 +68,6 @@ def others_of(case: Case[Any], split: Callable[[Case[Any]], str] = tensor_of) ->
 def groups_of(case: Case[Any], split: Callable[[Case[Any]], str] = tensor_of) -> int:
     """The number of devices with the same index on the axis ``split``, each with different rows."""
     return math.prod(case.mesh[axis] for axis in others_of(case, split))
-
-
-def varying(tree: Any, axes: Iterable[str]) -> Any:
-    """Mark every leaf as varying over these axes."""
-    for axis in axes:
-        tree = jax.tree.map(lambda leaf, axis=axis: as_varying(leaf, axis), tree)
-    return tree
 
 
 def pull_back(loss_of: Callable[[Any], jax.Array], tree: Any, upstream: jax.Array) -> tuple[jax.Array, Any]:

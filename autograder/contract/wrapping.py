@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 import jax
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case, Sizes
-from course.mesh import abstract_mesh
+from course.mesh import abstract_mesh, shard_map_with_specs
 from course.program import Locate, Program, export
 
 
@@ -105,6 +106,25 @@ def on_mesh(
         return mapped(*(arrays[name] for name in specs))
 
     return Wrapped(program, shapes, specs, results, roles or {}, donate)
+
+
+def with_own_specs(local: Callable[[Any], tuple[Any, Any]], case: Case[Any], shapes: Any) -> Wrapped:
+    """Wrap a per-device function of whole parameters that chooses the shardings of its results.
+
+    Args:
+        local: Takes the parameters and returns ``(arrays, specs)``: see ``course.mesh.shard_map_with_specs``.
+        case: The case whose mesh it runs on.
+        shapes: Shapes of the parameters.
+    """
+    found: dict[str, Any] = {}
+
+    def program(params: Any) -> dict[str, Any]:
+        arrays, found["specs"] = shard_map_with_specs(local, abstract_mesh(case.mesh), in_specs=(P(),))(params)
+        return {"values": arrays}
+
+    return Wrapped(
+        program, {"params": shapes}, {"params": P()}, lambda: {"values": found["specs"]}, {"params": "state"}
+    )
 
 
 def sgd_steps(step: Callable[[Any, Any], tuple[Any, jax.Array]], params: Any, batches: Any, learning_rate: Any) -> Any:

@@ -21,7 +21,7 @@ from autograder.grading.inside.tracing import Problem
 from autograder.grading.outside.notebook_options import lab_code
 from autograder.learner.baselines import solution
 from course.layout import Options as Layout
-from course.mesh import as_varying, shard_map_with_specs
+from course.mesh import shard_map_with_specs, varying
 from course.model import Params, rms_norm, split_heads
 from course.training.resharding import kept_of, parts_of, reshardings
 from course.training.strategy import (
@@ -75,10 +75,10 @@ def fsdp(functions: Functions) -> MakeStrategy:
             return functions["fsdp_loss"](shards, specs, batch, model, "data")
 
         def loss(shards: Params, batch: Batch) -> jax.Array:
-            return lax.pmean(local_loss(_varying(shards), batch), "data")
+            return lax.pmean(local_loss(varying(shards, ("data",)), batch), "data")
 
         def gradients(shards: Params, batch: Batch) -> tuple[jax.Array, Params]:
-            loss, found = jax.value_and_grad(local_loss)(_varying(shards), batch)
+            loss, found = jax.value_and_grad(local_loss)(varying(shards, ("data",)), batch)
             found = jax.tree.map(lambda g, spec: g if "data" in spec else lax.pmean(g, "data"), found, specs)
             return lax.pmean(loss, "data"), found
 
@@ -193,8 +193,7 @@ def expert_parallel(functions: Functions) -> MakeStrategy:
 
         def losses(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
             """With the router's losses, and without; JAX adds up the gradients of parameters that devices share."""
-            for axis in EXPERT_AXES:
-                params = jax.tree.map(partial(as_varying, axis_name=axis), params)
+            params = varying(params, EXPERT_AXES)
             x = model.embed(params["embed"], batch["inputs"])
             x, (balance, z) = lax.scan(jax.checkpoint(layer) if options.remat else layer, x, params["layers"])
             loss = model.loss(params["head"], x, batch["targets"])
@@ -362,7 +361,3 @@ def _require_experts(sizes: MixtureSizes, mesh: Mesh | AbstractMesh, options: St
         )
     if sizes.num_experts % mesh.shape["expert"]:
         raise ValueError(f"num_experts {sizes.num_experts} is not divisible by expert={mesh.shape['expert']}")
-
-
-def _varying(params: Params) -> Params:
-    return jax.tree.map(lambda leaf: as_varying(leaf, "data"), params)

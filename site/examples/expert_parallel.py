@@ -32,7 +32,7 @@ from autograder.chapters.expert_parallel.wrapping import expert_specs, layer_par
 from autograder.contract.task import load
 from course.data import token_batch
 from course.machines import H100, machine, scaled
-from course.mesh import as_varying, make_mesh
+from course.mesh import make_mesh, varying
 from course.moe import balance_and_z, expert_mlp, moe_loss, moe_transformer
 from course.program.compiled import DEFAULT_FLAGS, compile_all
 from course.render import schedule_svg
@@ -163,7 +163,7 @@ def forward(name: str):
     x = jax.ShapeDtypeStruct((8 * sizes.tokens, sizes.width), jnp.float32)
 
     def local(params, x):
-        params = jax.tree.map(lambda leaf: as_varying(leaf, "expert"), params)
+        params = varying(params, ("expert",))
         return {"y": overlapped_moe(params, x, sizes.k, sizes.capacity, "expert", chunks)[0]}
 
     ins = {"params": expert_specs(shapes, case), "x": P("expert")}
@@ -297,8 +297,7 @@ def losses() -> Table:
         mesh, capacity = make_mesh({"data": data, "expert": expert}), 256 // (data * expert)
 
         def local(params, batches, capacity=capacity):
-            for axis in AXES:
-                params = jax.tree.map(lambda leaf, axis=axis: as_varying(leaf, axis), params)
+            params = varying(params, AXES)
             return lax.scan(lambda p, b: moe_step(p, b, model, capacity, *AXES, jnp.float32(0.5)), params, batches)[1]
 
         mapped = jax.shard_map(local, mesh=mesh, in_specs=(specs, P(None, AXES)), out_specs=P())

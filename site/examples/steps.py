@@ -10,7 +10,7 @@ from showing import over
 
 from course.budget import Sizes
 from course.layout import Options, tensor_specs
-from course.mesh import abstract_mesh, as_varying
+from course.mesh import abstract_mesh, varying
 from course.model import Model, split_heads, transformer
 from course.planning import Choice
 from course.program import Program
@@ -46,13 +46,6 @@ def shapes_of(model: Model, heads: int = 0) -> Any:
         return params
 
     return jax.eval_shape(init)
-
-
-def varying(tree: Any, axes: tuple[str, ...]) -> Any:
-    """A tree whose leaves vary over the axes."""
-    for axis in axes:
-        tree = jax.tree.map(lambda leaf, axis=axis: as_varying(leaf, axis), tree)
-    return tree
 
 
 def tokens(batch: int, seq: int) -> Any:

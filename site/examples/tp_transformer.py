@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 from showing import Table, by_compiler, draw_timelines, example, holdings, kept, look, program, realistic, say
-from steps import BILLION, KEY, over_tensor, varying
+from steps import BILLION, KEY, over_tensor
 
 from autograder.chapters.tp_transformer.mutants import gathers_and_scatters_whole, gathers_logits
 from autograder.contract.task import load
@@ -16,7 +16,7 @@ from course.budget import flops_per_token
 from course.data import token_batch
 from course.layout import tensor_specs
 from course.machines import machine
-from course.mesh import make_mesh
+from course.mesh import make_mesh, varying
 from course.model import full_loss, split_heads, transformer
 from course.planning import Choice
 from course.predict import predict

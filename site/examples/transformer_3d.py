@@ -10,7 +10,7 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from showing import Table, draw_timelines, example, holdings, kept, program, realistic, say
-from steps import BILLION, KEY, model_of, shapes_of, tokens, varying
+from steps import BILLION, KEY, model_of, shapes_of, tokens
 
 from autograder.chapters.transformer_3d.communication import gathered, parts_over_data, permuted, ticks_of
 from autograder.chapters.transformer_3d.layouts import SIZES, part_bytes
@@ -19,7 +19,7 @@ from autograder.contract.task import Case, load
 from course.budget import Sizes, flops_per_token
 from course.layout import Options
 from course.machines import machine
-from course.mesh import abstract_mesh, shard_map_with_specs
+from course.mesh import abstract_mesh, shard_map_with_specs, varying
 from course.model import full_loss
 from course.predict import predict
 from course.program import costs, export, memory, parse, timeline

@@ -29,7 +29,7 @@ from showing import (
 
 from autograder.contract.task import load
 from course.machines import machine
-from course.mesh import abstract_mesh, as_varying
+from course.mesh import abstract_mesh, varying
 from course.model import mlp
 from course.predict import Prediction, predict
 from course.render import memory_svg
@@ -131,9 +131,7 @@ def measured(step, mesh: dict[str, int], moments: bool, parameters: bool) -> Pre
         params, m, v = jax.tree.map(lambda leaf: leaf[0], (params, m, v))
         params, state, loss, _ = step(params, {"m": m, "v": v, "count": count}, specs, batch)
         found = {"params": params, "m": state["m"], "v": state["v"], "loss": loss}
-        for axis in axes:
-            found = jax.tree.map(lambda leaf, axis=axis: as_varying(leaf, axis), found)
-        return jax.tree.map(lambda leaf: leaf[None], found)
+        return jax.tree.map(lambda leaf: leaf[None], varying(found, axes))
 
     rows = jax.ShapeDtypeStruct((64 * devices, 2048), "float32")
     inputs: dict[str, Any] = {"params": resident(parameters), "m": resident(moments), "v": resident(moments)}

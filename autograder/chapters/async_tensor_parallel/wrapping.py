@@ -11,9 +11,10 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case, Ordered, Sizes
-from autograder.contract.case_builders import groups_of, others_of, parts_of, tensor_of, varying
+from autograder.contract.case_builders import groups_of, others_of, parts_of, tensor_of
 from autograder.contract.output_checks import describe
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
+from course.mesh import varying
 
 GATHER, SCATTER = "gather", "scatter"
 KINDS = {

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 
-def _hop(x, axis_name, shift=1):
+def hop(x, axis_name, shift=1):
     size = lax.axis_size(axis_name)
     return lax.ppermute(x, axis_name, [(i, (i + shift) % size) for i in range(size)])
 
@@ -21,7 +21,7 @@ def gathers_unrolled(x, axis_name):
     size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
     whole = jnp.zeros((size, *x.shape), x.dtype).at[index].set(x)
     for step in range(1, size):
-        x = _hop(x, axis_name)
+        x = hop(x, axis_name)
         whole = whole.at[(index - step) % size].set(x)
     return whole.reshape(-1, *x.shape[1:])
 
@@ -32,10 +32,10 @@ def gathers_both_ways(x, axis_name):
     whole = jnp.zeros((size, *x.shape), x.dtype).at[index].set(x)
     upwards = downwards = x
     for step in range(1, size // 2 + 1):
-        upwards = _hop(upwards, axis_name)
+        upwards = hop(upwards, axis_name)
         whole = whole.at[(index - step) % size].set(upwards)
         if step < size - step:
-            downwards = _hop(downwards, axis_name, -1)
+            downwards = hop(downwards, axis_name, -1)
             whole = whole.at[(index + step) % size].set(downwards)
     return whole.reshape(-1, *x.shape[1:])
 
@@ -45,7 +45,7 @@ def scatters_unrolled(x, axis_name):
     chunks = x.reshape(size, -1, *x.shape[1:])
     total = chunks[(index + 1) % size]
     for step in range(1, size):
-        total = _hop(total, axis_name, -1) + chunks[(index + 1 + step) % size]
+        total = hop(total, axis_name, -1) + chunks[(index + 1 + step) % size]
     return total
 
 
@@ -55,7 +55,7 @@ def scatters_by_scan(x, axis_name):
     chunks = x.reshape(size, -1, *x.shape[1:])
 
     def body(total, number):
-        return chunks[number] + _hop(total, axis_name), None
+        return chunks[number] + hop(total, axis_name), None
 
     numbers = (index - 1 - jnp.arange(size)) % size
     return lax.scan(body, chunks[numbers[0]], numbers[1:])[0]
@@ -73,11 +73,11 @@ def reduces_in_place(x, axis_name):
         return lax.dynamic_update_slice_in_dim(x, chunk, number % size * length, 0)
 
     def reduce(step, x):
-        arrived = _hop(read(x, index - step), axis_name)
+        arrived = hop(read(x, index - step), axis_name)
         return write(x, read(x, index - step - 1) + arrived, index - step - 1)
 
     def spread(step, x):
-        return write(x, _hop(read(x, index + 1 - step), axis_name), index - step)
+        return write(x, hop(read(x, index + 1 - step), axis_name), index - step)
 
     return lax.fori_loop(0, size - 1, spread, lax.fori_loop(0, size - 1, reduce, x))
 
@@ -88,10 +88,10 @@ def reduces_unrolled(x, axis_name):
     chunks = x.reshape(size, -1, *x.shape[1:])
     total = chunks[index]
     for step in range(1, size):
-        total = _hop(total, axis_name) + chunks[(index - step) % size]
+        total = hop(total, axis_name) + chunks[(index - step) % size]
     whole = chunks.at[(index + 1) % size].set(total)
     for step in range(size - 1):
-        total = _hop(total, axis_name)
+        total = hop(total, axis_name)
         whole = whole.at[(index - step) % size].set(total)
     return whole.reshape(x.shape)
 
@@ -101,7 +101,7 @@ def exchanges_the_other_way_round(x, axis_name):
     chunks = x.reshape(size, -1, *x.shape[1:])
     result = jnp.zeros_like(chunks).at[index].set(chunks[index])
     for shift in reversed(range(1, size)):
-        result = result.at[(index + shift) % size].set(_hop(chunks[(index - shift) % size], axis_name, -shift))
+        result = result.at[(index + shift) % size].set(hop(chunks[(index - shift) % size], axis_name, -shift))
     return result.reshape(x.shape)
 
 

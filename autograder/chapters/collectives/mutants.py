@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from autograder.chapters.collectives.alternatives import hop
 from autograder.chapters.mutant import WRONG, mutant, patch
 from solutions.collectives import (
     puzzle_add,
@@ -24,11 +25,6 @@ from solutions.collectives import (
 )
 
 
-def _hop(x: Any, axis_name: str, shift: int = 1) -> Any:
-    size = lax.axis_size(axis_name)
-    return lax.ppermute(x, axis_name, [(i, (i + shift) % size) for i in range(size)])
-
-
 def asks_for_all_gather(x, axis_name):
     return lax.all_gather(x, axis_name, tiled=True)
 
@@ -38,7 +34,7 @@ def keeps_every_chunk_until_the_end(x, axis_name):
     size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
     chunks = [x]
     for _ in range(size - 1):
-        chunks.append(_hop(chunks[-1], axis_name))
+        chunks.append(hop(chunks[-1], axis_name))
     return jnp.roll(jnp.concatenate(chunks[::-1]), (index + 1) * len(x), 0)
 
 
@@ -54,7 +50,7 @@ def _arrived(x: Any, axis_name: str) -> list[Any]:
     def chunk(number):
         return lax.dynamic_slice_in_dim(x, number % size * length, length, 0)
 
-    return [chunk(index), *(_hop(chunk(index + shift), axis_name, shift) for shift in range(1, size))]
+    return [chunk(index), *(hop(chunk(index + shift), axis_name, shift) for shift in range(1, size))]
 
 
 def adds_at_the_end(x, axis_name):

@@ -20,10 +20,10 @@ from autograder.contract.case_builders import (
     model_of,
     others_of,
     params_by_head,
-    varying,
 )
 from autograder.contract.output_checks import describe, same_shapes, state_and_loss, tuple_of
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh, sgd_steps
+from course.mesh import varying
 
 
 @dataclass(frozen=True, kw_only=True)

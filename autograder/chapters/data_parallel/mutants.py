@@ -9,14 +9,10 @@ import jax.flatten_util
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.chapters.mutant import gathered_and_scattered, mutant, patch
+from autograder.chapters.mutant import gathered_and_scattered, in_microbatches, mutant, patch
 from course.mesh import as_varying
 from course.model import full_loss
 from solutions.data_parallel import fold_key_over_axes, overlapped_gradients, sync_gradients, train_step_dp
-
-
-def _cut(batch: Any, count: int) -> Any:
-    return jax.tree.map(lambda rows: rows.reshape(count, -1, *rows.shape[1:]), batch)
 
 
 def _share(batch: Any, axis_name: str) -> Any:
@@ -39,14 +35,14 @@ def _accumulated(params: Any, parts: Any, model: Any, axis_name: str, share: Any
 def reduces_after_the_backward_pass(params, batch, model, axis_name, num_microbatches):
     """Accumulates, and then synchronises: no computation overlaps the communication."""
     share = _share(batch, axis_name)
-    loss, total = _accumulated(params, _cut(batch, num_microbatches), model, axis_name, share)
+    loss, total = _accumulated(params, in_microbatches(batch, num_microbatches), model, axis_name, share)
     return loss, lax.psum(total, axis_name)
 
 
 def reduces_one_bucket_at_the_end(params, batch, model, axis_name, num_microbatches):
     """The same as one flat array: communication cannot start before the last gradient is complete."""
     share = _share(batch, axis_name)
-    loss, total = _accumulated(params, _cut(batch, num_microbatches), model, axis_name, share)
+    loss, total = _accumulated(params, in_microbatches(batch, num_microbatches), model, axis_name, share)
     flat, back = jax.flatten_util.ravel_pytree(total)
     return loss, back(lax.psum(flat, axis_name))
 
@@ -69,7 +65,7 @@ def _met(axis_name: str) -> Any:
 
 def reduces_in_the_layers_own_iteration(params, batch, model, axis_name, num_microbatches):
     """Layer by layer, but the sums are ready only when the iteration has nothing left to compute."""
-    parts = _cut(batch, num_microbatches)
+    parts = in_microbatches(batch, num_microbatches)
     head, last = (jax.tree.map(lambda rows, c=c: rows[c], parts) for c in (slice(-1), -1))
     share, meet = _share(batch, axis_name), _met(axis_name)
     loss, total = _accumulated(params, head, model, axis_name, share)

@@ -19,6 +19,7 @@ from autograder.chapters.draws import (
     compile_oracle,
     draw_leaves,
     draw_masked,
+    loss_and_gradients,
     stacked,
     unseen_case,
     unseen_mesh,
@@ -245,7 +246,7 @@ def step_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]
     losses, first = [], None
     for number in range(STEPS):
         batch = jax.tree.map(lambda rows, i=number: rows[i], inputs["batches"])
-        loss, gradients = jax.tree.map(np.asarray, _loss_and_gradients(case.sizes.model)(params, batch))
+        loss, gradients = jax.tree.map(np.asarray, loss_and_gradients(case.sizes.model)(params, batch))
         losses, first = [*losses, loss], first or gradients
         pulled = jax.tree.map(lambda g, p, own: g + decay * p if own > 1 else g, gradients, params, own_dims(params))
         params = jax.tree.map(lambda p, g: p - rate * g, params, pulled)
@@ -255,11 +256,6 @@ def step_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]
 def own_dims(params: Any) -> Any:
     """Number of dims of each leaf in one layer."""
     return {part: jax.tree.map(lambda p, part=part: p.ndim - (part == "layers"), params[part]) for part in params}
-
-
-@lru_cache(maxsize=32)
-def _loss_and_gradients(sizes: ModelSizes) -> Any:
-    return compile_oracle(jax.value_and_grad(partial(full_loss, build_model(sizes))))
 
 
 def step_facts(evidence: TaskEvidence) -> list[Fact]:
@@ -341,7 +337,7 @@ def overlap_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, A
     rows = jax.tree.map(lambda a: a.reshape(devices, -1, *a.shape[1:]), batch)
     counted = np.sum(rows["mask"].reshape(devices, -1), 1)
     shares = np.asarray(_loss_of_each_device(model)(inputs["params"], rows)) * (counted / np.sum(counted))
-    _, gradients = jax.tree.map(np.asarray, _loss_and_gradients(model)(inputs["params"], batch))
+    _, gradients = jax.tree.map(np.asarray, loss_and_gradients(model)(inputs["params"], batch))
     return {"values": shares, "gradients": jax.tree.map(lambda g: np.repeat(g[None], devices, 0), gradients)}
 
 

@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec as P
 
 from autograder.contract import output_checks
 from autograder.contract.case import Case, ModelSizes, Sizes
-from autograder.contract.case_builders import KEY, axis_of, axis_size, batch_shapes, model_of, params_of, varying
+from autograder.contract.case_builders import KEY, axis_of, axis_size, batch_shapes, model_of, params_of
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
-from course.mesh import varying_axes
+from course.mesh import varying, varying_axes
 from course.program.program import path_name
 
 # Number of consecutive steps of ``train_step_dp``.

@@ -14,8 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 from autograder.contract import output_checks
 from autograder.contract.case import Case, Sizes
-from autograder.contract.case_builders import LEARNING_RATE, varying
+from autograder.contract.case_builders import LEARNING_RATE
 from autograder.contract.wrapping import Wrapped, Wrapping, on_mesh, sgd_steps
+from course.mesh import varying
 from course.moe import MoEModel, moe_transformer
 
 

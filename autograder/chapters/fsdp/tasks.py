@@ -21,7 +21,7 @@ from autograder.chapters.draws import (
     draw_rate,
     flows_back,
     meshes,
-    sgd,
+    sgd_on_one_device,
     stacked,
     unseen_case,
     unseen_model,
@@ -277,7 +277,7 @@ def draw_step(rng: np.random.Generator, case: Case[StepSizes], axes: Axes, maske
 
 def step_oracle(inputs: dict[str, Any], case: Case[StepSizes], axes: Axes) -> dict[str, Any]:
     """The steps on one device, with all rows; every holder of a leaf gets the same."""
-    run = _steps_on_one_device(case.sizes.model)
+    run = sgd_on_one_device(case.sizes.model)
     after, losses, gradients = run(inputs["shards"], (inputs["batch"],), inputs["learning_rate"])
 
     def copies(leaf, spec):
@@ -286,11 +286,6 @@ def step_oracle(inputs: dict[str, Any], case: Case[StepSizes], axes: Axes) -> di
 
     after, gradients = (jax.tree.map(copies, tree, specs_of(case)) for tree in (after, gradients))
     return {"values": {"loss": copies(losses, P()), "shards": after}, "gradients": gradients}
-
-
-@lru_cache(maxsize=32)
-def _steps_on_one_device(sizes: ModelSizes) -> Any:
-    return sgd(partial(full_loss, build_model(sizes)))
 
 
 def fsdp_train_step_facts(evidence: TaskEvidence) -> list[Fact]:

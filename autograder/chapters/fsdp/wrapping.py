@@ -25,10 +25,9 @@ from autograder.contract.case_builders import (
     model_of,
     params_of,
     pull_back,
-    varying,
 )
-from autograder.contract.wrapping import Wrapped, Wrapping, on_mesh, sgd_steps
-from course.mesh import abstract_mesh, as_varying, shard_map_with_specs
+from autograder.contract.wrapping import Wrapped, Wrapping, on_mesh, sgd_steps, with_own_specs
+from course.mesh import as_varying, varying
 from course.program.program import path_name
 
 Axes = tuple[str, ...]
@@ -99,8 +98,7 @@ def _keep(leaves: Any, specs: Any, axis: str) -> Any:
 
 
 def wrap_shard_params(function: Any, case: Case[Leaves]) -> Wrapped:
-    axis, shapes = axis_of(case), leaf_shapes(case)
-    found: dict[str, Any] = {}
+    axis = axis_of(case)
 
     def local(params):
         result = function(params, axis, case.sizes.min_size)
@@ -111,12 +109,7 @@ def wrap_shard_params(function: Any, case: Case[Leaves]) -> Wrapped:
             output_checks.check_spec(f"leaf {path_name('', path)} {case.place}", shard, spec, (axis,))
         return shards, specs
 
-    def program(params):
-        arrays, found["specs"] = shard_map_with_specs(local, abstract_mesh(case.mesh), in_specs=(P(),))(params)
-        return {"values": arrays}
-
-    specs = {"params": P()}
-    return Wrapped(program, {"params": shapes}, specs, lambda: {"values": found["specs"]}, {"params": "state"})
+    return with_own_specs(local, case, leaf_shapes(case))
 
 
 def wrap_gather_params(function: Any, case: Case[Leaves]) -> Wrapped:

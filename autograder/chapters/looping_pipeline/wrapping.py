@@ -27,11 +27,11 @@ from autograder.contract.case_builders import (
     pipe_of,
     pipelines_of,
     stages_of,
-    varying,
 )
 from autograder.contract.output_checks import describe, same_shapes, same_tree, state_and_loss
 from autograder.contract.value_tasks import wrap_questions
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh, sgd_steps
+from course.mesh import varying
 from course.model import Model, layer_key
 
 # Largest size in bytes of all answers of a case as text.

@@ -16,10 +16,11 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case, Sizes
-from autograder.contract.case_builders import LEARNING_RATE, data_of, pipe_of, pipelines_of, stages_of, varying
+from autograder.contract.case_builders import LEARNING_RATE, data_of, pipe_of, pipelines_of, stages_of
 from autograder.contract.output_checks import describe, same_shapes, same_tree, scalar
 from autograder.contract.value_tasks import wrap_questions
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
+from course.mesh import varying
 from course.schedules import Table
 
 # Bytes of all answers of a case as text.

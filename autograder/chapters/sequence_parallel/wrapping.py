@@ -13,11 +13,11 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case, ModelSizes, Sizes
-from autograder.contract.case_builders import KEY, groups_of, others_of, params_by_head, parts_of, tensor_of, varying
+from autograder.contract.case_builders import KEY, groups_of, others_of, params_by_head, parts_of, tensor_of
 from autograder.contract.output_checks import describe, same_shapes
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
 from course.layout import tensor_specs
-from course.mesh import varying_axes
+from course.mesh import varying, varying_axes
 
 ENTER, LEAVE = "enter_tensor_region", "leave_tensor_region"
 BLOCK, SELECTIVE, ULYSSES = "sp_block", "selective_recompute", "ulysses_attention"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import jax
 import numpy as np
 
-from autograder.chapters.draws import compile_oracle, draw_batch, draw_leaves, unseen_model
+from autograder.chapters.draws import compile_oracle, draw_batch, draw_leaves, loss_and_gradients, unseen_model
 from autograder.chapters.single_device.wrapping import MESH, Batch, Heads, activations
 from autograder.contract import facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
@@ -17,7 +17,6 @@ from autograder.contract.case_builders import build_model, params_of
 from autograder.contract.task import Case, Task, TaskEvidence
 from autograder.contract.verdict import Fact, Kind
 from autograder.contract.wrapping import wrappings
-from course.model import full_loss
 
 WRAPPINGS = wrappings("single_device")
 
@@ -55,14 +54,9 @@ def draw_accumulation(rng: np.random.Generator, case: Case[Batch]) -> dict[str, 
     }
 
 
-@lru_cache(maxsize=32)
-def _of_whole_batch(sizes: ModelSizes) -> Any:
-    return compile_oracle(jax.value_and_grad(partial(full_loss, build_model(sizes))))
-
-
 def accumulation_oracle(inputs: dict[str, Any], case: Case[Batch]) -> dict[str, Any]:
     """Loss and gradient of the whole batch at once."""
-    loss, gradients = _of_whole_batch(case.sizes.model)(inputs["params"], inputs["batch"])
+    loss, gradients = loss_and_gradients(case.sizes.model)(inputs["params"], inputs["batch"])
     return {"values": np.asarray(loss), "gradients": jax.tree.map(np.asarray, gradients)}
 
 

@@ -13,17 +13,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from autograder.chapters.closed_forms import all_reduce_bytes
-from autograder.chapters.draws import compile_oracle, draw_batches, draw_leaves, draw_rate, sgd, unseen_mesh
+from autograder.chapters.draws import (
+    compile_oracle,
+    draw_batches,
+    draw_leaves,
+    draw_rate,
+    sgd_on_one_device,
+    unseen_mesh,
+)
 from autograder.chapters.tensor_parallel.init import UNSEEN_MESHES
 from autograder.chapters.tensor_parallel.wrapping import LAYERS, Dense, Heads, Mlp, StepSizes, leaf, rows_of, specs_of
 from autograder.contract import byte_facts, facts, limits
-from autograder.contract.case import UNSEEN, ModelSizes
-from autograder.contract.case_builders import build_model, groups_of, params_of, parts_of
+from autograder.contract.case import UNSEEN
+from autograder.contract.case_builders import groups_of, params_of, parts_of
 from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.text import count_of
 from autograder.contract.verdict import Fact, Kind
 from autograder.contract.wrapping import wrappings
-from course.model import full_loss
 
 WRAPPINGS = wrappings("tensor_parallel")
 FORWARD, FORWARD_ALONE = "collectives forward", "tensor=3, forward"
@@ -308,7 +314,7 @@ def draw_step(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str, Any]
 
 def step_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]:
     """The steps on one device, with all rows; every holder of a leaf gets the same."""
-    run = _steps_on_one_device(case.sizes.model)
+    run = sgd_on_one_device(case.sizes.model)
     after, losses, gradients = run(inputs["params"], (inputs["batch"],), inputs["learning_rate"])
     places, every = groups_of(case), groups_of(case) * parts_of(case)
 
@@ -317,11 +323,6 @@ def step_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]
 
     after, gradients = (jax.tree.map(copies, tree, specs_of(case)) for tree in (after, gradients))
     return {"values": {"loss": np.repeat(losses[None], every, 0), "params": after}, "gradients": gradients}
-
-
-@lru_cache(maxsize=32)
-def _steps_on_one_device(sizes: ModelSizes) -> Any:
-    return sgd(partial(full_loss, build_model(sizes)))
 
 
 def _resident(e: Evidence) -> tuple[int, int]:

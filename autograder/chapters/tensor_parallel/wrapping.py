@@ -25,10 +25,10 @@ from autograder.contract.case_builders import (
     params_of,
     parts_of,
     tensor_of,
-    varying,
 )
 from autograder.contract.output_checks import describe, same_shapes, state_and_loss
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh, sgd_steps
+from course.mesh import varying
 from course.program.program import spec_of
 
 SPLITS = {"columns": "columns", "rows": "rows", "whole": None}

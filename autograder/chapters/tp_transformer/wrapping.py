@@ -22,11 +22,11 @@ from autograder.contract.case_builders import (
     params_by_head,
     parts_of,
     tensor_of,
-    varying,
 )
 from autograder.contract.output_checks import describe, same_shapes, scalar, state_and_loss
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh, sgd_steps
 from course.layout import tensor_specs
+from course.mesh import varying
 
 SEQUENTIAL, PARALLEL = "tp_transformer_block", "parallel_transformer_block"
 

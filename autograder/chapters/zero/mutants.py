@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.chapters.mutant import gathered_and_scattered, mutant, patch, there_and_back
+from autograder.chapters.mutant import gathered_and_scattered, in_microbatches, mutant, patch, there_and_back
+from autograder.chapters.zero.alternatives import own_part
 from course.mesh import as_varying
 from course.model import full_loss
 from solutions.zero import global_norm, shard_optimizer_state, sharded_adamw, zero1_step, zero2_step
@@ -19,14 +20,6 @@ def _gather(tree, specs, axis_name):
         return lax.all_gather(leaf, axis_name, axis=spec.index(axis_name), tiled=True) if axis_name in spec else leaf
 
     return jax.tree.map(gather, tree, specs)
-
-
-def _own(leaf, spec, axis_name):
-    if axis_name not in spec:
-        return leaf
-    dim = spec.index(axis_name)
-    length = leaf.shape[dim] // lax.axis_size(axis_name)
-    return lax.dynamic_slice_in_dim(leaf, lax.axis_index(axis_name) * length, length, dim)
 
 
 def _parts_of_mean(gradients, specs, axis_name):
@@ -76,7 +69,7 @@ def gathers_moments_and_gradients(params, gradients, state, specs, axis_name, co
 
     updated = jax.tree.map_with_path(update, params, *trees)
     params, *moments = jax.tree.transpose(jax.tree.structure(params), jax.tree.structure((0, 0, 0)), updated)
-    m, v = (jax.tree.map(lambda leaf, spec: _own(leaf, spec, axis_name), moment, specs) for moment in moments)
+    m, v = (jax.tree.map(lambda leaf, spec: own_part(leaf, spec, axis_name), moment, specs) for moment in moments)
     return params, {"m": m, "v": v, "count": count}, norm
 
 
@@ -100,17 +93,13 @@ def _start(like, axis_name):
     return lax.pcast(jnp.zeros(()), axis_name, to="varying"), jax.tree.map(jnp.zeros_like, like)
 
 
-def _microbatches(batch, number):
-    return jax.tree.map(lambda rows: rows.reshape(number, -1, *rows.shape[1:]), batch)
-
-
 def keeps_whole_gradients_between_microbatches(params, state, specs, batch, model, axis_name, num_microbatches, config):
     """Gradient accumulation as in data parallelism, and one reduce-scatter at the end: stage 1."""
 
     def add(total, rows):
         return jax.tree.map(jnp.add, total, jax.value_and_grad(full_loss, argnums=1)(model, params, rows)), None
 
-    (loss, gradients), _ = lax.scan(add, _start(params, axis_name), _microbatches(batch, num_microbatches))
+    (loss, gradients), _ = lax.scan(add, _start(params, axis_name), in_microbatches(batch, num_microbatches))
     total = loss, _parts_of_mean(gradients, specs, axis_name)
     return _after(total, params, state, specs, axis_name, num_microbatches, config)
 
@@ -122,7 +111,7 @@ def scatters_after_each_backward_pass(params, state, specs, batch, model, axis_n
         loss, gradients = jax.value_and_grad(full_loss, argnums=1)(model, params, rows)
         return jax.tree.map(jnp.add, total, (loss, _parts_of_mean(gradients, specs, axis_name))), None
 
-    total, _ = lax.scan(add, _start(state["m"], axis_name), _microbatches(batch, num_microbatches))
+    total, _ = lax.scan(add, _start(state["m"], axis_name), in_microbatches(batch, num_microbatches))
     return _after(total, params, state, specs, axis_name, num_microbatches, config)
 
 
@@ -149,7 +138,7 @@ def stacks_the_parts_of_a_microbatch(params, state, specs, batch, model, axis_na
         return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_of)(start[1], rows)), None
 
     start = _start(state["m"], axis_name)
-    total, _ = lax.scan(add, start, _microbatches(batch, num_microbatches))
+    total, _ = lax.scan(add, start, in_microbatches(batch, num_microbatches))
     return _after(total, params, state, specs, axis_name, num_microbatches, config)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +12,15 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.closed_forms import all_reduce_bytes, split_spec
-from autograder.chapters.draws import ODD, compile_oracle, draw_batches, draw_leaves, meshes, unseen_case, unseen_model
+from autograder.chapters.draws import (
+    ODD,
+    draw_batches,
+    draw_leaves,
+    loss_and_gradients,
+    meshes,
+    unseen_case,
+    unseen_model,
+)
 from autograder.chapters.zero.wrapping import (
     MOMENTS,
     NormLeaves,
@@ -27,12 +35,10 @@ from autograder.chapters.zero.wrapping import (
 )
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.byte_facts import resident_bytes
-from autograder.contract.case import ModelSizes
-from autograder.contract.case_builders import build_model, encode_specs, params_of
+from autograder.contract.case_builders import encode_specs, params_of
 from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
-from course.model import full_loss
 
 WRAPPINGS = wrappings("zero")
 
@@ -244,16 +250,11 @@ def step_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]
     params, state, losses, norms, every = inputs["params"], inputs["state"], [], [], []
     for number in range(case.sizes.steps):
         batch = jax.tree.map(lambda rows, i=number: rows[i], inputs["batch"])
-        loss, gradients = jax.tree.map(np.asarray, _loss_and_gradients(case.sizes.model)(params, batch))
+        loss, gradients = jax.tree.map(np.asarray, loss_and_gradients(case.sizes.model)(params, batch))
         params, state, norm = adamw(params, state, gradients, case)
         losses, norms, every = [*losses, loss], [*norms, norm], [*every, gradients]
     values = results(params, state, np.stack(norms), case) | {"loss": on_each(np.stack(losses), case)}
     return {"values": values, "gradients": of_parts(jax.tree.map(lambda *g: np.sum(g, 0), *every), case)}
-
-
-@lru_cache(maxsize=32)
-def _loss_and_gradients(sizes: ModelSizes) -> Any:
-    return compile_oracle(jax.value_and_grad(partial(full_loss, build_model(sizes))))
 
 
 def split_and_whole(e: Evidence) -> tuple[int, int]:

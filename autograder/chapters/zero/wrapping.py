@@ -21,9 +21,9 @@ from autograder.chapters.data_parallel.wrapping import of_leaves
 from autograder.chapters.fsdp.wrapping import Leaves, leaf_shapes
 from autograder.contract import output_checks
 from autograder.contract.case import Case, ModelSizes
-from autograder.contract.case_builders import axis_of, batch_shapes, decode_specs, model_of, params_of, varying
-from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
-from course.mesh import abstract_mesh, shard_map_with_specs
+from autograder.contract.case_builders import axis_of, batch_shapes, decode_specs, model_of, params_of
+from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh, with_own_specs
+from course.mesh import varying
 from course.program.program import path_name
 from course.train import AdamW
 
@@ -102,8 +102,7 @@ def _state(what: str, state: Any, like: Any, case: Case[Any]) -> None:
 
 
 def wrap_state(function: Any, case: Case[StateLeaves]) -> Wrapped:
-    axis, shapes, name = axis_given(case), leaf_shapes(case), "shard_optimizer_state"
-    found: dict[str, Any] = {}
+    axis, name = axis_given(case), "shard_optimizer_state"
 
     def local(params):
         state, specs = output_checks.tuple_of(name, function(params, axis, case.sizes.min_size), "state", "specs")
@@ -113,13 +112,7 @@ def wrap_state(function: Any, case: Case[StateLeaves]) -> Wrapped:
             output_checks.check_spec(f"leaf {path_name('', path)} {case.place}", part, spec, axes_of(case))
         return state, {**dict.fromkeys(MOMENTS, specs), "count": P()}
 
-    def program(params):
-        arrays, found["specs"] = shard_map_with_specs(local, abstract_mesh(case.mesh), in_specs=(P(),))(params)
-        return {"values": arrays}
-
-    return Wrapped(
-        program, {"params": shapes}, {"params": P()}, lambda: {"values": found["specs"]}, {"params": "state"}
-    )
+    return with_own_specs(local, case, leaf_shapes(case))
 
 
 def wrap_norm(function: Any, case: Case[NormLeaves]) -> Wrapped:

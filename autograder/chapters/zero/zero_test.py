@@ -7,8 +7,8 @@ import numpy as np
 import optax
 import pytest
 
+from autograder.chapters.draws import loss_and_gradients
 from autograder.chapters.zero import CONTRACT
-from autograder.chapters.zero.tasks import _loss_and_gradients as loss_and_gradients
 from autograder.chapters.zero.tasks import config_of, norm_of
 from autograder.contract.case_builders import params_of
 from autograder.proof.central_differences import places, same

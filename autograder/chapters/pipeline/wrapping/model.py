@@ -23,10 +23,10 @@ from autograder.contract.case_builders import (
     pipe_of,
     pull_back,
     stages_of,
-    varying,
 )
 from autograder.contract.output_checks import scalar, state_and_loss
 from autograder.contract.wrapping import Wrapped, on_mesh, sgd_steps
+from course.mesh import varying
 
 ENDS = ("embed", "head")
 

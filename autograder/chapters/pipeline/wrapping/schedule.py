@@ -17,9 +17,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case, Sizes
-from autograder.contract.case_builders import groups_of, others_of, pipe_of, stages_of, varying
+from autograder.contract.case_builders import groups_of, others_of, pipe_of, stages_of
 from autograder.contract.output_checks import describe, same_shapes, same_tree, tuple_of
 from autograder.contract.wrapping import Mismatch, Wrapped, on_mesh
+from course.mesh import varying
 
 # The constant that a stage adds to its products.
 SHIFT = 0.5

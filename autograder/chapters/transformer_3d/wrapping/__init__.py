@@ -20,10 +20,10 @@ from autograder.chapters.transformer_3d.wrapping.model import (
     stacked_of,
 )
 from autograder.contract.case import Case
-from autograder.contract.case_builders import KEY, LEARNING_RATE, batch_shapes, params_by_head, varying
+from autograder.contract.case_builders import KEY, LEARNING_RATE, batch_shapes, params_by_head
 from autograder.contract.output_checks import check_spec, same_tree, scalar, state_and_loss, tuple_of
-from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
-from course.mesh import abstract_mesh, shard_map_with_specs, varying_axes
+from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh, with_own_specs
+from course.mesh import varying, varying_axes
 from course.program.program import path_name
 
 _ROLES = {"params": "state", "key": "key"}
@@ -31,7 +31,6 @@ _ROLES = {"params": "state", "key": "key"}
 
 def wrap_init(function: Any, case: Case[Sizes]) -> Wrapped:
     """The parts, assembled by the specs that come with them."""
-    shapes, found = params_by_head(case), {}
     how = case.sizes.num_repeats, case.sizes.min_size, *axes_of(case)
 
     def local(params):
@@ -43,13 +42,7 @@ def wrap_init(function: Any, case: Case[Sizes]) -> Wrapped:
             check_spec(f"leaf {path_name('', path)} {case.place}", part, spec, axes_of(case), len(like.shape))
         return parts, specs
 
-    def program(params):
-        arrays, found["specs"] = shard_map_with_specs(local, abstract_mesh(case.mesh), in_specs=(P(),))(params)
-        return {"values": arrays}
-
-    return Wrapped(
-        program, {"params": shapes}, {"params": P()}, lambda: {"values": found["specs"]}, {"params": "state"}
-    )
+    return with_own_specs(local, case, params_by_head(case))
 
 
 def wrap_forward(function: Any, case: Case[Sizes]) -> Wrapped:

@@ -21,10 +21,11 @@ from autograder.chapters.transformer_3d.wrapping.model import (
     stacked_of,
 )
 from autograder.contract.case import Case
-from autograder.contract.case_builders import KEY, params_by_head, varying
+from autograder.contract.case_builders import KEY, params_by_head
 from autograder.contract.output_checks import same_shapes, same_tree
 from autograder.contract.wrapping import Wrapped, on_mesh
 from course.layout import tensor_specs
+from course.mesh import varying
 
 _ROLES = {"key": "key", "params": "state"}
 
