@@ -68,6 +68,11 @@ def abstract_mesh(axes: dict[str, int]) -> AbstractMesh:
     return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
+def mesh_text(axes: dict[str, int]) -> str:
+    """``data=4 x tensor=2``."""
+    return " x ".join(f"{axis}={size}" for axis, size in axes.items())
+
+
 def shard_map_with_specs(
     function: Callable[..., tuple[Any, Any]], mesh: Mesh | AbstractMesh, in_specs: Any
 ) -> Callable[..., tuple[Any, Any]]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from course.machine import Machine
 from course.program import Costs, Memory, Timeline
+from course.program.ir import plain_kind
 from course.program.simulator import Bar
-from course.program.simulator.trace import plain_kind
 from course.render.quantities import INSTANT, Figure, bytes_text, count_text, dtype_text, seconds_text, share_text
 
 if TYPE_CHECKING:

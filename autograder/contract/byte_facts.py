@@ -8,12 +8,13 @@ from typing import Any
 
 from jax.sharding import PartitionSpec as P
 
-from autograder.contract.diagnosis.sent_bytes import NEVER_SENT, deficit_cause, described, excess_cause, inserted, plain
+from autograder.contract.diagnosis.sent_bytes import NEVER_SENT, deficit_cause, described, excess_cause, inserted
 from autograder.contract.facts import case_fact, worst
 from autograder.contract.task import Case, Evidence
 from autograder.contract.text import count_of, format_bytes, join_words
 from autograder.contract.verdict import FEW_BYTES, Direction, Fact, Kind, Unit
 from course.program import Collective
+from course.program.ir import plain_kind
 from course.program.program import spec_of
 
 # Closed forms of bytes may be fractional; the comparison with measured bytes allows for rounding only.
@@ -61,7 +62,7 @@ def bytes_sent(
         low, high = least(e) if least else form * times[0], form * times[1]
         message = ""
         if not low * (1 - ROUNDING) <= total <= high * (1 + ROUNDING):
-            by = f" by {' or '.join(map(plain, kinds))}" if kinds and len(kinds) < 3 else ""
+            by = f" by {' or '.join(map(plain_kind, kinds))}" if kinds and len(kinds) < 3 else ""
             by += f" over {over(e.case)!r}" if over else ""
             more = hint if total > high else ""
             message = f"{_bytes_message(e, by, sent, total, low, high)} {more}".strip()
@@ -116,7 +117,7 @@ def times_sent(
         message = ""
         if not (count <= wanted if fewer else count == wanted):
             should = f"may run {wanted} at most" if fewer else f"should run {wanted}"
-            message = f"{e.case.place} a device runs {count_of(count, plain(kind))} and {should}"
+            message = f"{e.case.place} a device runs {count_of(count, plain_kind(kind))} and {should}"
             asked = f"{inserted(most).strip()}." if most and inserted(most) else hint
             message += f"; most often {described(most)}. {asked}" if most else f". {hint}"
         direction = Direction.AT_MOST if fewer else Direction.EXACTLY
@@ -146,7 +147,7 @@ def only_collectives(
         if others:
             first = max(others, key=lambda c: c.total_bytes)
             line = first.line
-            names = join_words(map(plain, sorted(allowed))) if allowed else "none at all"
+            names = join_words(map(plain_kind, sorted(allowed))) if allowed else "none at all"
             message = (
                 f"{e.case.place} there is {described(first, article=True)}; allowed here: {names}. "
                 "What does each device need that it does not have?"

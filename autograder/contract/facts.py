@@ -11,11 +11,11 @@ from jax.sharding import PartitionSpec as P
 
 from autograder.contract.diagnosis import factors, wrong_values
 from autograder.contract.diagnosis.misplaced import layout, rank_of
-from autograder.contract.diagnosis.sent_bytes import plain
-from autograder.contract.output_checks import broadcast
+from autograder.contract.output_checks import broadcast, show_spec
 from autograder.contract.task import Case, Evidence
 from autograder.contract.text import append_sentence, count_of
 from autograder.contract.verdict import FIRST_LOSS, FOLLOW, NOT_MEASURED, Direction, Fact, Kind, Unit
+from course.program.ir import plain_kind
 from course.program.program import spec_of
 
 # float32 sums in different orders agree to about 1e-6 of the largest element; bfloat16 inside gives 1e-3.
@@ -46,9 +46,9 @@ def case_fact(e: Evidence, name: str, kind: Kind, message: str, measured: Any, l
     return Fact(name, kind, not message, measured, limit, message=message, case=e.case.name, **how)
 
 
-def unmeasured(name: str, kind: Kind, why: str, weight: float = 1) -> Fact:
+def unmeasured(name: str, kind: Kind, why: str, weight: float = 1, case: str = "") -> Fact:
     """A fact that this check does not measure."""
-    return Fact(name, kind, None, NOT_MEASURED, message=why, weight=weight)
+    return Fact(name, kind, None, NOT_MEASURED, message=why, weight=weight, case=case)
 
 
 def arrays_match(
@@ -248,7 +248,7 @@ def same_program_size(name: str, smaller: Evidence, larger: Evidence, what: str,
     cases, message = (smaller.case.name, larger.case.name), ""
     shown: tuple[Any, Any] = many.operations, few.operations
     if grown or many.operations > few.operations:
-        more = f"with more `{plain(grown[0])}` operations" if grown else "more of all kinds"
+        more = f"with more `{plain_kind(grown[0])}` operations" if grown else "more of all kinds"
         message = (
             f"the program has {count_of(few.operations, 'operation')} in the case {cases[0]} and {many.operations:,} "
             f"in {cases[1]}, {more}: it grows with {what}. {hint}"
@@ -275,7 +275,7 @@ def specs_match(
         message = ""
         if wrong:
             part, rule = wrong[0]
-            found, wanted = (str(spec).replace(",)", ")") for spec in (part.partition_spec, rule))
+            found, wanted = map(show_spec, (part.partition_spec, rule))
             message = (
                 f"leaf {part.name.partition('/')[2]} {list(part.shape)} {e.case.place}: measured {found}, "
                 f"expected {wanted} ({how(e.case)})"

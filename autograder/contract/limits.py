@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from autograder.contract import facts
-from autograder.contract.facts import plain, unmeasured
+from autograder.contract.facts import unmeasured
 from autograder.contract.task import Case, Evidence, TaskEvidence
 from autograder.contract.text import count_of, format_bytes
 from autograder.contract.verdict import Direction, Fact, Kind, Unit
+from course.program.ir import plain_kind
 from course.program.simulator import Piece
 
 # A forward and backward pass is 3/4 of a step that recomputes every activation, slightly less if the first
@@ -83,7 +84,7 @@ def _at_the_peak(e: Evidence, allowed: str, hint: str) -> tuple[str, str]:
 
 
 def _made_by(kind: str) -> str:
-    return "kept by a loop" if kind == "while" else plain(kind)
+    return "kept by a loop" if kind == "while" else plain_kind(kind)
 
 
 def _array(temporary: Any) -> str:
@@ -142,7 +143,7 @@ def time_within(evidence: TaskEvidence, ratio: float, hint: str, **how: Any) -> 
         before = before or ("besides the products, " if as_much and first.kind != "dot_general" else "")
         return (
             f"on {e.timeline.machine} a step would take {_ms(e.timeline.seconds)} ms, {times}; {before}"
-            f"{_ms(first.seconds)} ms of the critical path are spent in {plain(first.kind)}, "
+            f"{_ms(first.seconds)} ms of the critical path are spent in {plain_kind(first.kind)}, "
             f"{count_of(first.count, 'time')}. {hint}"
         ), first.line
 
@@ -275,7 +276,7 @@ def _longest_wait(e: Evidence, sent: Piece | None) -> str:
         return ""
     runs = sum(c.count for c in e.costs.collectives if (c.kind, c.line) == (sent.kind, sent.line))
     often = f", which a device runs {runs} times" if runs > 1 else ""
-    return f"The step waits longest for {plain(sent.kind)}{often}: {_ms(sent.seconds)} ms of its critical path. "
+    return f"The step waits longest for {plain_kind(sent.kind)}{often}: {_ms(sent.seconds)} ms of its critical path. "
 
 
 def exposed_over_within(evidence: TaskEvidence, ratio: float, axis: str, hint: str, **how: Any) -> Fact:

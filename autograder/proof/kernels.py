@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from course.program import Program, ProgramError, memory, parse, timeline
 from course.program.compiled import AotMissing, compile_for
 from course.program.compiled.comparison import Side, compiled, predicted
 from course.program.ir import walk
+from course.validation.report import versions
 from course.validation.single_device import RUNS, single_device
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -82,11 +82,6 @@ class Recorded(msgspec.Struct, frozen=True):
 def recorded() -> Recorded:
     """The last result that was kept."""
     return msgspec.json.decode(RESULTS.read_bytes(), type=Recorded)
-
-
-def versions() -> dict[str, str]:
-    """The versions that the figures depend on."""
-    return {name: version(name) for name in ("jax", "jaxlib")}
 
 
 def every() -> dict[str, tuple[Callable[[str], Program], Machine, bool]]:

@@ -49,7 +49,7 @@ def plan_card(found: Estimate, sizes: Sizes, machine: Machine, batch: int, train
         "peak_flops": machine.peak(training.dtype) * machine.num_devices,
         "mfu": found.mfu,
         "bytes": found.bytes,
-        "margin": found.margin,
+        "margin": found.training.margin,
         "parts": found.parts,
         "resident": found.resident,
         "predicted": "by closed forms",

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from course.machine import TooFewDevices
 from course.measured.statistics import Sample
-from course.mesh import make_mesh
+from course.mesh import make_mesh, mesh_text
 from course.program import Executable, Leaf, Program
 
 LEAST_SECONDS = 0.005
@@ -41,8 +41,7 @@ def mesh_of_present(axes: dict[str, int], devices: list[Any] | None = None) -> M
 
 def too_few(axes: dict[str, int], present: int, kind: str) -> str:
     """The message for a mesh that is larger than the machine."""
-    needed = int(np.prod(list(axes.values())))
-    mesh = " x ".join(f"{axis}={size}" for axis, size in axes.items())
+    mesh, needed = mesh_text(axes), int(np.prod(list(axes.values())))
     there = f"{present} is" if present == 1 else f"{present} are"
     return (
         f"mesh {mesh} needs {needed} devices and {there} present ({kind}). Run it on a machine with {needed}, or leave "

@@ -76,11 +76,6 @@ class Estimate:
         """Memory of one device in bytes."""
         return self.machine.memory_bytes
 
-    @property
-    def margin(self) -> float:
-        """Margin added to the counted bytes."""
-        return self.training.margin
-
     @cached_property
     def bytes(self) -> int:
         """The sum of the resident bytes, without the margin."""
@@ -89,7 +84,7 @@ class Estimate:
     @property
     def needed(self) -> float:
         """Bytes including the margin."""
-        return (1 + self.margin) * self.bytes
+        return (1 + self.training.margin) * self.bytes
 
     @property
     def fits(self) -> bool:

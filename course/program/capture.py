@@ -23,10 +23,10 @@ from course.mesh import abstract_mesh
 from course.program.export import Locate, cell_name, relocated, whole_tracebacks
 from course.program.partition import partitioned
 from course.program.program import Leaf, Program, ProgramError, Spec, spec_of
+from course.program.rules import DONATED
 from course.program.stablehlo import is_one_shard_map
 
 _MESH = re.compile(r"#sdy\.mesh<\[(.*?)\](, device_ids=.*)?>")
-_DONATED = {"jax.buffer_donor", "tf.aliasing_output"}
 _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
 _OURS = tuple(str(Path(__file__).parents[2] / name) for name in ("course", "autograder"))
 
@@ -72,7 +72,7 @@ def capture(
         main = next(op for op in tops if op.name == "func.func" and op.attributes["sym_name"].value == "main")
         mesh = _mesh_of(tops, exported.nr_devices)
         given = [str(argument.location) for argument in main.regions[0].blocks[0].arguments]
-        donated = tuple(i for i, found in enumerate(_attributes(main, "arg_attrs")) if _DONATED & found.keys())
+        donated = tuple(i for i, found in enumerate(_attributes(main, "arg_attrs")) if DONATED & found.keys())
         results = [found.get("jax.result_info") for found in _attributes(main, "res_attrs")]
         named = {"input": given, "result": [f'"{found.value}"' if found else "" for found in results]}
     where = abstract_mesh(mesh)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from course.program.evaluate import follow
-from course.program.ir import COLLECTIVES, Block, Module, Op, unsupported, walk
+from course.program.ir import COLLECTIVES, Block, Module, Op, blocks_of, plain_kind, unsupported, walk
 from course.program.program import ProgramError
 
 MAX_COLLECTIVES = 1_000_000
@@ -192,7 +192,7 @@ class _Meeting:
 
 def _meetings(module: Module, alike: DeviceClass, place: dict[int, int]) -> list[_Meeting]:
     """The collectives that a device of the class takes part in, in execution order."""
-    blocks = [module.main, *(region for op in walk(module.main) for region in op.regions)]
+    blocks = blocks_of(module.main)
     steps = {block: [op for op in block.ops if op.kind in COLLECTIVES | {"while", "case"}] for block in blocks}
     decisions = iter(alike.decisions)
     known: dict[Op, _Meeting | None] = {}
@@ -226,7 +226,7 @@ def _meetings(module: Module, alike: DeviceClass, place: dict[int, int]) -> list
 
 def _deadlock(device: int, ours: _Meeting, other: int, theirs: _Meeting | None) -> ProgramError:
     def said(meeting: _Meeting | None) -> str:
-        kind = meeting.kind.replace("_", "-").replace("collective-", "") if meeting else ""
+        kind = plain_kind(meeting.kind) if meeting else ""
         return f"runs {kind} ({meeting.line or 'unknown line'})" if meeting else "runs no further collective"
 
     return ProgramError(

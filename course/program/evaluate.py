@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from course.program.integers import MAX_ELEMENTS, Computed, Known, bind, evaluate
-from course.program.ir import COLLECTIVES, Block, Module, Op, Value, unsupported, walk
+from course.program.ir import COLLECTIVES, Block, Module, Op, Value, makers_of, unsupported, walk
 
 # Limit on operations evaluated for one device; those on many elements count more.
 MAX_EVALUATED = 1_000_000
@@ -89,7 +89,7 @@ def _told_apart(deciding: set[Op]) -> bool:
 
 def _deciding(main: Block) -> set[Op]:
     """The ops that loops and branches depend on."""
-    makers = {result: op for op in walk(main) for result in op.results}
+    makers = makers_of(main)
     carries = {}
     for op in walk(main):
         for region in op.regions if op.kind == "while" else ():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -77,18 +78,34 @@ def rows_of_axes(text: str, meshes: dict[str, str]) -> np.ndarray:
         axis: (int(before or 1), int(size or 0))
         for axis, before, size in re.findall(r'axis_ref<name = "([^"]+)"(?:, sub_axis_info = \((\d+)\)(\d+))?>', text)
     }
+    shape, inside, outside = split_axes(re.findall(r'"([^"]+)"=(\d+)', declared), chosen)
+    order = re.search(r"device_ids=\[([\d, ]+)\]", declared)
+    devices = np.array([int(device) for device in order[1].split(",")]) if order else np.arange(math.prod(shape))
+    return np.transpose(devices.reshape(shape), outside + inside).reshape(-1, math.prod(shape[dim] for dim in inside))
+
+
+def split_axes(
+    sizes: Iterable[tuple[str, str]], chosen: dict[str, tuple[int, int]]
+) -> tuple[list[int], list[int], list[int]]:
+    """A mesh with three dims for each axis, so that a part of an axis is a dim of its own.
+
+    Args:
+        sizes: Each axis and its size, in the mesh's order.
+        chosen: The axes that a collective is over: the number of parts that an axis is cut into first, and the size of
+            the parts of these, or 0 for all that is left.
+
+    Returns:
+        The shape, the dims of the chosen axes in their order, and the other dims.
+    """
     shape: list[int] = []
     along: dict[str, int] = {}
-    for axis, size in re.findall(r'"([^"]+)"=(\d+)', declared):
+    for axis, size in sizes:
         before, part = chosen.get(axis, (1, 0))
         part = part or int(size)
         along[axis] = len(shape) + 1
         shape += [before, part, int(size) // (before * part)]
-    order = re.search(r"device_ids=\[([\d, ]+)\]", declared)
-    devices = np.array([int(device) for device in order[1].split(",")]) if order else np.arange(math.prod(shape))
     inside = [along[axis] for axis in chosen]
-    outside = [dim for dim in range(len(shape)) if dim not in inside]
-    return np.transpose(devices.reshape(shape), outside + inside).reshape(-1, math.prod(shape[dim] for dim in inside))
+    return shape, inside, [dim for dim in range(len(shape)) if dim not in inside]
 
 
 def scatter_reductions(main: Block, count: int) -> None:

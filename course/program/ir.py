@@ -98,6 +98,11 @@ class Module:
     followed: Any = field(default=None, compare=False, repr=False)
 
 
+def plain_kind(kind: str) -> str:
+    """The common name of an operation: ``matmul``, ``all-gather``, ``permute``."""
+    return "matmul" if kind == "dot_general" else kind.replace("_", "-").replace("collective-", "")
+
+
 def unsupported(op: Op | None, line: str, what: str) -> ProgramError:
     """The error for something that an analysis cannot resolve: names the op and the learner's line."""
     name = f"{op.name}: " if op else ""
@@ -116,6 +121,16 @@ def walk(block: Block) -> Iterator[Op]:
         yield op
         for region in op.regions:
             yield from walk(region)
+
+
+def makers_of(main: Block) -> dict[Value, Op]:
+    """The op that computes each value."""
+    return {result: op for op in walk(main) for result in op.results}
+
+
+def blocks_of(main: Block) -> list[Block]:
+    """The block and all blocks inside it."""
+    return [main, *(region for op in walk(main) for region in op.regions)]
 
 
 def ready_order(items: Iterable[tuple[Iterable[Value], Iterable[Value], bool]]) -> list[int]:

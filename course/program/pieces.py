@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from course.program.ir import ELEMENTWISE, Block, Op, Value, walk
+from course.program.ir import ELEMENTWISE, Block, Op, Value, makers_of, walk
 
 Pair = tuple[int, int]  # at the small and at the large size
 _IN_PLACE = {"all_reduce", "collective_permute", "all_gather", "reduce_scatter", "reduce", "slice", "dynamic_slice"}
@@ -183,7 +183,7 @@ class Joined:
 
 def turned(main: Block) -> set[Value]:
     """Slices that are only joined again to the whole that they were taken from, as in ``jnp.roll``."""
-    makers = {result: op for op in walk(main) for result in op.results}
+    makers = makers_of(main)
     reads = Counter(value for op in walk(main) for value in op.operands)
     found: set[Value] = set()
     for op in walk(main):

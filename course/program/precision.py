@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from course.program.ir import ELEMENTWISE, Block, Op, Value, walk
+from course.program.ir import ELEMENTWISE, Block, Op, Value, makers_of, walk
 
 # Functions in a softmax, a loss and a norm's statistics that turn a small error of their input into a large
 # one, or a long sum.
@@ -80,7 +80,7 @@ def _summed(main: Block) -> set[Value]:
 
 def _of_parts(main: Block) -> set[Op]:
     """Additions of two slices of one value, which make up a sum by halves, or of neighbours."""
-    makers = {result: op for op in walk(main) for result in op.results}
+    makers = makers_of(main)
 
     def sliced(value: Value) -> Value | None:
         parts = 0
@@ -99,15 +99,15 @@ def _by_hand(main: Block) -> dict[Op, str]:
 
     Both factors are broadcast, each along a dim that the other has.
     """
-    makers = {result: op for op in walk(main) for result in op.results}
+    makers = makers_of(main)
 
-    def maker(value: Value, through: tuple[str, ...]) -> Op | None:
-        while (op := makers.get(value)) and op.kind in through:
+    def maker(value: Value) -> Op | None:
+        while (op := makers.get(value)) and op.kind in ("convert", "reshape", "transpose"):
             value = op.operands[0]
         return op
 
     def repeated(value: Value) -> Op | None:
-        op = maker(value, ("convert", "reshape", "transpose"))
+        op = maker(value)
         grown = op and op.kind == "broadcast_in_dim" and 1 < op.operands[0].elements < op.results[0].elements
         return op if grown else None
 
@@ -115,7 +115,7 @@ def _by_hand(main: Block) -> dict[Op, str]:
     for op in walk(main):
         if op.kind != "reduce" or len(op.results) != 1 or not any(o.kind == "add" for o in walk(op.regions[0])):
             continue
-        product = maker(op.operands[0], ("convert", "reshape", "transpose"))
+        product = maker(op.operands[0])
         factors = [repeated(value) for value in product.operands] if product and product.kind == "multiply" else [None]
         if all(factors):
             found[op] = " x ".join(factor.operands[0].dtype for factor in factors if factor)

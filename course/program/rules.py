@@ -53,8 +53,8 @@ _DECLARED = {
     "sdy.mesh": {"sym_name", "mesh", "stablehlo.mesh"},
     "func.func": {"sym_name", "sym_visibility", "function_type", "arg_attrs", "res_attrs"},
 }
-_DONATED = {"jax.buffer_donor", "tf.aliasing_output"}
-_ARGUMENT = {"sdy.sharding", "jax.result_info", *_DONATED}
+DONATED = {"jax.buffer_donor", "tf.aliasing_output"}
+_ARGUMENT = {"sdy.sharding", "jax.result_info", *DONATED}
 _ELEMENT = r"i1|u?i(?:2|4|8|16|32|64)|f16|bf16|f32|f64|f8E\w+|f4E\w+|f6E\w+|complex<f32>|complex<f64>"
 _FRAME = re.compile(r'"((?:[^"\\]|\\.)+)":(\d+)(?::\d+)?')
 # ``jnp.linalg.inv: jit(inv)``, or ``transpose(jvp(jit(inv)))`` alone.
@@ -167,7 +167,7 @@ def _check_functions(functions: dict[str, Any], program: Program) -> None:
     _check_types("input", [argument.type for argument in block.arguments], program.inputs)
     _check_types("output", [result.type for result in results], program.outputs)
     given = main.attributes.get("arg_attrs", [])
-    donated = {i for i, some in enumerate(given) if _DONATED & set(_names(some))}
+    donated = {i for i, some in enumerate(given) if DONATED & set(_names(some))}
     if donated != set(program.donated):
         raise ProgramError(f"the module donates inputs {sorted(donated)} and the header has {sorted(program.donated)}")
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from course.program.evaluate import counted_trips
-from course.program.ir import CHEAP, COLLECTIVES, ELEMENTWISE, Block, Op, Value, remove_dead_code, walk
+from course.program.ir import (
+    CHEAP,
+    COLLECTIVES,
+    ELEMENTWISE,
+    Block,
+    Op,
+    Value,
+    blocks_of,
+    makers_of,
+    remove_dead_code,
+    walk,
+)
 
 MAX_UNROLLED = 5
 _OF_BITS = (ELEMENTWISE | CHEAP | {"broadcast_in_dim", "slice"}) - {"partition_id", "replica_id"}
@@ -17,8 +28,8 @@ def add_in_place(main: Block) -> None:
     Autodiff of ``x[i]`` in a loop accumulates like this; XLA's algebraic simplifier turns ``add(a,
     dynamic_update_slice(0, u, i))`` into ``dynamic_update_slice(a, add(dynamic_slice(a, i), u), i)``.
     """
-    makers = {result: op for op in walk(main) for result in op.results}
-    for block in [main, *(region for op in walk(main) for region in op.regions)]:
+    makers = makers_of(main)
+    for block in blocks_of(main):
         ops: list[Op] = []
         for op in block.ops:
             ops += _slice_added(op, makers) or [op]
@@ -58,16 +69,16 @@ def unroll_rounds(main: Block) -> None:
     other platform, whose compilers make one kernel of it. So a loop is unrolled if it makes a constant number of trips,
     at most ``MAX_UNROLLED``, and does only elementwise arithmetic on integers.
     """
-    makers = {result: op for op in walk(main) for result in op.results}
+    makers = makers_of(main)
     same: dict[Value, Value] = {}
-    for block in [main, *(region for op in walk(main) for region in op.regions)]:
+    for block in blocks_of(main):
         ops: list[Op] = []
         for op in block.ops:
             trips = counted_trips(op, makers)
             ops += _unrolled(op, trips, same) if trips is not None and _is_of_bits(op.regions[1], trips) else [op]
         block.ops = ops
     if same:
-        for block in [main, *(region for op in walk(main) for region in op.regions)]:
+        for block in blocks_of(main):
             for op in block.ops:
                 op.operands = [_followed(operand, same) for operand in op.operands]
             block.returns = [_followed(value, same) for value in block.returns]
@@ -108,7 +119,7 @@ def without_single_trips(main: Block) -> Block | None:
 
     XLA removes such loops, and with them the stacks of one element that they update. Those that communicate stay.
     """
-    makers = {result: op for op in walk(main) for result in op.results}
+    makers = makers_of(main)
     single = {
         op
         for op in walk(main)

@@ -29,7 +29,7 @@ from jax.extend.mlir import ir
 from course.program.audit import audit
 from course.program.evaluate import counted_trips, follow, taken
 from course.program.export import stablehlo_version
-from course.program.ir import Module, Op, unsupported, walk
+from course.program.ir import Module, Op, makers_of, unsupported, walk
 from course.program.program import Program, ProgramError
 from course.program.rules import operations
 
@@ -108,7 +108,7 @@ def instrument(program: Program, module: Module) -> Witness | None:
     Raises:
         ProgramError: The audit fails, or a loop's condition contains loops or branches.
     """
-    makers = {result: op for op in walk(module.main) for result in op.results}
+    makers = makers_of(module.main)
     control = [op for op in walk(module.main) if op.kind in ("while", "case")]
     counted = {op: trips for op in control if (trips := counted_trips(op, makers)) is not None}
     _check_counted(module, counted)

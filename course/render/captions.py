@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from course.program.ir import plain_kind
 from course.program.simulator import DeviceTime, Timeline
 from course.program.simulator.gaps import Gap, gaps
-from course.program.simulator.trace import plain_kind
 from course.render.quantities import share_text
 
 NOTHING = "computes and sends nothing that takes time"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from course.render.pictures import unique
 from course.render.quantities import axis_texts, digits, ticks
-from course.render.svg import AXES, DARK, KERNEL, LETTER, MATMUL, TEXT, hatchings, safe, svg, text, text_on
+from course.render.svg import AXES, DARK, KERNEL, LETTER, MATMUL, TEXT, hatchings, safe, svg, text, text_on, unique
 from course.schedules.orders import KINDS
 
 # Of the first, third, ... repeat and of the second, fourth, ...: each is at least 3:1 against white and a dark page.

@@ -5,18 +5,34 @@ Each is one piece of SVG without scripts, style sheets or addresses, for noteboo
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from course.mesh import mesh_text
+from course.program.ir import plain_kind
 from course.program.memory import Alive, Memory
 from course.program.simulator import Bar, Timeline
 from course.program.simulator.gaps import Gap, by_device, gaps
-from course.program.simulator.trace import device_name, mesh_text, plain_kind, shape_text, work_of
+from course.program.simulator.trace import device_name, shape_text, work_of
 from course.render.captions import NOTHING, WAITING, exposed_text, line_text
 from course.render.quantities import axis_texts, bytes_text, capacity_text, count_text, seconds_text, ticks
-from course.render.svg import AXES, KERNEL, LETTER, MATMUL, TEXT, Mark, Row, draw, hatchings, merged, svg, text, torn
+from course.render.svg import (
+    AXES,
+    KERNEL,
+    LETTER,
+    MATMUL,
+    TEXT,
+    Mark,
+    Row,
+    draw,
+    hatchings,
+    merged,
+    svg,
+    text,
+    torn,
+    unique,
+)
 
 # Narrow enough to be read without scrolling in a window of 700 px.
 LEFT, WIDTH, RIGHT = 112.0, 572.0, 22.0
@@ -319,8 +335,3 @@ def _about(alive: Alive, count: int) -> tuple[str, str, str]:
     """Shape, operation and line of equal arrays."""
     times = f"{count} × " if count > 1 else ""
     return times + shape_text(alive.shape, alive.dtype), plain_kind(alive.kind), line_text(alive.line)
-
-
-def unique(about: str) -> str:
-    """An id for a picture, the same for the same picture: a page may contain many."""
-    return "m" + hashlib.sha256(about.encode()).hexdigest()[:10]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from course.program.ir import plain_kind
 from course.program.simulator import Bar, Timeline
-from course.program.simulator.trace import plain_kind
 from course.render.captions import line_text
 from course.render.lanes import LEAST, MASKED, WORDS, Cell, Picture, Row, Wire, draw_lanes
 from course.render.quantities import digits, seconds_text, share_text

@@ -5,7 +5,6 @@ One piece of SVG without scripts, style sheets or addresses, narrow enough for a
 
 from __future__ import annotations
 
-import hashlib
 import math
 import textwrap
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from course.render.holdings import Layout, layout
-from course.render.svg import AXES, LETTER, MATMUL, TEXT, svg, text
+from course.render.svg import AXES, LETTER, MATMUL, TEXT, svg, text, unique
 
 # Narrow enough to be read on a phone without scrolling.
 GUTTER, GRID, GAP, MESH = 36.0, 220.0, 26.0, 120.0
@@ -80,18 +79,11 @@ def holdings_table(shape: Sequence[int], spec: Any, mesh: Any) -> str:
     """The same as text: a line for each device, with its position in the mesh and the indices of its block."""
     found = layout(shape, spec, mesh)
     block = {device: index for index, holders in found.holders.items() for device in holders}
-    places = zip(found.devices.ravel().tolist(), _places(found), strict=True)
+    places = zip(found.devices.ravel().tolist(), np.ndindex(found.devices.shape), strict=True)
     rows = [("device", *found.axes, "holds")]
     rows += [(str(d), *map(str, at), f"[{', '.join(found.ranges(block[d]))}]") for d, at in places]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
-
-
-def _places(found: Layout) -> list[tuple[int, ...]]:
-    sizes = list(found.axes.values())
-    return [
-        tuple(i // math.prod(sizes[k + 1 :]) % sizes[k] for k in range(len(sizes))) for i in range(math.prod(sizes))
-    ]
 
 
 def holdings_svg(
@@ -146,7 +138,7 @@ def holdings_svg(
     y = max(low, lower) + 20
     parts += [*array, *devices, *(text(line, 0, y + 15 * i, faint=True) for i, line in enumerate(foot))]
     held = " ".join(f"Block [{', '.join(found.ranges(i))}]: {_listed(ids)}." for i, ids in found.holders.items())
-    name = "s" + hashlib.sha256(repr((parts, file)).encode()).hexdigest()[:10]
+    name = unique(repr((parts, file)), "s")
     about = f"{note or _said(found)} {held}"
     height, said = y + 15 * len(foot) - 6, f"Blocks by device: {' '.join(head)}"
     return svg(width, height, said, about, "".join(parts), name, file=file, least=LEAST)

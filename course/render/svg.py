@@ -5,6 +5,7 @@ Text and lines inherit the surrounding colour, so a picture is readable on light
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,11 @@ class Row:
 
     label: str
     marks: tuple[Mark, ...]
+
+
+def unique(about: str, letter: str = "m") -> str:
+    """An id for a picture, the same for the same picture: a page may contain many. It begins with ``letter``."""
+    return letter + hashlib.sha256(about.encode()).hexdigest()[:10]
 
 
 def close_together(items: Sequence[Any], least: float) -> Iterator[list[Any]]:

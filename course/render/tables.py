@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from course.program.simulator.trace import mesh_text, plain_kind, shape_text
+from course.mesh import mesh_text
+from course.program.ir import plain_kind
+from course.program.simulator.trace import shape_text
 from course.render.captions import conclusion, line_text
 from course.render.quantities import Figure, bytes_text, count_text, printable, seconds_text, share_text
 

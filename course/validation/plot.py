@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from course.render.svg import AXES, MATMUL, svg, text
+from course.render.svg import AXES, MATMUL, svg, text, unique
 
 LEFT, WIDTH, RIGHT = 250.0, 330.0, 20.0
 HEAD, STEP, MARK = 26.0, 24.0, 5.0
@@ -46,7 +45,7 @@ def ratio_svg(
     """
     bottom = HEAD + STEP * len(rows)
     described = " ".join(f"{name}: {_said(series, i)}." for i, name in enumerate(rows))
-    name = "v" + hashlib.sha256(f"{title}{described}".encode()).hexdigest()[:10]
+    name = unique(f"{title}{described}", "v")
     parts = [_band(ticks, goal, bottom)] if goal else []
     parts += [_tick(tick, ticks, bottom) for tick in ticks]
     for i, row in enumerate(rows):

@@ -212,7 +212,7 @@ def ladder() -> dict[str, object]:
             for of in found.values()
             for which in ("published", "found")
         ]
-        tables["techniques"].add(name, *(x for x in ratios))
+        tables["techniques"].add(name, *ratios)
     columns = (
         "its products, TFLOP .1f",
         "replay: products, s .2f",

@@ -18,6 +18,7 @@ from autograder.contract.task import Case, Task, TaskEvidence
 from autograder.contract.value_tasks import show
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
+from course.mesh import mesh_text
 from course.puzzles import PANELS, mesh_of
 from course.render.holdings import Layout, layout
 
@@ -36,7 +37,7 @@ MEANS = {
 
 def _cases(*meshes: dict[str, int], sizes: Callable[[int], Sizes]) -> tuple[Case[Any], ...]:
     """A case for each mesh, the first two before all others in a check; ``sizes`` takes the case's number."""
-    named = {" x ".join(f"{axis}={size}" for axis, size in mesh.items()): mesh for mesh in meshes}
+    named = {mesh_text(mesh): mesh for mesh in meshes}
     return tuple(Case(name, mesh, sizes(i), quick=i < 2) for i, (name, mesh) in enumerate(named.items()))
 
 

@@ -31,6 +31,7 @@ from autograder.contract.case_builders import axis_size, build_model, params_of
 from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact, Kind
 from autograder.contract.wrapping import wrappings
+from course.mesh import mesh_text
 from course.model import full_loss
 from course.program import Leaf
 from course.program.program import spec_of
@@ -40,8 +41,7 @@ WRAPPINGS = wrappings("data_parallel")
 
 def case_over(mesh: dict[str, int], sizes: Named, *names: str, quick: bool = False) -> Case[Named]:
     """A case in which the function receives ``names``, which are part of the case's name."""
-    text = " x ".join(f"{axis}={size}" for axis, size in mesh.items())
-    return Case(f"{text}, over {' and '.join(names) or 'no axis'}", mesh, sizes.replace(names=names), quick)
+    return Case(f"{mesh_text(mesh)}, over {' and '.join(names) or 'no axis'}", mesh, sizes.replace(names=names), quick)
 
 
 def unseen_over(rng: np.random.Generator, sizes: Named) -> Case[Named]:

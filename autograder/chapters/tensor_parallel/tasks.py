@@ -30,6 +30,7 @@ from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.text import count_of
 from autograder.contract.verdict import Fact, Kind
 from autograder.contract.wrapping import wrappings
+from course.program.ir import plain_kind
 
 WRAPPINGS = wrappings("tensor_parallel")
 FORWARD, FORWARD_ALONE = "collectives forward", "tensor=3, forward"
@@ -214,7 +215,7 @@ def _collectives_forward(e: Evidence) -> Fact:
     n = int(parts_of(e.case) > 1)
     runs = {kind: sum(c.count for c in e.costs.collectives if c.kind == kind) for kind in ALLOWED}
     every = sum(c.count for c in e.costs.collectives)
-    counts = ", ".join(f"{count} {facts.plain(kind)}" for kind, count in runs.items())
+    counts = ", ".join(f"{count} {plain_kind(kind)}" for kind, count in runs.items())
     counts += f", {count_of(every - sum(runs.values()), 'other')}" if every > sum(runs.values()) else ""
     message, line = "", e.line
     if every != 2 * n or any(count != n for count in runs.values()):

@@ -82,7 +82,7 @@ def _fits(e: Evidence) -> Fact:
         return case_fact(e, MEMORY, Kind.MEMORY, "no choice can be placed", "no choice", "all choices")
     for question, found in estimates:
         if not found.fits:
-            needed, there = (1 + found.margin) * found.bytes / 1e9, found.memory / 1e9
+            needed, there = (1 + found.training.margin) * found.bytes / 1e9, found.memory / 1e9
             size = "" if e.secret else f": {needed:,.1f} GB with the margin, of {there:,.1f} GB"
             size = size if e.secret or best(*question, e.case.sizes.machine) else f"{size}. {NOTHING}"
             messages.append(f"{_described(e, question, found.choice[:ANSWERED])} does not fit{size}.")

@@ -12,11 +12,12 @@ from autograder.chapters.transformer_3d.layouts import part_bytes
 from autograder.chapters.transformer_3d.wrapping.layers import stage_specs
 from autograder.chapters.transformer_3d.wrapping.model import Sizes, axes_of, named, sizes_of, stacked_of
 from autograder.contract import byte_facts, facts
-from autograder.contract.facts import case_fact, plain, unmeasured, worst
+from autograder.contract.facts import case_fact, unmeasured, worst
 from autograder.contract.task import Case, Evidence
 from autograder.contract.text import count_of
 from autograder.contract.verdict import Direction, Fact, Kind, Unit
 from course.program import Collective
+from course.program.ir import plain_kind
 from course.schedules import num_ticks
 
 _RINGS = "With rings, only the embedding's sums travel over this axis in one piece: what else does?"
@@ -134,7 +135,7 @@ def layers_facts(evidence: list[Evidence]) -> list[Fact]:
     return [
         *over_data(evidence, layers=True),
         permuted_fact(evidence),
-        over_tensor(evidence, lambda case: layer_moves(case)),
+        over_tensor(evidence, layer_moves),
         byte_facts.bytes_at_most("all-reduce bytes", evidence, ("all_reduce",), layer_sums, SUMS),
         nothing_else(evidence, DATA | TENSOR | {("collective_permute", 1), ("all_reduce", None)}),
     ]
@@ -212,7 +213,7 @@ def nothing_else(evidence: list[Evidence], known: Iterable[tuple[str, int | None
             most = max(others, key=lambda c: c.total_bytes)
             line, over = most.line, " and ".join(most.axes)
             message = (
-                f"{e.case.place} there is {plain(most.kind)} of {most.dtype}{list(most.shape)} over "
+                f"{e.case.place} there is {plain_kind(most.kind)} of {most.dtype}{list(most.shape)} over "
                 f"{over}: {_ASKED if most.kind == 'collective_permute' and most.axes == (axes[2],) else _NEEDED}"
             )
         return case_fact(e, name, Kind.COMMUNICATION, message, sum(c.count for c in others), 0, line=line)
@@ -333,7 +334,7 @@ def no_whole_transfers(evidence: list[Evidence], times: float) -> Fact:
         message, line = "", e.line
         if total > limit * (1 + byte_facts.ROUNDING):
             most = max(sent, key=lambda c: c.total_bytes)
-            line, what = most.line, f"{plain(most.kind)} of {most.total_bytes:,.0f} bytes"
+            line, what = most.line, f"{plain_kind(most.kind)} of {most.total_bytes:,.0f} bytes"
             message = f"{e.case.place} there is {what}. {_RINGS}"
         return case_fact(e, name, Kind.COMMUNICATION, message, total, limit, unit=Unit.BYTES, line=line)
 

@@ -79,16 +79,6 @@ def unseen(rng: np.random.Generator, *meshes: tuple[int, int, int], **more: Any)
     return Case(UNSEEN, mesh, SIZES.replace(**{**sizes, **how, **more}))
 
 
-def part_shapes(case: Case[Sizes]) -> Any:
-    """Shapes of one device's parts."""
-
-    def local(leaf, spec):
-        dims = [leaf.shape[dim] // _parts(spec, dim, case) for dim in range(len(leaf.shape))]
-        return jax.ShapeDtypeStruct(tuple(dims), leaf.dtype)
-
-    return jax.tree.map(local, stacked_of(case), specs_of(case))
-
-
 def _parts(spec: P, dim: int, case: Case[Sizes]) -> int:
     return math.prod(case.mesh[axis] for axis in axes_named(spec, dim))
 

@@ -90,7 +90,7 @@ def forward_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
 
 def on_each_device(of_places: np.ndarray, case: Case[Sizes]) -> np.ndarray:
     """Values of the places on the data axis, ``[data, ...]``, as each device has them, in the mesh's order."""
-    at = [axis for axis in case.mesh].index(axes_of(case)[0])
+    at = list(case.mesh).index(axes_of(case)[0])
     places = np.indices(tuple(case.mesh.values()))[at].ravel()
     return of_places[places]
 

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.transformer_3d import CONTRACT
 from autograder.chapters.transformer_3d.communication import gathered, permuted, ticks_of
-from autograder.chapters.transformer_3d.layouts import held_by_each, part_bytes, part_shapes, specs_of
+from autograder.chapters.transformer_3d.layouts import held_by_each, part_bytes, specs_of
 from autograder.chapters.transformer_3d.wrapping.model import axes_of, in_stages, named, sizes_of, stacked_of
 from autograder.contract.case_builders import params_by_head
 from autograder.proof.central_differences import check, places, returned
@@ -141,8 +141,13 @@ def test_each_option_is_right_on_each_mesh(mesh, option):
 
 def test_parts_have_the_bytes_of_the_closed_form_and_layers_come_in_order():
     case = TASKS["init_3d"].cases[0]
-    held = sum(4 * math.prod(leaf.shape) for leaf in jax.tree.leaves(part_shapes(case)))
-    assert held == sum(size for size, _, _ in part_bytes(case))
+    mesh = make_mesh(case.mesh)
+    parts = jax.tree.map(
+        lambda leaf, spec: math.prod(NamedSharding(mesh, spec).shard_shape(leaf.shape)),
+        stacked_of(case),
+        specs_of(case),
+    )
+    assert 4 * sum(jax.tree.leaves(parts)) == sum(size for size, _, _ in part_bytes(case))
     numbers = np.arange(case.sizes.num_layers)
     tree = jax.tree.map(lambda s: np.zeros(s.shape, np.float32), params_by_head(case))
     scale = np.broadcast_to(numbers[:, None], tree["layers"]["mlp"]["norm"]["scale"].shape)

@@ -39,6 +39,7 @@ from autograder.contract.case_builders import encode_specs, params_of
 from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
+from course.mesh import mesh_text
 
 WRAPPINGS = wrappings("zero")
 
@@ -149,7 +150,7 @@ def global_norm_facts(evidence: TaskEvidence) -> list[Fact]:
 
 
 def _norm_case(mesh: dict[str, int], unit: int = 16, quick: bool = False) -> Case[NormLeaves]:
-    return Case(" x ".join(f"{axis}={size}" for axis, size in mesh.items()), mesh, NormLeaves(unit=unit), quick)
+    return Case(mesh_text(mesh), mesh, NormLeaves(unit=unit), quick)
 
 
 GLOBAL_NORM = Task(
@@ -282,7 +283,7 @@ def sent_facts(evidence: list[Evidence], scatters: Callable[[Evidence], int], nu
 
     kinds = ("all_gather", "all_reduce", *(["reduce_scatter"] if whole else []))
     found = [
-        byte_facts.bytes_sent("all-gather bytes", evidence, "all_gather", one_way, axes=lambda case: axes_of(case)),
+        byte_facts.bytes_sent("all-gather bytes", evidence, "all_gather", one_way, axes=axes_of),
         byte_facts.bytes_sent("all-reduce bytes", evidence, "all_reduce", reduced),
         byte_facts.only_collectives("other collectives", evidence, kinds),
     ]

@@ -9,6 +9,7 @@ from autograder.contract.case import Case
 from autograder.contract.text import format_bytes
 from autograder.contract.verdict import WHICH_DTYPE
 from course.program import Collective, Leaf
+from course.program.ir import plain_kind
 
 NEVER_SENT = "is something never sent, or by another collective?"
 _NARROW = {"bf16": 2, "f16": 2}
@@ -81,15 +82,10 @@ def inserted(c: Collective) -> str:
 
 def array(c: Collective) -> str:
     """``all-gather of f32[8x4]``."""
-    return f"{plain(c.kind)} of {c.dtype}[{'x'.join(map(str, c.shape))}]"
+    return f"{plain_kind(c.kind)} of {c.dtype}[{'x'.join(map(str, c.shape))}]"
 
 
 def described(c: Collective, *, article: bool = False) -> str:
     """The same with its axes and how often it runs."""
     before = "" if not article else "an " if c.kind.startswith("a") else "a "
     return f"{before}{array(c)} over {' and '.join(c.axes)}{f', {c.count} times' if c.count > 1 else ''}"
-
-
-def plain(kind: str) -> str:
-    """The name of a collective, or of a matrix product, in prose."""
-    return "matmul" if kind == "dot_general" else kind.replace("_", "-").replace("collective-", "")

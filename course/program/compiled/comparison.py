@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from course.machine import Machine
 from course.program.compiled.kernels import Work, work_of
 from course.program.compiled.report import GpuReport
-from course.program.compiled.schedule import Instruction, Schedule, walk
+from course.program.compiled.schedule import CONTAINERS, Instruction, Schedule, walk
 from course.program.memory import Memory
 from course.program.simulator import Timeline
 
@@ -86,5 +86,5 @@ def copying(schedule: Schedule, machine: Machine) -> float:
 def _kernels(schedule: Schedule) -> Iterator[tuple[Instruction, Work, int]]:
     """Every instruction that is neither a transfer nor control flow, its work, and its number of executions."""
     for computation, instruction, trips, _ in walk(schedule):
-        if instruction.opcode not in ("while", "call", "conditional") and not schedule.collective_kind(instruction):
+        if instruction.opcode not in CONTAINERS and not schedule.collective_kind(instruction):
             yield instruction, work_of(schedule, computation, instruction), trips

@@ -8,6 +8,7 @@ import re
 import numpy as np
 
 from course.program.compiled.schedule import Instruction
+from course.program.foreign import split_axes
 from course.program.program import ProgramError
 
 _LISTED = r"\{((?:\{[\d,]*\},?)*)\}"
@@ -52,15 +53,7 @@ def _by_axes(mesh: str, chosen: str, source: list[int], order: list[int]) -> lis
         name: (int(before or 1), int(size or 0))
         for name, before, size in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", chosen)
     }
-    shape: list[int] = []
-    along: dict[str, int] = {}
-    for name, size in re.findall(r"'([^']*)'=(\d+)", mesh):
-        before, part = parts.get(name, (1, 0))
-        part = part or int(size)
-        along[name] = len(shape) + 1
-        shape += [before, part, int(size) // (before * part)]
-    inside = [along[name] for name in parts]
-    outside = [dim for dim in range(len(shape)) if dim not in inside]
+    shape, inside, outside = split_axes(re.findall(r"'([^']*)'=(\d+)", mesh), parts)
     devices = np.arange(math.prod(shape))
     if source:
         devices = np.transpose(devices.reshape(source), order or None)

@@ -11,7 +11,7 @@ from course.program.compiled.collectives import as_op
 from course.program.compiled.kernels import work_of
 from course.program.compiled.replay import replay
 from course.program.compiled.report import GpuReport
-from course.program.compiled.schedule import Schedule, walk
+from course.program.compiled.schedule import CONTAINERS, Schedule, walk
 from course.program.costs import Collective, Costs, collectives_of
 from course.program.memory import Memory
 from course.program.simulator import DeviceTime, Timeline
@@ -37,7 +37,7 @@ def _costs(schedule: Schedule, mesh: dict[str, int]) -> Costs:
         if schedule.collective_kind(instruction):
             for collective in collectives_of(as_op(schedule, computation, instruction, mesh), mesh, 0):
                 sent[collective] += trips
-        elif instruction.opcode not in ("while", "call", "conditional"):
+        elif instruction.opcode not in CONTAINERS:
             work = work_of(schedule, computation, instruction)
             flops, operations = flops + trips * work.flops, operations + trips * work.operations
             touched += trips * work.bytes

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from course.machine import Machine
 from course.program.compiled.collectives import as_op, done_of, transfer
 from course.program.compiled.kernels import Work, work_of
-from course.program.compiled.schedule import Computation, Instruction, Schedule
+from course.program.compiled.schedule import CONTAINERS, Computation, Instruction, Schedule
 from course.program.simulator import Bar
 from course.program.simulator.network import Instance, Network
 
@@ -96,7 +96,7 @@ class _Device:
         """Run a computation, starting at ``now``."""
         flying: dict[str, Instance] = {}
         for instruction in computation.instructions:
-            if instruction.opcode in ("while", "call", "conditional"):
+            if instruction.opcode in CONTAINERS:
                 now = yield from self._control(instruction, now)
             elif self.schedule.collective_kind(instruction):
                 now = yield from self._begin(computation, instruction, now, flying)
@@ -174,7 +174,7 @@ class _Device:
         computation = self.schedule.computations[name]
         seconds = matmul = sent = 0.0
         for instruction in computation.instructions:
-            if instruction.opcode in ("while", "call", "conditional"):
+            if instruction.opcode in CONTAINERS:
                 trips = instruction.trips if instruction.opcode == "while" else 1
                 bodies = (instruction.called("body"),) if instruction.opcode == "while" else instruction.calls
                 inner = max((self.alone(body) for body in bodies), key=lambda found: found[0] + found[2])

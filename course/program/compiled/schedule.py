@@ -14,6 +14,9 @@ from course.program.program import ProgramError
 # Library products, without those for convolutions, which no chapter needs.
 GEMMS = {"__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8", "__cublas$lt$groupedMatmul"}
 
+# Opcodes whose time is that of the computations that they call.
+CONTAINERS = ("while", "call", "conditional")
+
 _HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\]")

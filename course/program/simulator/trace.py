@@ -11,7 +11,8 @@ import json
 from itertools import count
 from typing import Any
 
-from course.program.ir import COLLECTIVES
+from course.mesh import mesh_text
+from course.program.ir import COLLECTIVES, plain_kind
 from course.program.simulator import Bar, DeviceTime, Timeline
 from course.program.simulator.gaps import Gap, by_device, gaps
 
@@ -38,16 +39,6 @@ def device_name(device: DeviceTime) -> str:
     """``device 0 (and 3 more alike)``."""
     more = len(device.members) - 1
     return f"device {device.device}" + (f" (and {more} more alike)" if more else "")
-
-
-def mesh_text(mesh: dict[str, int]) -> str:
-    """``data=4 x tensor=2``."""
-    return " x ".join(f"{axis}={size}" for axis, size in mesh.items())
-
-
-def plain_kind(kind: str) -> str:
-    """The common name of an operation: ``matmul``, ``all-gather``, ``permute``."""
-    return "matmul" if kind == "dot_general" else kind.replace("_", "-").replace("collective-", "")
 
 
 def shape_text(shape: tuple[int, ...], dtype: str) -> str:
