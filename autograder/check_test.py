@@ -318,7 +318,7 @@ def test_a_cell_that_failed_is_named_where_an_older_function_is_judged(monkeypat
     exec(compile("def gather_params(shards, specs, axis_name):\n    return shards", "<one>", "exec"), space)
     cells = ["", "def gather_params(shards, specs, axis_name):\n    return shards", "def gather_params(:\n    return 1"]
     shell = SimpleNamespace(compile=SimpleNamespace(_filename_map={"<one>": 1}), user_ns={"In": cells, **space})
-    monkeypatch.setattr(kernel, "_shell", lambda: shell)
+    monkeypatch.setattr(kernel, "get_ipython", lambda: shell)
     exec("found = check(gather_params)", space)
     message = space["found"].report.functions[0].message
     assert message.startswith("This judges gather_params as In[1] had it. In[2], which defines it again, does not run")

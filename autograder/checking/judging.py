@@ -158,9 +158,8 @@ def judge_traced(
     """Judge traced Programs; ``seen`` is as for ``judge``."""
     if isinstance(traced, Problem):
         return stopped(planned.task, traced)
-    programs = {name: program.serialise() for name, program in traced.programs.items()}
     try:
-        return judge(planned, programs, traced.line, executor().ask, progress, seen)
+        return judge(planned, traced.serialised(), traced.line, executor().ask, progress, seen)
     except Stopped as error:
         return stopped(planned.task, Problem(error.verdict, str(error), traced.line))
 

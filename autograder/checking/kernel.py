@@ -8,40 +8,29 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from IPython.core.getipython import get_ipython
+
 from autograder.checking.judging import file_of
 from autograder.contract.task import Task, every_task
 from autograder.grading.inside.cells import read_statements
 from autograder.grading.inside.intake import Cell
-from course.program import Locate, cell_name
-
-
-def locate_live(function: Callable[..., Any]) -> Locate:
-    """Locate lines in a notebook's cells: by the graded function that a cell defines, else by cell number."""
-    return labels_of(function).get
+from course.program import cell_name
 
 
 def labels_of(function: Callable[..., Any]) -> dict[str, str]:
     """Label each of the learner's source files: a cell, or the file that defines the function."""
     own = file_of(function)
     labels = {own: Path(own).name} if own else {}
-    if shell := _shell():
+    if shell := get_ipython():
         labels |= {file: cell_name(file) or "" for file in getattr(shell.compile, "_filename_map", {})}
         labels |= {file_of(shell.user_ns[name]): name for name in every_task() if name in shell.user_ns}
     labels.pop("", None)
     return labels
 
 
-def _shell() -> Any:
-    try:
-        from IPython.core.getipython import get_ipython
-    except ImportError:
-        return None
-    return get_ipython()
-
-
 def stale(task: Task, function: Callable[..., Any]) -> str:
     """A note that a later cell redefining the function failed, so an older definition is judged; empty otherwise."""
-    shell = _shell()
+    shell = get_ipython()
     numbers = getattr(shell.compile, "_filename_map", {}) if shell else {}
     number, cells = numbers.get(file_of(function)), list(shell.user_ns.get("In", ())) if shell else []
     later = range((number or len(cells)) + 1, len(cells))
@@ -68,7 +57,7 @@ class Line:
         self.handle: Any = None
 
     def __call__(self, text: str) -> None:
-        shell = _shell()
+        shell = get_ipython()
         if shell is None or not getattr(shell, "kernel", None):
             return
         from IPython.display import HTML, display

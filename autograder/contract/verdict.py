@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -219,8 +219,21 @@ class Fact:
         return format(number, form)
 
 
+class _AsJson:
+    """A result or a report, as plain data and back."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain data, identical to that of one from ``from_json``: figures are floats."""
+        return msgspec.to_builtins(msgspec.convert(msgspec.to_builtins(self), type(self)))
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """Build from ``to_json`` data; raises ``msgspec.ValidationError`` if it is none."""
+        return msgspec.convert(data, cls)
+
+
 @dataclass(frozen=True)
-class Result:
+class Result(_AsJson):
     """The judgement of one function.
 
     ``message`` explains a verdict that no single fact explains, and ``original`` is the message of Python or JAX if
@@ -335,18 +348,9 @@ class Result:
         text = "; ".join(found)
         return text[:1].upper() + text[1:] if self.verdict == PASS else ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to plain data, identical to that of a result from ``from_json``: figures are floats."""
-        return msgspec.to_builtins(msgspec.convert(msgspec.to_builtins(self), Result))
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Result:
-        """Build from ``to_json`` data; raises ``msgspec.ValidationError`` if it is not a result."""
-        return msgspec.convert(data, cls)
-
 
 @dataclass(frozen=True)
-class Report:
+class Report(_AsJson):
     """All functions of one submission or notebook."""
 
     chapter: str
@@ -367,15 +371,6 @@ class Report:
     def passed(self) -> bool:
         return all(result.verdict == PASS for result in self.functions)
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to plain data, identical to that of a report from ``from_json``: figures are floats."""
-        return msgspec.to_builtins(msgspec.convert(msgspec.to_builtins(self), Report))
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Report:
-        """Build from ``to_json`` data; raises ``msgspec.ValidationError`` if it is not a report."""
-        return msgspec.convert(data, cls)
-
 
 def conclude(name: str, max_points: float, facts: list[Fact]) -> Result:
     """Compute points and verdict from facts: each counts by its weight, but wrong values or gradients earn nothing.
@@ -393,8 +388,3 @@ def conclude(name: str, max_points: float, facts: list[Fact]) -> Result:
     points = round(max_points * share, 2)
     verdict = PASS if counted and len(passed) == len(counted) else PARTIAL if passed else FAIL
     return Result(name, points, max_points, verdict, tuple(facts))
-
-
-def with_denied(result: Result, denied: tuple[str, ...]) -> Result:
-    """The same result, listing the system calls that the sandbox refused and reported."""
-    return replace(result, denied=denied)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autograder.checking.judging import Export, exported
+from autograder.contract.facts import unmeasured
 from autograder.contract.task import Task, references
-from autograder.contract.verdict import NOT_MEASURED, Direction, Fact, Kind, Result, Unit
+from autograder.contract.verdict import Direction, Fact, Kind, Result, Unit
 from autograder.learner.baselines import solution
 from course.machines import machine
 from course.program import Locate, ProgramError, parse
@@ -127,5 +128,5 @@ def _within(name: str, kind: Kind, measured: float, reference: float, unit: Unit
     return Fact(name, kind, measured <= limit, measured, limit, unit=unit, reference=reference, case=case, weight=0)
 
 
-def _not_measured(name: str, case: str, reason: str) -> Fact:
-    return Fact(name, Kind.TIME, None, NOT_MEASURED, case=case, message=reason, weight=0)
+def _not_measured(name: str, case: str, why: str) -> Fact:
+    return unmeasured(name, Kind.TIME, why, 0, case)

@@ -21,8 +21,9 @@ import numpy as np
 
 from autograder.checking.judging import Export, exported
 from autograder.contract.case import from_plain, to_plain
+from autograder.contract.facts import unmeasured
 from autograder.contract.task import Case, Task, load, named, trace
-from autograder.contract.verdict import NOT_MEASURED, Fact, Kind, Result, Unit
+from autograder.contract.verdict import Fact, Kind, Result, Unit
 from course.measured import fresh
 from course.measured.fresh import MeasurementFailed
 from course.measured.memory import Peak, peak_memory
@@ -244,7 +245,7 @@ def memory_fact(measured: Peak | None, reference: Peak, case: str) -> Fact:
 
 
 def _not_measured(name: str, case: str, why: str) -> Fact:
-    return Fact(name, Kind.TIME, None, NOT_MEASURED, case=case, message=why)
+    return unmeasured(name, Kind.TIME, why, case=case)
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from autograder.checking.judging import FromNotebook, exported, locate_file, trace_function
-from autograder.checking.kernel import locate_live
+from autograder.checking.kernel import labels_of
 from autograder.contract.task import Case, Task, find_task, load
 from autograder.grading.inside.cells import locate_cell
 from autograder.grading.inside.intake import read_notebook
@@ -123,7 +123,7 @@ def profile(
         raise TypeError(f"profile takes one of your functions, as in profile(fsdp_loss), not {described(function)}")
     chapter, task = find_task(getattr(function, "__name__", ""))
     where = machine_of(task, machine)
-    return profile_function(chapter, task, function, locate_live(function), where, aot=aot, model_flops=model_flops)
+    return profile_function(chapter, task, function, labels_of(function).get, where, aot=aot, model_flops=model_flops)
 
 
 def profile_notebook(

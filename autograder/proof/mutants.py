@@ -14,6 +14,7 @@ from autograder.contract.task import Case, Evidence, load
 from autograder.contract.verdict import Result
 from autograder.grading.inside.tracing import Problem, trace_cases
 from autograder.grading.outside.judge import GradingPlan, judge, plan, stopped
+from course.program import Locate
 
 # The Programs that were exported so far, and the evidence of the cases that ran, by case.
 Known = tuple[dict[str, bytes], dict[str, Evidence]]
@@ -58,11 +59,15 @@ def judged_unseen(chapter: str, task: str, function: Callable[..., Any], seed: i
 
 
 def _judged(planned: GradingPlan, mutant: Mutant, known: Known | None = None) -> Result:
+    return judgement(planned, mutant.function, locate_file(mutant.function), known)
+
+
+def judgement(planned: GradingPlan, function: Callable[..., Any], locate: Locate, known: Known | None = None) -> Result:
     """The judgement on a plan; what is not yet known is exported and run, and then known."""
     programs, seen = known or ({}, {})
     missing = [case for case in planned.traced if case.name not in programs]
-    traced = trace_cases(planned.task, mutant.function, missing, locate_file(mutant.function))
+    traced = trace_cases(planned.task, function, missing, locate)
     if isinstance(traced, Problem):
         return stopped(planned.task, traced)
-    programs |= {name: program.serialise() for name, program in traced.programs.items()}
+    programs |= traced.serialised()
     return judge(planned, programs, traced.line, executor().ask, seen=seen)

@@ -182,7 +182,7 @@ def main() -> None:
     if os.environ.get("MESHCRAFT_CONFINE"):
         from autograder.grading.inside.jailed_child import deny_syscalls
 
-        deny_syscalls(allow_fork=False)
+        deny_syscalls()
     executor, watch = Executor(), Watch()
     threading.Thread(target=watch.run, daemon=True).start()
     gc.collect()

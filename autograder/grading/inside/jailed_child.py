@@ -292,10 +292,10 @@ def _report_to(control: int) -> None:
     import pyseccomp
 
     try:
-        refuse = strict_filter("notify", allow_fork=False)
+        refuse = strict_filter("notify")
         refuse.load()
     except OSError:  # a kernel that cannot report: refuse anyway
-        strict_filter("errno", allow_fork=False).load()
+        strict_filter("errno").load()
         return
     listener = pyseccomp._libseccomp.seccomp_notify_fd(refuse._filter)
     with socket.socket(fileno=os.dup(control)) as channel:

@@ -77,19 +77,19 @@ def base_filter(names: Iterable[str]) -> bytes:
         return file.read()
 
 
-def deny_syscalls(allow_fork: bool) -> None:
+def deny_syscalls() -> None:
     """Permanently refuse every thread of this process all system calls that computing does not need.
 
-    Threads stay possible. With `allow_fork`, so do new processes, but not new programs.
+    Threads stay possible.
     """
     import pyseccomp
 
-    refuse = strict_filter("errno", allow_fork)
+    refuse = strict_filter("errno")
     refuse.set_attr(pyseccomp.Attr.CTL_TSYNC, 1)
     refuse.load()
 
 
-def strict_filter(how: str, allow_fork: bool) -> SyscallFilter:
+def strict_filter(how: str) -> SyscallFilter:
     import pyseccomp
     from pyseccomp import MASKED_EQ, NE, Arg
 
@@ -103,13 +103,12 @@ def strict_filter(how: str, allow_fork: bool) -> SyscallFilter:
     refuse.add_rule(quiet, "prlimit64", Arg(0, NE, 0))
     # glibc tries clone3 for every thread, and falls back to clone, whose flags a filter can read.
     refuse.add_rule(pyseccomp.ERRNO(errno.ENOSYS), "clone3")
-    if not allow_fork:
-        _refuse(refuse, FORKS, how)
-        refuse.add_rule(action, "clone", Arg(0, MASKED_EQ, CLONE_THREAD, 0))
-        for call, which in (("kill", 1), ("tgkill", 2)):  # abort() signals its own process only
-            refuse.add_rule(action, call, Arg(0, NE, os.getpid()))
-            # So a process that ends by SIGKILL was ended from outside, which is not the student's fault.
-            refuse.add_rule(action, call, Arg(which, MASKED_EQ, 0xFFFFFFFF, signal.SIGKILL))
+    _refuse(refuse, FORKS, how)
+    refuse.add_rule(action, "clone", Arg(0, MASKED_EQ, CLONE_THREAD, 0))
+    for call, which in (("kill", 1), ("tgkill", 2)):  # abort() signals its own process only
+        refuse.add_rule(action, call, Arg(0, NE, os.getpid()))
+        # So a process that ends by SIGKILL was ended from outside, which is not the student's fault.
+        refuse.add_rule(action, call, Arg(which, MASKED_EQ, 0xFFFFFFFF, signal.SIGKILL))
     return refuse
 
 

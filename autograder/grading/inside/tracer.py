@@ -55,7 +55,7 @@ def _trace(request: TraceRequest, wanted: FunctionRequest, ran: Ran, seconds: fl
     if isinstance(traced, Problem):
         wire.write(result, {"problem": ran.explained(traced, task.name).to_json(), "left_out": ran.left_out})
         return
-    programs = {name: program.serialise() for name, program in traced.programs.items()}
+    programs = traced.serialised()
     used = uses(function) if request.with_uses else {}
     message = {"cases": list(programs), "line": traced.line, "uses": used, "left_out": ran.left_out}
     wire.write(result, message, list(programs.values()))

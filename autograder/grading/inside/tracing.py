@@ -51,6 +51,10 @@ class Traced:
     line: str
     uses: dict[str, str] = field(default_factory=dict)
 
+    def serialised(self) -> dict[str, bytes]:
+        """The Programs as files, by case name."""
+        return {name: program.serialise() for name, program in self.programs.items()}
+
 
 class TooLong(KeyboardInterrupt):
     """The learner's Python exceeded its time limit; the message gives the limit and suggests a cause.

@@ -82,7 +82,7 @@ def plan(
     variant: str = "",
     factors: Mapping[str, float] = NO_FACTORS,
 ) -> GradingPlan:
-    """GradingPlan the cases and seeds that a function is judged on.
+    """Plan the cases and seeds that a function is judged on.
 
     Args:
         chapter: The chapter's name.
@@ -108,7 +108,7 @@ def plan(
 
 
 def _seed(secret: bytes, text: str) -> int:
-    return int.from_bytes(hmac.new(secret, text.encode(), hashlib.sha256).digest()[:16], "big")
+    return int.from_bytes(hmac.digest(secret, text.encode(), "sha256")[:16], "big")
 
 
 @pinned()

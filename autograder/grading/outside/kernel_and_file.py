@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from IPython.core.getipython import get_ipython
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
@@ -18,12 +19,7 @@ _REMEDY = "Save it; if it is saved, restart the kernel and run all cells."
 
 def path_here() -> Path | None:
     """The file that this kernel belongs to, if its frontend reveals it."""
-    try:
-        from IPython.core.getipython import get_ipython
-
-        shell = get_ipython()
-    except ImportError:
-        shell = None
+    shell = get_ipython()
     theirs = shell.user_ns.get("__vsc_ipynb_file__", "") if shell else ""
     path = Path(os.environ.get("JPY_SESSION_NAME", "") or str(theirs))
     return path if path.suffix == ".ipynb" and path.exists() else None

@@ -27,7 +27,6 @@ from autograder.contract.verdict import (
     STUDENT_ERROR,
     Report,
     Result,
-    with_denied,
 )
 from autograder.grading.inside import wire
 from autograder.grading.inside.intake import Notebook, read_notebook
@@ -215,7 +214,7 @@ class Grader:
             result = stopped(task, Problem(REFUSED, f"the submission's process returned invalid Programs: {error}"))
         except Stopped as error:
             result = stopped(task, Problem(error.verdict, str(error)))
-        return with_denied(result, denied), left_out
+        return dataclasses.replace(result, denied=denied), left_out
 
     def _trace(self, request: TraceRequest, budget: Budget) -> tuple[Ending, bytes]:
         """The tracer's response; requested again when its child was killed from outside."""

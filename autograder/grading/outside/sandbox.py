@@ -112,7 +112,6 @@ class Sandbox:
         stdin: a binary pipe to the confined process, unbuffered.
         stdout: a binary pipe from it; `read(n)` gives n bytes, fewer only when it has ended. Set a wall
             limit rather than `select` on it, which ignores buffered data.
-        start_s: seconds to start it (not until it is ready).
         timed_out: it was ended because `limits.wall_s` was reached.
     """
 
@@ -140,13 +139,12 @@ class Sandbox:
             command: run this instead of the module.
         """
         self.level, self.mounts, self.limits = level, list(mounts), limits or Limits()
-        self.env, self.timed_out, self.start_s = dict(env or {}), False, 0.0
+        self.env, self.timed_out = dict(env or {}), False
         # -P: the working directory is writable, so nothing may be imported from it.
         self.command = list(command or [sys.executable, "-P", "-m", module])
         self._stderr, self._lock = bytearray(), threading.Lock()
 
     def __enter__(self) -> Sandbox:
-        begin = time.monotonic()
         plan = _plan(self.level, self.command, self.mounts, self.limits)
         self._folder = plan.folder
         try:
@@ -178,7 +176,6 @@ class Sandbox:
             self._timer = threading.Timer(self.limits.wall_s, self._expire)
             self._timer.daemon = True
             self._timer.start()
-        self.start_s = time.monotonic() - begin
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -201,12 +198,8 @@ class Sandbox:
         with self._lock:
             return self._stderr.decode(errors="replace")
 
-    def poll(self) -> int | None:
-        """Its exit status (128 + signal or -signal when one ended it), None while it runs."""
-        return self._process.poll()
-
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its exit status.
+        """Wait for its exit status: 128 + signal or -signal when one ended it.
 
         Raises:
             subprocess.TimeoutExpired: it is still running after `timeout` seconds.

@@ -9,14 +9,14 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from autograder.checking.judging import executor
 from autograder.contract.task import Task, load, trace
 from autograder.contract.verdict import Result
 from autograder.grading.inside.cells import locate_cell
 from autograder.grading.inside.intake import Cell
 from autograder.grading.inside.running import run_cells
-from autograder.grading.inside.tracing import Problem, trace_cases
-from autograder.grading.outside.judge import judge, plan, stopped
+from autograder.grading.inside.tracing import Problem
+from autograder.grading.outside.judge import plan, stopped
+from autograder.proof.mutants import judgement
 from course.program import parse
 from course.program.ir import walk
 
@@ -62,8 +62,4 @@ def judged(chapter: str, task: Task, function: Function, *, full: bool) -> Resul
         needed = {task.cases[0].name} | ({task.at_scale[1]} if task.at_scale else set())
         planned = replace(planned, cases=tuple(case for case in planned.cases if case.name in needed))
     found = ran.function(task)
-    traced = found if isinstance(found, Problem) else trace_cases(task, found, planned.traced, locate_cell)
-    if isinstance(traced, Problem):
-        return stopped(task, traced)
-    programs = {name: program.serialise() for name, program in traced.programs.items()}
-    return judge(planned, programs, traced.line, executor().ask)
+    return stopped(task, found) if isinstance(found, Problem) else judgement(planned, found, locate_cell)

@@ -106,7 +106,7 @@ def answers(chosen: tuple[tuple[str, Any, str, int], ...] = ANSWERS) -> list[Bas
         planned = replace(whole, cases=tuple(each for each in whole.cases if each.name == case))
         traced = trace_cases(task, function, planned.traced, lambda _: None)
         assert isinstance(traced, Traced), traced
-        programs = {name: program.serialise() for name, program in traced.programs.items()}
+        programs = traced.serialised()
         found.append(Base(planned, f"{task.name}: {function.__name__} on {case}", weight, programs))
     return found
 

@@ -34,7 +34,7 @@ def run(header: dict[str, Any]) -> bytes:
     if isinstance(found, Problem):
         wire.write(answer, {"problem": found.to_json()})
     else:
-        programs = {name: program.serialise() for name, program in found.programs.items()}
+        programs = found.serialised()
         wire.write(answer, {"cases": list(programs), "line": found.line}, list(programs.values()))
     return answer.getvalue()
 
