@@ -7,8 +7,10 @@ and inherits its colours from the page, so that it is readable in light and dark
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.constrain import Constrain
@@ -30,6 +32,9 @@ from autograder.contract.verdict import (
     Result,
     Unit,
 )
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 WORDS = {
     PASS: "pass",
@@ -126,6 +131,16 @@ def _note_rich(note: str) -> RenderableType:
     if command.startswith("meshcraft ") and after == ["", ""]:
         return Text(f"{before.rstrip(' ,')}:\n  {command}", style="dim", no_wrap=True, overflow="ignore")
     return Prose(note, "dim")
+
+
+def page_template(path: Path, **filters: Callable[..., str]) -> Template:
+    """A Jinja template of an HTML page, which escapes everything put into it."""
+    from jinja2 import Environment, FileSystemLoader
+
+    folder = FileSystemLoader(path.parent)
+    environment = Environment(loader=folder, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= filters
+    return environment.get_template(path.name)
 
 
 def plain(text: object) -> str:

@@ -115,7 +115,7 @@ def problems(entry: Chapter, root: Path) -> Iterator[Problem]:
         yield f"it cannot be imported: {type(error).__name__}: {error}", "fix that"
         return
     yield from _answers(entry.name, contract, mutants, alternatives)
-    yield from _headings(entry.name, contract)
+    yield from _headings(contract)
     yield from _placeholders(entry, root)
     yield from _built(entry.name)
 
@@ -156,7 +156,7 @@ def _answers(name: str, contract: Any, mutants: Any, alternatives: Any) -> Itera
         )
 
 
-def _headings(name: str, contract: Any) -> Iterator[Problem]:
+def _headings(contract: Any) -> Iterator[Problem]:
     """Check that the pages have the headings that facts refer to."""
     for page in sorted({page for page, _ in contract.explained_in.values()}):
         path = own_page(page) or ROOT / "site" / "pages" / f"{page}.md"

@@ -67,7 +67,7 @@ def test_what_no_mutant_fails_too_many_alternatives_and_stale_files_are_named(qu
 
 def test_a_heading_that_no_page_has_and_what_the_template_says_are_named(tmp_path):
     contract = replace(load("collectives"), explained_in={"values": ("collectives", "No such heading")})
-    (found,) = chapters._headings("collectives", contract)
+    (found,) = chapters._headings(contract)
     assert "collectives.md has no heading “No such heading”" in found[0]
     gone = replace(contract, explained_in={"values": ("gone", "One"), "gradients": ("gone", "Other")})
     ((what, _),) = chapters._headings("collectives", gone)

@@ -193,7 +193,7 @@ def _export_leaderboard(course: Path, names: list[str], chosen: Path, to: Path |
     from autograder.grading.nbgrader.leaderboard import leaderboard_page, read_names
 
     (name,) = names
-    write(to, leaderboard_page(course, name, read_names(chosen, course, name)))
+    write(to, leaderboard_page(course, name, read_names(chosen, course)))
 
 
 def _columns(given: list[str], canvas: bool) -> dict[str, str]:

@@ -279,8 +279,10 @@ def grade_table(reports: list[Report]) -> Group:
 
 def unfinished(report: Report) -> bool:
     """Return True if the report needs manual attention."""
-    lost = any(note.startswith("not in the gradebook") for note in report.notes)
-    return lost or any(result.verdict == NEEDS_HUMAN for result in report.functions)
+    from autograder.grading.nbgrader.batch import NOT_BOOKED
+    from autograder.grading.nbgrader.ledger import needs_human
+
+    return needs_human(report) or any(note.startswith(NOT_BOOKED) for note in report.notes)
 
 
 def reason(report: Report) -> str:

@@ -340,10 +340,10 @@ def exercise_text(chapter: str) -> str:
 def _with_stub(path: Path, chapter: str, function: str) -> str:
     import nbformat
 
-    from autograder.release.converters import notebook_text
+    from autograder.release.converters import grade_id_of, notebook_text
 
     def cell_of(notebook: Any) -> Any:
-        return next((c for c in notebook.cells if c.metadata.get("nbgrader", {}).get("grade_id") == function), None)
+        return next((cell for cell in notebook.cells if grade_id_of(cell) == function), None)
 
     stub = cell_of(nbformat.reads(exercise_text(chapter), as_version=4))
     if stub is None:

@@ -70,8 +70,7 @@ def new_chapter(
     if after:
         require_chapter(after)
     files = _files(words)
-    if there := [str(path) for path in files if (ROOT / path).exists()]:
-        raise UsageError(f"{join_words(there)} would be overwritten; move it away, or choose a name other than {name}")
+    _require_free(ROOT, files, name)
     curriculum = _with_chapter(ROOT, words, after)
     _write(ROOT, files)
     (ROOT / CURRICULUM).write_text(curriculum, encoding="utf-8")
@@ -90,10 +89,14 @@ def _in_course(folder: Path, words: dict[str, str], after: str) -> None:
     files = {path: text for path, text in moved.items() if path.parts[0] != "site"}
     for more in ("chapter.toml", "page.md"):
         files[Path("chapters", name, more)] = _filled(TEMPLATE / f"{more}{SUFFIX}", words)
-    if there := [str(path) for path in files if (folder / path).exists()]:
-        raise UsageError(f"{join_words(there)} would be overwritten; move it away, or choose a name other than {name}")
+    _require_free(folder, files, name)
     _write(folder, files)
     out().print(NEXT_IN_COURSE.format(name=name), markup=False, soft_wrap=True)
+
+
+def _require_free(folder: Path, files: dict[Path, str], name: str) -> None:
+    if there := [str(path) for path in files if (folder / path).exists()]:
+        raise UsageError(f"{join_words(there)} would be overwritten; move it away, or choose a name other than {name}")
 
 
 def _write(folder: Path, files: dict[Path, str]) -> None:

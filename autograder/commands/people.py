@@ -44,7 +44,7 @@ def extend(
     when = parse_due(until) if until else None
     if (hours is None) == (when is None):
         raise UsageError("say how long: --hours 24, or --until 2026-12-03T18:00; --hours 0 takes an extension back")
-    who = chosen(folder, name, student or [], section)
+    who = chosen(folder, student or [], section)
     more = hours if hours is not None else hours_until(folder, name, when) if when else 0.0
     number = extend(folder, name, who, more)
     given = f"{more:g} hours more" if more else "no extension"

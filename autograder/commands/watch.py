@@ -28,7 +28,7 @@ from autograder.grading.inside.intake import IntakeError, Notebook, read_noteboo
 from autograder.learner.changes import Fingerprint, fingerprints
 from autograder.learner.script_pairing import HalfWritten, script_text, with_script
 from autograder.progress import next_function, recall, remember
-from autograder.release.converters import notebook_text
+from autograder.release.converters import grade_id_of, notebook_text
 from autograder.render import WORDS, facts_table
 
 LOOK_S, SETTLED_S = 0.2, 0.1
@@ -248,7 +248,7 @@ class Watch:
             return
         self.current = name
         notebook = nbformat.read(self.path, as_version=4)
-        cells = [cell.metadata.get("nbgrader", {}).get("grade_id") for cell in notebook.cells]
+        cells = list(map(grade_id_of, notebook.cells))
         at = cells.index(name) if name in cells else 0
         lines = [line for cell in notebook.cells[:at] for line in cell.source.splitlines() if line.startswith("## ")]
         where = f"under “{lines[-1].removeprefix('## ').replace('`', '')}”" if lines else ""

@@ -19,6 +19,11 @@ def count_of(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def points_text(points: float) -> str:
+    """``1 point``, ``2.5 points``."""
+    return f"{points:g} point{'s' * (points != 1)}"
+
+
 def binary_units(number: float) -> str:
     """A large number of bytes in the unit that people think in; "" for a small one."""
     if number < LARGE:

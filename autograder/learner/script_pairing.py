@@ -12,6 +12,8 @@ import jupytext
 import nbformat
 from nbformat import NotebookNode
 
+from autograder.release.converters import grade_id_of
+
 _FORMAT = {"extension": ".py", "format_name": "percent"}
 # The script's header has nothing more; none of the notebook's metadata is written into it.
 _METADATA = {"jupytext": {"text_representation": _FORMAT, "notebook_metadata_filter": "-all"}}
@@ -26,7 +28,7 @@ def script_text(notebook: NotebookNode) -> str:
     bare = copy.deepcopy(notebook)
     bare.metadata = nbformat.from_dict(_METADATA)
     for cell in bare.cells:
-        name = _name(cell)
+        name = grade_id_of(cell)
         cell.metadata = nbformat.from_dict({"title": name} if name else {})
     return jupytext.writes(bare, fmt="py:percent")
 
@@ -39,16 +41,18 @@ def with_script(notebook: NotebookNode, script: str) -> NotebookNode:
     """
     written = jupytext.reads(script, fmt="py:percent").cells
     left = {str(number): cell for number, cell in enumerate(notebook.cells)}
-    names = {_name(cell): key for key, cell in left.items() if _name(cell)}
+    names = {grade_id_of(cell): key for key, cell in left.items() if grade_id_of(cell)}
     missing = names.keys() - {cell.metadata.get("title") for cell in written}
     if missing:
         raise HalfWritten(f"it has no cell {', '.join(f'`# %% {name}`' for name in names if name in missing)}")
     aligned = len(written) == len(left)
     cells = []
     for number, cell in enumerate(written):
-        like = (k for k, old in left.items() if not _name(old) and _same_kind(old, cell) and old.source == cell.source)
+        like = (
+            k for k, old in left.items() if not grade_id_of(old) and _same_kind(old, cell) and old.source == cell.source
+        )
         there = left.get(str(number)) if aligned else None
-        place = str(number) if there is not None and not _name(there) and _same_kind(there, cell) else ""
+        place = str(number) if there is not None and not grade_id_of(there) and _same_kind(there, cell) else ""
         key = names.get(cell.metadata.get("title", "")) or next(like, place)
         old = left.pop(key, None)
         made = cell if old is None else copy.deepcopy(old)
@@ -64,7 +68,3 @@ def with_script(notebook: NotebookNode, script: str) -> NotebookNode:
 
 def _same_kind(one: NotebookNode, other: NotebookNode) -> bool:
     return one.cell_type == other.cell_type
-
-
-def _name(cell: NotebookNode) -> str:
-    return cell.metadata.get("nbgrader", {}).get("grade_id", "")

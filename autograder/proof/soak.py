@@ -27,10 +27,9 @@ import psutil
 
 from autograder.commands.terminal import FAULT, bar, out
 from autograder.contract.verdict import Report
-from autograder.grading.nbgrader.course import make_course, open_ledger
+from autograder.grading.nbgrader.course import make_course, open_gradebook, open_ledger
 from autograder.grading.nbgrader.export import grades_csv
 from autograder.proof.demo import CHAPTER, numbered
-from autograder.release.converters import nbgrader_quiet
 
 KEPT = Path(__file__).with_suffix(".json")
 # The demo's class, repeated: mostly submissions that are graded in a second or two.
@@ -169,10 +168,8 @@ def judged(course: Path) -> dict[str, Report]:
 
 def booked(course: Path) -> Counter[str]:
     """Rows of the gradebook by student; a duplicate grade adds a second row."""
-    from nbgrader.api import Gradebook
-
     rows: Counter[str] = Counter()
-    with nbgrader_quiet(), Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:
+    with open_gradebook(course) as gradebook:
         for submission in gradebook.assignment_submissions(CHAPTER):
             grades = [grade.name for notebook in submission.notebooks for grade in notebook.grades]
             rows[str(submission.student.id)] += max(Counter(grades).values(), default=0)

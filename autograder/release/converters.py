@@ -27,6 +27,11 @@ def notebook_text(notebook: NotebookNode) -> str:
     return nbformat.writes(notebook, indent=1, sort_keys=True) + "\n"
 
 
+def grade_id_of(cell: NotebookNode) -> str:
+    """The cell's grade id; empty if it has none."""
+    return cell.metadata.get("nbgrader", {}).get("grade_id", "")
+
+
 def write_notebook(notebook: NotebookNode, path: Path) -> Path:
     """Write the notebook, creating its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)

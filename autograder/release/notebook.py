@@ -15,7 +15,8 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from autograder.release.converters import CHECK, course_config, notebook_text, run_nbgrader, write_notebook
+from autograder.contract.text import points_text
+from autograder.release.converters import CHECK, course_config, grade_id_of, notebook_text, run_nbgrader, write_notebook
 from course.curriculum import NOTEBOOKS, PRIMER, Chapter, home
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
@@ -153,7 +154,7 @@ def _estimated(cells: list[NotebookNode], entry: Chapter, points: dict[str, floa
         cell = next((cell for cell in cells if cell.cell_type == "markdown" and heading.search(cell.source)), None)
         if cell is None:
             raise BuildError(f"{path}: no heading names `{function.name}`, which its difficulty and time are put below")
-        worth = f"{points[function.name]:g} point{'s' * (points[function.name] != 1)}"
+        worth = points_text(points[function.name])
         cell.source = heading.sub(rf"\1\n\n*{function.text.capitalize()}; {worth}.*", cell.source, count=1)
     return cells
 
@@ -296,7 +297,7 @@ def _stamp_ids(cells: list[NotebookNode]) -> None:
 
     Messages name a line by its cell's id, and it may be a line of a function that the notebook provides.
     """
-    graded = [cell.metadata.get("nbgrader", {}).get("grade_id", "") for cell in cells]
+    graded = [grade_id_of(cell) for cell in cells]
     seen: Counter[str] = Counter()
     for cell, grade_id in zip(cells, graded, strict=True):
         first = re.search(r"^def (\w+)", cell.source, re.MULTILINE) if cell.cell_type == "code" else None

@@ -3,9 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader
-
-from autograder.render import one_line, plain
+from autograder.render import one_line, page_template, plain
 from autograder.similarity.classes import Similar
 from autograder.similarity.compare import Compared, Match
 from autograder.similarity.sources import Written
@@ -22,11 +20,8 @@ def page(found: Similar) -> str:
     """The whole report; the strongest ``MOST_PAIRS`` matches with their sources."""
     every = [(compared, match) for compared in found.functions for match in compared.matches]
     every.sort(key=lambda pair: -pair[1].score)
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"line": one_line, "figures": match_summary}
-    return environment.get_template("page.html.j2").render(
+    template = page_template(Path(__file__).with_name("page.html.j2"), line=one_line, figures=match_summary)
+    return template.render(
         chapter=found.chapter,
         evidence=EVIDENCE,
         functions=found.functions,

@@ -36,6 +36,8 @@ from autograder.render import one_line
 
 # Of one function on a quiet core, and of booking one student, where nothing has been measured yet.
 FUNCTION_SECONDS, BOOKING_SECONDS = 1.5, 0.3
+# Begins the note of a report that was judged and could not be entered.
+NOT_BOOKED = "not in the gradebook"
 Progress = Callable[[str, int, int], None]
 
 
@@ -201,7 +203,7 @@ def _renamed(everyone: list[Submission], entries: list[Entry]) -> list[str]:
 
 
 def _with_problem(report: Report, problem: str) -> Report:
-    return replace(report, notes=(*report.notes, f"not in the gradebook: {problem}")) if problem else report
+    return replace(report, notes=(*report.notes, f"{NOT_BOOKED}: {problem}")) if problem else report
 
 
 @dataclass

@@ -197,7 +197,7 @@ def test_a_folder_with_only_submissions_becomes_a_course_and_no_other_does(tmp_p
     shutil.copytree(course / "submitted", bare / "submitted")
     assert verdicts(grade(bare)["ada"]) == {PASS}
     assert {"source", "release", "gradebook.db", "nbgrader_config.py"} <= {path.name for path in bare.iterdir()}
-    assert not list(bare.glob("source/**/*.py")) and students(bare, "fsdp") == ["ada"]
+    assert not list(bare.glob("source/**/*.py")) and students(bare) == ["ada"]
     for folder, sentence in ((tmp_path / "nowhere", "no course folder"), (tmp_path, "has no folder `submitted/`")):
         with pytest.raises(CourseError, match=sentence):
             grade(folder)

@@ -33,7 +33,7 @@ from autograder.grading.nbgrader.points import read, scaled, worth
 from autograder.grading.nbgrader.restore import exchange_files, restore, unreadable
 from autograder.grading.nbgrader.settings import read_settings
 from autograder.grading.nbgrader.submissions import read_submitted
-from autograder.release.converters import notebook_text
+from autograder.release.converters import grade_id_of, notebook_text
 from autograder.release.notebook import BEGIN, END
 
 STAGING, RUBRICS = f"{HIDDEN}/staging", "rubrics"
@@ -158,7 +158,7 @@ class _Booker:
         """The notebook with the model answer and the rubric above each written answer, which feedback leaves out."""
         cells = []
         for cell in notebook.cells:
-            model = self.models.get(cell.metadata.get("nbgrader", {}).get("grade_id", ""))
+            model = self.models.get(grade_id_of(cell))
             cells += [new_markdown_cell(model, id=f"model-{len(cells)}")] if model else []
             cells.append(cell)
         notebook.cells = cells

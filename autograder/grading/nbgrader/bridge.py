@@ -28,7 +28,7 @@ from autograder.grading.nbgrader.limit_factors import require_same
 from autograder.grading.nbgrader.points import require_agreement, scaled, worth
 from autograder.grading.nbgrader.restore import is_missing, restore
 from autograder.grading.nbgrader.settings import read_settings
-from autograder.release.converters import CHECK, course_config, gradebook_url
+from autograder.release.converters import CHECK, course_config, grade_id_of, gradebook_url
 from autograder.render import facts_html
 
 MISSING = "The cell for this answer is not in the notebook that was handed in; a person looks for the answer."
@@ -243,7 +243,7 @@ def save_grades(gradebook: Gradebook, nb: NotebookNode, where: tuple[str, str, s
     grades = {grade.name: grade for grade in submission.grades}
     comments = {comment.name: comment for comment in submission.comments}
     for cell in nb.cells:
-        name = cell.metadata.get("nbgrader", {}).get("grade_id", "")
+        name = grade_id_of(cell)
         if utils.is_grade(cell):
             grade = grades.get(name) or gradebook.find_grade(name, *where)
             waits = name.removeprefix(CHECK) in waiting or is_missing(cell)

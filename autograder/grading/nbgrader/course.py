@@ -220,7 +220,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def students(folder: Path, assignment: str) -> list[str]:
+def students(folder: Path) -> list[str]:
     """All students the course knows: those with a folder under `submitted/`, and those in the gradebook."""
     submitted = folder / "submitted"
     folders = [path.name for path in submitted.iterdir() if path.is_dir()] if submitted.is_dir() else []

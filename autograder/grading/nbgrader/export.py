@@ -47,7 +47,7 @@ def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
     rows = []
     points = worth(read_settings(course), assignment)
     enrolled = register.values(course, register.ENROLLED)
-    names = sorted({*students(course, assignment), *entries, *handed_in})
+    names = sorted({*students(course), *entries, *handed_in})
     alike, late = Counter(map(same_name, names)), marked_late(course, assignment)
     for student in names:
         submission, entry = handed_in.get(student), entries.get(student)
@@ -72,7 +72,7 @@ def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
                 "state": state,
                 "points": known.get("points", so_far) if so_far is not None else None,
                 "max_points": judged.max_points if judged else None,
-                "days_late": known.get("days_late", 0),
+                "days_late": known.get("scores", {}).get("days_late", 0),
                 "late_penalty": known.get("scores", {}).get("late_penalty", 0.0),
                 "why": "; ".join(filter(None, [first, *notes])),
                 "notes": [note for note in (first, *notes) if note],
@@ -91,7 +91,7 @@ def grades_csv(course: Path, assignments: list[str]) -> str:
     """The gradebook as CSV. A score is given only if there is one; ``state`` says why there is none."""
     rows = [row for assignment in assignments for row in _grades(course, assignment)]
     parts = list(dict.fromkeys(name for row in rows for name in row if name.startswith("points ")))
-    return _csv(["assignment", "student", "state", "score", "max_score", "late_penalty", "days_late", *parts], rows)
+    return csv_text(["assignment", "student", "state", "score", "max_score", "late_penalty", "days_late", *parts], rows)
 
 
 def canvas_csv(course: Path, assignments: list[str], columns: Mapping[str, str]) -> str:
@@ -106,8 +106,7 @@ def canvas_csv(course: Path, assignments: list[str], columns: Mapping[str, str])
         assignments: The chapters.
         columns: The column title of each assignment; the chapter's title by default.
     """
-    titles = {entry.name: entry.title for entry in CHAPTERS}
-    heads = {name: columns.get(name) or titles.get(name, name) for name in assignments}
+    heads = _heads(assignments, columns)
     people, grades, worth = _final(course, assignments)
     enrolled = register.values(course, register.ENROLLED)
     rows: list[dict[str, Any]] = [
@@ -118,7 +117,7 @@ def canvas_csv(course: Path, assignments: list[str], columns: Mapping[str, str])
         who = {"Student": _name(person) or student, "ID": _lms_id(person), "SIS Login ID": student}
         who["Section"] = enrolled.get(student, {}).get("section", "")
         rows.append({**who, **scores})
-    return _csv(["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *heads.values()], rows)
+    return csv_text(["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *heads.values()], rows)
 
 
 def scores(course: Path, assignment: str) -> dict[str, float]:
@@ -140,19 +139,16 @@ def penalties(course: Path, assignments: list[str]) -> dict[str, float]:
 def moodle_csv(course: Path, assignments: list[str]) -> str:
     """The grades for Moodle's "Import from CSV", where each column is mapped to a field or a grade item."""
     people, grades, _ = _final(course, assignments)
-    titles = {entry.name: entry.title for entry in CHAPTERS}
-    heads = {name: titles.get(name, name) for name in assignments}
+    heads = _heads(assignments, {})
     rows = [
         {
             "Username": student,
-            "First name": getattr(person, "first_name", None) or "",
-            "Last name": getattr(person, "last_name", None) or "",
-            "Email address": getattr(person, "email", None) or "",
+            **_about(person, "First name", "Last name", "Email address"),
             **{heads[name]: row["score"] for name, row in grades.get(student, {}).items()},
         }
         for student, person in people.items()
     ]
-    return _csv(["Username", "First name", "Last name", "Email address", *heads.values()], rows)
+    return csv_text(["Username", "First name", "Last name", "Email address", *heads.values()], rows)
 
 
 def gradescope_csv(course: Path, assignments: list[str]) -> str:
@@ -160,17 +156,27 @@ def gradescope_csv(course: Path, assignments: list[str]) -> str:
     people, grades, worth = _final(course, assignments)
     rows = [
         {
-            "First Name": getattr(person, "first_name", None) or "",
-            "Last Name": getattr(person, "last_name", None) or "",
             "SID": student,
-            "Email": getattr(person, "email", None) or "",
+            **_about(person, "First Name", "Last Name", "Email"),
             **{name: row["score"] for name, row in grades.get(student, {}).items()},
             **{f"{name} - Max Points": worth.get(name, "") for name in assignments},
         }
         for student, person in people.items()
     ]
     heads = [head for name in assignments for head in (name, f"{name} - Max Points")]
-    return _csv(["First Name", "Last Name", "SID", "Email", *heads], rows)
+    return csv_text(["First Name", "Last Name", "SID", "Email", *heads], rows)
+
+
+def _heads(assignments: list[str], columns: Mapping[str, str]) -> dict[str, str]:
+    """The column title of each assignment: the one given, else the chapter's title."""
+    titles = {entry.name: entry.title for entry in CHAPTERS}
+    return {name: columns.get(name) or titles.get(name, name) for name in assignments}
+
+
+def _about(person: Any, *titles: str) -> dict[str, str]:
+    """First name, last name and email address under these titles; empty where the gradebook does not know them."""
+    known = (getattr(person, name, None) or "" for name in ("first_name", "last_name", "email"))
+    return dict(zip(titles, known, strict=True))
 
 
 def _final(course: Path, assignments: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]], dict[str, Any]]:
@@ -191,7 +197,8 @@ def _final(course: Path, assignments: list[str]) -> tuple[dict[str, Any], dict[s
     return {name: known.get(name) for name in stay}, grades, worth
 
 
-def _csv(head: list[str], rows: list[dict[str, Any]]) -> str:
+def csv_text(head: list[str], rows: list[dict[str, Any]]) -> str:
+    """Rows as CSV that a spreadsheet reads as text and numbers only; a missing column is left empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, head, restval="", lineterminator="\n")
     writer.writerow({name: neutral(name) for name in head})
@@ -302,6 +309,5 @@ def _submission_scores(submission: Any, grace: float) -> dict[str, Any]:
         "scores": scores,
         "points": round(sum(grade.score for grade in grades if grade.name.startswith(CHECK)), 2),
         "waits": any(grade.needs_manual_grade for grade in grades),
-        "days_late": scores["days_late"],
         "undated": submission.duedate is not None and submission.timestamp is None,
     }

@@ -6,12 +6,10 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader
-
 from autograder.contract.verdict import PASS, Result, Unit
 from autograder.grading.nbgrader.course import CourseError, open_ledger, students
 from autograder.progress import Best, bests
-from autograder.render import one_line, quantity
+from autograder.render import one_line, page_template, quantity
 
 TEMPLATES = Path(__file__).parent / "templates" / "leaderboard"
 COLUMNS = ("student", "name")
@@ -34,7 +32,7 @@ class Ranking:
     rows: list[tuple[str, list[float | None]]]
 
 
-def read_names(path: Path, course: Path, assignment: str) -> dict[str, str]:
+def read_names(path: Path, course: Path) -> dict[str, str]:
     """Read the chosen names, by student, from a CSV file with the columns ``student`` and ``name``.
 
     Raises:
@@ -53,7 +51,7 @@ def read_names(path: Path, course: Path, assignment: str) -> dict[str, str]:
             f"{path} has the columns {', '.join(head) or 'none'}; it needs student and name, and lacks "
             f"{' and '.join(missing)}"
         )
-    known = students(course, assignment)
+    known = students(course)
     chosen: dict[str, str] = {}
     for line, student, name in rows:
         where = f"{path}, line {line}"
@@ -88,9 +86,7 @@ def rankings(course: Path, assignment: str, names: dict[str, str]) -> list[Ranki
 
 def leaderboard_page(course: Path, assignment: str, names: dict[str, str]) -> str:
     """The leaderboard of one chapter as HTML, without scripts or links to other hosts."""
-    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"line": one_line, "quantity": quantity}
-    page = environment.get_template("index.html.j2")
+    page = page_template(TEMPLATES / "index.html.j2", line=one_line, quantity=quantity)
     return page.render(chapter=assignment, rankings=rankings(course, assignment, names))
 
 

@@ -29,7 +29,7 @@ def graded(course):
 
 def names(folder, text):
     (folder / "names.csv").write_text(text)
-    return read_names(folder / "names.csv", folder, "fsdp")
+    return read_names(folder / "names.csv", folder)
 
 
 def test_passing_answers_are_ranked_by_predicted_time_and_then_bytes(graded):

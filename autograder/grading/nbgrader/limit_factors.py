@@ -9,7 +9,7 @@ from pathlib import Path
 from autograder.contract.task import load
 from autograder.contract.text import join_words
 from autograder.grading.inside.intake import Cell, read_notebook
-from autograder.grading.nbgrader.points import the_one
+from autograder.grading.nbgrader.points import number_given, the_one
 from autograder.grading.nbgrader.settings import CourseError, Settings, read_settings
 from autograder.grading.outside.notebook_options import requested_limits
 
@@ -35,13 +35,10 @@ def parse_limits(given: list[str], chapters: list[str]) -> dict[str, float]:
     known = {f"{chapter}.{task.name}" for chapter in chapters for task in load(chapter).tasks}
     found: dict[str, float] = {}
     for text in given:
-        name, _, number = text.partition("=")
+        name = text.partition("=")[0]
         function, _, fact = name.rpartition(".")
         which = the_one(function or name, known, "limits are given as fsdp_loss.live temporaries=1.5")
-        try:
-            found[f"{which}.{fact}"] = float(number)
-        except ValueError:
-            raise CourseError(f"--limit {text!r} has no number; write for example {name}=1.5") from None
+        found[f"{which}.{fact}"] = number_given("--limit", text, "1.5")
     return found
 
 

@@ -99,7 +99,7 @@ def init_course(
         )
     before, old = state(folder), read_settings(folder) if folder.is_dir() else Settings()
     settled = _with_points(settled, points or {}, {*settled.dropped, *drop} - {*chapters})
-    settled = _with_limits(folder, settled, limits or {}, [*chapters_of(folder), *chapters])
+    settled = _with_limits(settled, limits or {}, [*chapters_of(folder), *chapters])
     former = {name: worth(old, name) for name in chapters_of(folder)}
     for name, points_before in former.items():
         notebook = read(folder / "source" / name / f"{name}.ipynb")
@@ -386,7 +386,7 @@ def _with_points(settings: Settings, points: Mapping[str, float], dropped: Colle
         raise CourseError(f"{error}; points are given as --points fsdp_loss=10") from None
 
 
-def _with_limits(folder: Path, settings: Settings, limits: Mapping[str, float], chapters: list[str]) -> Settings:
+def _with_limits(settings: Settings, limits: Mapping[str, float], chapters: list[str]) -> Settings:
     """The settings with new limits, each of which the course's own solution meets if it is not in force already."""
     merged = {name: factor for name, factor in {**settings.limits, **limits}.items() if factor != 1}
     try:

@@ -61,7 +61,7 @@ print(json.dumps({
     "advice": advice,
     "page": page.read_text(),
     "address": site._address(page.parent, "novel", "What it costs"),
-    "missing": [what for what, _ in chapters._headings("novel", load("novel"))],
+    "missing": [what for what, _ in chapters._headings(load("novel"))],
 }))
 """
 

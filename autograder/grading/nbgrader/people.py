@@ -21,13 +21,13 @@ from autograder.render import few
 MOST_HOURS = 365 * 24.0
 
 
-def chosen(course: Path, chapter: str, named: Collection[str], section: str) -> list[str]:
+def chosen(course: Path, named: Collection[str], section: str) -> list[str]:
     """The students who are named, and those of a section.
 
     Raises:
         CourseError: The course does not know one of them, or the section is empty.
     """
-    known = students(course, chapter)
+    known = students(course)
     if unknown := sorted({*named} - {*known}):
         raise CourseError(f"the course has no student {', '.join(unknown)}; `meshcraft status` lists those it has")
     enrolled = register.values(course, ENROLLED)
@@ -51,13 +51,9 @@ def extend(course: Path, chapter: str, who: Collection[str], hours: float) -> in
     """
     if not 0 <= hours <= MOST_HOURS:
         raise CourseError(f"an extension of {hours:g} hours is not possible; it is from 0 to {MOST_HOURS:g} hours")
-    if hours and not due_dates(course).get(chapter):
-        raise CourseError(f"{chapter} has no due date; give it one with `meshcraft init . --due {chapter}=TIME`")
-    sentence = (
-        f"{chapter}: {hours:g} more hours for {few(sorted(who))}"
-        if hours
-        else f"{chapter}: no extension for {few(sorted(who))}"
-    )
+    if hours:
+        _due(course, chapter)
+    sentence = f"{chapter}: {f'{hours:g} more hours' if hours else 'no extension'} for {few(sorted(who))}"
     number = register.record(course, sentence, {(EXTENSION, f"{chapter}/{name}"): hours or None for name in who})
     _grant(course, {f"{chapter}/{name}": hours for name in who})
     return number
@@ -69,13 +65,17 @@ def hours_until(course: Path, chapter: str, until: datetime) -> float:
     Raises:
         CourseError: The chapter has no due date, or the time is before it.
     """
-    due = due_dates(course).get(chapter)
-    if not due:
-        raise CourseError(f"{chapter} has no due date; give it one with `meshcraft init . --due {chapter}=TIME`")
+    due = _due(course, chapter)
     hours = (until.astimezone(UTC) - due).total_seconds() / 3600
     if hours <= 0:
         raise CourseError(f"{until:%Y-%m-%d %H:%M} is not after the due date, {due:%Y-%m-%d %H:%M} UTC")
     return hours
+
+
+def _due(course: Path, chapter: str) -> datetime:
+    if due := due_dates(course).get(chapter):
+        return due
+    raise CourseError(f"{chapter} has no due date; give it one with `meshcraft init . --due {chapter}=TIME`")
 
 
 def _grant(course: Path, hours: dict[str, float]) -> None:
@@ -142,7 +142,7 @@ def ask_regrade(course: Path, chapter: str, student: str, text: str) -> int:
     Raises:
         CourseError: There is nothing to regrade, or no text.
     """
-    chosen(course, chapter, [student], "")
+    chosen(course, [student], "")
     if not text.strip():
         raise CourseError("say what the request is about; students name the fact that they think is wrong")
     name = (REQUEST, f"{chapter}/{student}")

@@ -18,7 +18,7 @@ __all__ = ["fake"]  # a fixture
 
 
 def test_an_extension_before_handing_in_counts_and_a_section_has_one_together(term):
-    people.extend(term, "fsdp", people.chosen(term, "fsdp", [], "A"), 24)
+    people.extend(term, "fsdp", people.chosen(term, [], "A"), 24)
     for student in ("ada", "bob"):
         hand_in(term, student, stamp="2026-03-02 11:00:00 UTC")
     grade(term)
@@ -29,9 +29,9 @@ def test_an_extension_before_handing_in_counts_and_a_section_has_one_together(te
     people.undo(term, register.log(term)[-1].number)
     assert exported(term)["bob"]["late_penalty"] == "1.8"
     with pytest.raises(CourseError, match="no student nobody"):
-        people.chosen(term, "fsdp", ["nobody"], "")
+        people.chosen(term, ["nobody"], "")
     with pytest.raises(CourseError, match="no student is in the section 'C'; there are: A, B"):
-        people.chosen(term, "fsdp", [], "C")
+        people.chosen(term, [], "C")
 
 
 def test_a_few_minutes_late_cost_nothing_within_the_grace_period(term):

@@ -17,9 +17,10 @@ from nbformat import NotebookNode
 from nbgrader import utils
 
 from autograder.contract.task import load
+from autograder.contract.text import points_text
 from autograder.contract.verdict import Report, Result
 from autograder.grading.nbgrader.settings import CourseError, Settings, read_settings
-from autograder.release.converters import CHECK
+from autograder.release.converters import CHECK, grade_id_of
 from autograder.release.notebook import QUESTION
 
 
@@ -76,20 +77,34 @@ def parse_points(given: list[str], chapters: list[str]) -> dict[str, float]:
     known = {f"{chapter}.{name}" for chapter in chapters for name in worth(Settings(), chapter)}
     found: dict[str, float] = {}
     for text in given:
-        name, _, number = text.partition("=")
-        which = the_one(name, known, "points are given as fsdp_loss=10 or fsdp.question=4")
-        try:
-            found[which] = float(number)
-        except ValueError:
-            raise CourseError(f"--points {text!r} has no number; write for example {name}=10") from None
+        which = the_one(text.partition("=")[0], known, "points are given as fsdp_loss=10 or fsdp.question=4")
+        found[which] = number_given("--points", text, "10")
     return found
+
+
+def number_given(option: str, text: str, example: str) -> float:
+    """The number in NAME=NUMBER.
+
+    Args:
+        option: The option that it was given with.
+        text: What was typed.
+        example: A number that the message proposes.
+
+    Raises:
+        CourseError: There is none.
+    """
+    name, _, number = text.partition("=")
+    try:
+        return float(number)
+    except ValueError:
+        raise CourseError(f"{option} {text!r} has no number; write for example {name}={example}") from None
 
 
 def set_points(notebook: NotebookNode, points: Mapping[str, float], before: Mapping[str, float]) -> bool:
     """Write the points into a source notebook, where they were ``before``; return True if that changes it."""
     changed = False
     for cell in notebook.cells:
-        name = cell.metadata.get("nbgrader", {}).get("grade_id", "").removeprefix(CHECK)
+        name = grade_id_of(cell).removeprefix(CHECK)
         if utils.is_grade(cell) and name in points and cell.metadata.nbgrader.points == before[name] != points[name]:
             cell.metadata.nbgrader.points = points[name]
             changed = True
@@ -102,7 +117,7 @@ def set_points(notebook: NotebookNode, points: Mapping[str, float], before: Mapp
 
 
 def _said(points: float) -> str:
-    return f"{points:g} point{'s' * (points != 1)}" if points else "not graded in this course"
+    return points_text(points) if points else "not graded in this course"
 
 
 def points_in(notebook: NotebookNode) -> dict[str, float]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment, FileSystemLoader
 
 from autograder.contract.task import load
 from autograder.contract.verdict import (
@@ -24,10 +20,10 @@ from autograder.contract.verdict import (
     Result,
 )
 from autograder.grading.nbgrader.course import CourseError, open_ledger
-from autograder.grading.nbgrader.export import BY_HAND, HUMAN, counts, neutral, overview
+from autograder.grading.nbgrader.export import BY_HAND, HUMAN, counts, csv_text, overview
 from autograder.grading.nbgrader.points import scaled, worth
 from autograder.grading.nbgrader.settings import read_settings
-from autograder.render import NOT_STARTED, number, one_line, plain
+from autograder.render import NOT_STARTED, number, one_line, page_template, plain
 
 TEMPLATES = Path(__file__).parent / "templates" / "report"
 ORDER = (PASS, PARTIAL, FAIL, STUDENT_ERROR, LIMIT_EXCEEDED, REFUSED, NOT_STARTED, NEEDS_HUMAN)
@@ -180,19 +176,15 @@ def _earlier(folder: Path, chapter: str) -> dict[str, Any]:
 def report_csv(data: dict[str, Any]) -> str:
     """One row per function and failed fact, for a spreadsheet."""
     head = ["chapter", "function", "mean_points", "max_points", "pass_share", "fact", "failed", "case", "message"]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, head, restval="", lineterminator="\n")
-    writer.writeheader()
+    rows = []
     for each in data["functions"]:
         common = {"chapter": data["chapter"], "function": each["name"], **{name: each[name] for name in head[2:5]}}
         facts = [{"fact": fact["name"], **{name: fact[name] for name in head[6:]}} for fact in each["facts"]]
-        for row in facts or [{}]:
-            writer.writerow({name: neutral(value) for name, value in {**common, **row}.items()})
-    return text.getvalue()
+        rows += [{**common, **row} for row in facts or [{}]]
+    return csv_text(head, rows)
 
 
 def report_page(data: dict[str, Any]) -> str:
     """The figures as one HTML page without scripts that loads nothing, for the screen and for paper."""
-    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"number": number, "line": one_line}
-    return environment.get_template("index.html.j2").render(**data, today=f"{datetime.now(UTC):%Y-%m-%d}")
+    page = page_template(TEMPLATES / "index.html.j2", number=number, line=one_line)
+    return page.render(**data, today=f"{datetime.now(UTC):%Y-%m-%d}")

@@ -11,6 +11,7 @@ from nbformat.v4 import new_notebook
 from nbgrader import utils
 
 from autograder.grading.inside.intake import CODE, PROSE, Cell, Notebook
+from autograder.release.converters import grade_id_of
 
 SECRET = re.compile("[0-9a-f]{128}")
 UNREADABLE = "The submitted file could not be read as a notebook."
@@ -78,19 +79,15 @@ def _question(release: NotebookNode, answer: NotebookNode) -> dict[str, str]:
     if answer.cell_type != PROSE or not utils.is_grade(answer):
         return {}
     at = next(
-        n for n, cell in enumerate(release.cells) if cell.get("metadata") and _grade_id(cell) == _grade_id(answer)
+        n for n, cell in enumerate(release.cells) if cell.get("metadata") and grade_id_of(cell) == grade_id_of(answer)
     )
     above = release.cells[at - 1] if at else answer
-    return {"question": above.source} if above.cell_type == PROSE and not _grade_id(above) else {}
-
-
-def _grade_id(cell: NotebookNode) -> str:
-    return cell.metadata.get("nbgrader", {}).get("grade_id", "")
+    return {"question": above.source} if above.cell_type == PROSE and not grade_id_of(above) else {}
 
 
 def _lost(release: NotebookNode, submitted: Notebook, which: tuple[str, str]) -> int | None:
     """The place of an answer whose cell has no grade id any more; None if it cannot be told."""
-    at = next(n for n, cell in enumerate(release.cells) if _grade_id(cell) == which[0])
+    at = next(n for n, cell in enumerate(release.cells) if grade_id_of(cell) == which[0])
     if not (utils.is_solution(release.cells[at]) and utils.is_grade(release.cells[at])):
         return None
     others = [cell.kind == which[1] and not cell.grade_id for cell in submitted.everything]

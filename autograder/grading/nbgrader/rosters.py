@@ -59,9 +59,7 @@ def read_students(path: Path) -> list[dict[str, str]]:
         if not any(row.values()) or row.get("Role", "").lower() in TEACHING or _is_heading(row):
             continue
         if odd := name_problem(student["id"]):
-            raise CourseError(
-                f"{path}, line {line}: the id {student['id']!r} cannot name a folder, it {odd or 'is empty'}"
-            )
+            raise CourseError(f"{path}, line {line}: the id {student['id']!r} cannot name a folder, it {odd}")
         if student["id"] in seen:
             raise CourseError(
                 f"{path}, line {line}: {student['id']} is in line {seen[student['id']]} already; remove one"

@@ -16,7 +16,7 @@ from autograder.contract.task import load
 from autograder.grading.inside.intake import Cell, IntakeError, read_notebook
 from autograder.grading.nbgrader.settings import CourseError, read_settings
 from autograder.grading.outside.notebook_options import requested_limits, requested_variants
-from autograder.release.converters import CHECK
+from autograder.release.converters import CHECK, grade_id_of
 
 MARK, LIMIT_MARK = "variant-", "limits-"
 
@@ -74,7 +74,7 @@ def state(
     before = [(cell.get("id"), cell.source) for cell in notebook.cells]
     cells = []
     for cell in notebook.cells:
-        name = cell.metadata.get("nbgrader", {}).get("grade_id", "")
+        name = grade_id_of(cell)
         if str(cell.get("id", "")).startswith((MARK, LIMIT_MARK)):
             continue
         if name in requested:

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from autograder.grading.nbgrader.course import open_gradebook
 from autograder.grading.nbgrader.keys import digest
 from autograder.grading.outside.backends import tool
 from autograder.proof.attacks.canaries import search
@@ -25,7 +26,7 @@ from autograder.proof.attacks.declared import CHAPTER, Attack
 from autograder.proof.attacks.fixtures import NEIGHBOUR, prepare
 from autograder.proof.attacks.suite import handed_in, written
 from autograder.proof.demo import HERE as DEMO
-from autograder.release.converters import course_config, nbgrader_quiet, run_nbgrader
+from autograder.release.converters import course_config, run_nbgrader
 from course.curriculum import ROOT
 
 SECONDS, CELL_SECONDS = 300, 120
@@ -128,9 +129,9 @@ def _contained(course: Path, student: str) -> list[str]:
 
 
 def _earned(course: Path, student: str, functions: tuple[str, ...]) -> float | None:
-    from nbgrader.api import Gradebook, MissingEntry
+    from nbgrader.api import MissingEntry
 
-    with nbgrader_quiet(), Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:
+    with open_gradebook(course) as gradebook:
         try:
             grades = [gradebook.find_grade(f"check-{name}", CHAPTER, CHAPTER, student) for name in functions]
         except MissingEntry:

@@ -20,9 +20,9 @@ import psutil
 
 from autograder.contract.verdict import Report, Result
 from autograder.grading.inside.launch import Limits, prctl
-from autograder.grading.nbgrader.batch import grade_course
+from autograder.grading.nbgrader.batch import NOT_BOOKED, grade_course
 from autograder.grading.nbgrader.booking import model_answers
-from autograder.grading.nbgrader.course import open_ledger
+from autograder.grading.nbgrader.course import open_gradebook, open_ledger
 from autograder.grading.nbgrader.export import grades_csv, overview
 from autograder.grading.nbgrader.feedback import write_feedback
 from autograder.grading.nbgrader.jobs import Job
@@ -30,7 +30,6 @@ from autograder.grading.nbgrader.pools import NewPool, local_pool
 from autograder.proof.attacks.canaries import IN_VARIABLE, VARIABLE, search
 from autograder.proof.attacks.declared import Attack
 from autograder.proof.attacks.fixtures import prepare
-from autograder.release.converters import nbgrader_quiet
 
 PR_SET_CHILD_SUBREAPER = 36
 ENOUGH = 16 << 20
@@ -132,7 +131,7 @@ def _row(attack: Attack, report: Report | None, seen: _Seen, problem: str, secon
         denied=tuple(dict.fromkeys(call for result in results for call in result.denied)),
         seconds=round(seconds, 1),
         messages=tuple(dict.fromkeys(map(_message, results))),
-        problem="; ".join(filter(None, [problem, *(note for note in notes if "not in the gradebook" in note)])),
+        problem="; ".join(filter(None, [problem, *(note for note in notes if NOT_BOOKED in note)])),
     )
 
 
@@ -184,9 +183,7 @@ def written(folder: Path, *, links: bool = True) -> str:
 
 
 def _comments(course: Path, chapter: str) -> dict[str, str]:
-    from nbgrader.api import Gradebook
-
-    with nbgrader_quiet(), Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:
+    with open_gradebook(course) as gradebook:
         return {
             str(each.student.id): "\n".join(
                 f"{comment.auto_comment} {comment.manual_comment}"

@@ -12,16 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
-from nbgrader.api import Gradebook
 
 from autograder.contract.verdict import Report
-from autograder.grading.nbgrader.course import make_course, open_ledger, secret
+from autograder.grading.nbgrader.course import make_course, open_gradebook, open_ledger, secret
 from autograder.grading.outside.pipeline import Grader
 from autograder.grading.outside.sandbox import best_level
 from autograder.proof.attacks.stock import grade_as_nbgrader_does
 from autograder.proof.demo import HERE
 from autograder.proof.demo.__main__ import STUDENTS, prepare, surprises
-from autograder.release.converters import nbgrader_quiet
 
 pytestmark = pytest.mark.long
 
@@ -124,7 +122,7 @@ def test_gradebook_feedback_and_export_agree_with_the_verdicts(graded):
     course, reports, _ = graded
     written = meshcraft("feedback", "fsdp", course=course)
     assert written.communicate() and written.returncode == 0
-    with nbgrader_quiet(), Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:
+    with open_gradebook(course) as gradebook:
         booked = {s.student.id: s.score for s in gradebook.assignment_submissions("fsdp")}
     assert booked == pytest.approx({report.student: report.points for report in reports})
     exported = meshcraft("export", "fsdp", course=course)
@@ -142,7 +140,7 @@ def test_hostile_earns_full_points_from_stock_nbgrader(tmp_path):
     course = make_course(tmp_path / "stock", ["fsdp"])
     shutil.copytree(HERE / "submitted" / "hostile", course / "submitted" / "hostile")
     grade_as_nbgrader_does(course, "hostile")
-    with nbgrader_quiet(), Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:
+    with open_gradebook(course) as gradebook:
         found = gradebook.find_submission("fsdp", "hostile")
         assert found.score == 18, "2 + 3 + 5 + 5 + 3 points for answers that are all wrong"
 
