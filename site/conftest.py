@@ -3,7 +3,6 @@
 import functools
 import http.server
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -12,9 +11,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import sync_playwright
 
+from autograder.proof.browser import CHROMIUM
+
 SITE = Path(__file__).parent
 sys.path += [str(SITE), str(SITE / "examples")]  # tests import the hooks, and what examples share
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 BELOW = "/meshcraft"  # published below the root of a host, as GitHub Pages does
 
 

@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from autograder.commands.new_chapter import TEMPLATE
-from course.program.compiled.plugin import AotMissing, find_plugin
+from course.validation.report_test import has_compiler
 
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 OURS = pytest.mark.skipif(jax.__version__ != computed.JAX, reason=f"the pages' figures are of jax {computed.JAX}")
@@ -20,14 +20,6 @@ KEPT = {file.stem: json.loads(file.read_text()) for file in sorted(computed.KEPT
 # Those that the GPU compiler computes in less than a minute, and one of them that takes seconds.
 COMPILED = [(chapter, name) for chapter, kept in KEPT.items() for name in kept if not kept[name]["slow"]]
 SHORT = [("collectives", "with_compiler")]
-
-
-def has_compiler():
-    try:
-        find_plugin()
-    except AotMissing:
-        return False
-    return True
 
 
 @OURS

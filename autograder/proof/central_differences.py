@@ -24,6 +24,12 @@ def case_of(task: Task, place: str) -> Case[Any]:
     return next(case for case in task.cases if case.name.startswith(place))
 
 
+def realistic(task: Task) -> Case[Any]:
+    """The task's case of realistic size."""
+    assert task.at_scale
+    return task.at_scale[0]
+
+
 def summed(gradient: np.ndarray, leaf: np.ndarray) -> np.ndarray:
     """The gradient of a whole leaf from the shares ``[..., *leaf.shape]`` that devices have of it."""
     return gradient.reshape(-1, *leaf.shape).sum(0)

@@ -10,18 +10,13 @@ import pytest
 from course.program import parse
 from course.program.integers import MAX_REMEMBERED, RULES, evaluate
 from course.program.ir import Op, Value
-from course.program.mlir_programs import NAMES, as_the_executor, dense, edges, program_of, run, tensor
+from course.program.stablehlo_for_tests import NAMES, dense, edges, program_of, run, tensor
 
 COMPARISONS = ("EQ", "NE", "LT", "LE", "GT", "GE")
 ARITHMETIC = ("add", "multiply", "maximum", "minimum", "and", "or", "xor")
 NUMBERS = ("subtract", "divide", "remainder", "shift_left", "shift_right_arithmetic", "shift_right_logical")
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def settings_of_the_executor():
-    with as_the_executor():
-        yield
+pytestmark = pytest.mark.usefixtures("settings_of_the_executor")
 
 
 def elementwise(element):

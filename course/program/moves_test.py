@@ -8,16 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course.program.mlir_programs import NAMES, as_the_executor, dense, edges, evaluated, program_of, run, tensor
+from course.program.stablehlo_for_tests import NAMES, dense, edges, evaluated, program_of, run, tensor
 from course.program.witness_test import SETTINGS
 
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def settings_of_the_executor():
-    with as_the_executor():
-        yield
+pytestmark = pytest.mark.usefixtures("settings_of_the_executor")
 
 
 @st.composite

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from course.mesh import abstract_mesh, make_mesh
 from course.program import ProgramError, compile_program, evaluate, export, integers, parse
-from course.program.mlir_programs import program_of
+from course.program.stablehlo_for_tests import program_of
 
 MESH = {"data": 4}
 X = np.arange(8, dtype=np.float32)

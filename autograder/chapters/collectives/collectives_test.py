@@ -12,6 +12,7 @@ from autograder.chapters.collectives.wrapping import Chunks, Questions
 from autograder.contract import value_facts, value_tasks
 from autograder.contract.case import Sizes
 from autograder.contract.task import Case, Evidence, TaskEvidence, references
+from autograder.proof.central_differences import realistic
 from course.machines import machine
 from course.program import Costs, Memory
 from course.render.holdings import layout
@@ -20,12 +21,6 @@ RINGS = list(MEANING)
 PUZZLES = [task.name for task in CONTRACT.tasks if task.kind == "value"]
 TASKS = {task.name: task for task in CONTRACT.tasks}
 MESH = {"data": 4, "tensor": 2}
-
-
-def analysed_of(name):
-    analysed = TASKS[name].at_scale
-    assert analysed
-    return analysed[0]
 
 
 @pytest.mark.parametrize(("name", "times"), [(name, 2 if name == "ring_all_reduce" else 1) for name in RINGS])
@@ -41,7 +36,7 @@ def test_bytes_are_those_of_the_theory(name, times):
 @pytest.mark.parametrize("name", RINGS)
 def test_limit_on_temporaries_separates_reference_and_naive_by_more_than_15_percent(name):
     known = references("collectives")[name]["temporaries"]
-    analysed = analysed_of(name)
+    analysed = realistic(TASKS[name])
     limit = CHUNKS_ALIVE * chunk_bytes(analysed)
     assert 1.15 * known["reference"] < limit < known["naive"] / 1.15
 
@@ -49,7 +44,7 @@ def test_limit_on_temporaries_separates_reference_and_naive_by_more_than_15_perc
 def test_no_ring_of_the_reference_is_slower_than_twice_its_bytes():
     for name in RINGS:
         seconds = references("collectives")[name]["seconds"]["reference"]
-        assert seconds < 2 * bytes_form(analysed_of(name), name) / machine("8xH100").links[0].bandwidth
+        assert seconds < 2 * bytes_form(realistic(TASKS[name]), name) / machine("8xH100").links[0].bandwidth
 
 
 def test_a_wrong_spec_is_told_what_it_would_mean():

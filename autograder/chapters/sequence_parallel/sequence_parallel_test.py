@@ -10,20 +10,14 @@ from autograder.chapters.sequence_parallel.tasks import formula, most_saved, reg
 from autograder.chapters.sequence_parallel.wrapping import ENTER, LEAVE
 from autograder.contract.case_builders import parts_of
 from autograder.contract.task import references
-from autograder.proof.central_differences import check
+from autograder.proof.central_differences import check, realistic
 from course.budget import Sizes, saved_per_layer
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
 
 
-def realistic(name):
-    at_scale = TASKS[name].at_scale
-    assert at_scale
-    return at_scale[0]
-
-
 def test_the_formula_is_korthikantis_with_four_bytes_an_element_and_no_dropout_of_scores():
-    case = realistic("sp_block")
+    case = realistic(TASKS["sp_block"])
     s, n = case.sizes, parts_of(case)
     sizes = Sizes(layers=1, width=s.width, hidden=s.hidden, heads=s.num_heads, vocab=8, seq=s.seq)
     arrays, scores = saved_per_layer(sizes, 4, n, True, sequence_parallel=True)
@@ -38,7 +32,7 @@ def test_the_formulas_limit_lies_between_reference_and_naive_baseline(name):
     known = references("sequence_parallel").get(name)
     if not known:
         pytest.skip("not measured with this version of jax")
-    limit = most_saved(realistic(name))
+    limit = most_saved(realistic(TASKS[name]))
     assert 1.15 * known["temporaries"]["reference"] <= limit <= known["temporaries"]["naive"] / 1.15
 
 

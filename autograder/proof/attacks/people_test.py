@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-import shutil
 import subprocess
 import sys
 import unicodedata
@@ -23,10 +22,10 @@ from autograder.grading.outside.sandbox import best_level
 from autograder.proof.attacks.declared import CHAPTER
 from autograder.proof.attacks.fixtures import find_attacks, prepare
 from autograder.proof.attacks.suite import workplace
+from autograder.proof.browser import CHROMIUM
 
 pytestmark = pytest.mark.long
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ATTACKS = [attack for attack in find_attacks() if attack.group == "reaches"]
 # Folder names, some of which nbgrader accepts, and what each of them tries.
 STUDENTS = {

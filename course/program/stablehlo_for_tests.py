@@ -1,7 +1,6 @@
 """Programs of one device from StableHLO text, computed by XLA and by the evaluator: for tests."""
 
 import dataclasses
-from contextlib import contextmanager
 
 import jax
 import numpy as np
@@ -17,19 +16,6 @@ from course.program.export import stablehlo_version
 from course.program.integers import DTYPES, evaluate
 
 NAMES = {"i1": "bool", **{name: np.dtype(kind).name for name, kind in DTYPES.items() if name != "i1"}}
-
-
-@contextmanager
-def as_the_executor():
-    """64-bit inputs, and the executor's XLA options."""
-    before = {name: jax.config.read(name) for name in ("jax_disable_most_optimizations", "jax_enable_x64")}
-    for name in before:
-        jax.config.update(name, True)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
 
 
 def program_of(body, inputs, outputs):
