@@ -131,6 +131,12 @@ def split_heads(attention: Params, num_heads: int) -> Params:
     }
 
 
+def heads_apart(params: Params, num_heads: int) -> Params:
+    """The parameters of a Transformer with those of its attention as ``split_heads`` gives them."""
+    layers = params["layers"]
+    return {**params, "layers": {**layers, "attention": split_heads(layers["attention"], num_heads)}}
+
+
 class MLPLayer(nnx.Module):
     """Residual layer: ``x + down(gelu(up(norm(x))))``."""
 

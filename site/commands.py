@@ -11,7 +11,7 @@ from autograder.cli import app
 def _help(text: str | None) -> str:
     """Help text as Markdown: no angle bracket or pipe is taken for HTML or for a table's."""
     plain = re.sub(r"\[/?(?:bold|dim|italic)[^]]*\]", "", text or "")
-    return plain.replace("|", "\\|").replace("<", "&lt;").replace("\n\n", "\n\n").strip()
+    return plain.replace("|", "\\|").replace("<", "&lt;").strip()
 
 
 def _default(parameter: Any) -> str:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from autograder.commands import plan_options as option
-from autograder.commands.lenses import AsJson, Devices, Nodes, find_machine
+from autograder.commands.lenses import Devices, Nodes, find_machine
 from autograder.commands.plan_tables import print_plans
-from autograder.commands.terminal import SHORT, UsageError, card_table, print_json, show
+from autograder.commands.terminal import SHORT, AsJson, UsageError, card_table, print_json, show
 
 if TYPE_CHECKING:
     from rich.table import Table

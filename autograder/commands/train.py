@@ -278,13 +278,14 @@ def _finish(outcome: RunResult, run: Path, as_json: bool) -> None:
     from rich.text import Text
 
     from autograder.render import plain
+    from course.training.cards import lines
 
     if jax.process_index() == 0:
         if as_json:
             terminal.print_json({"finished": outcome.finished, "sample": outcome.text, **outcome.card})
         else:
             sample = [Text(plain(outcome.text)), Text("")] if outcome.text else []
-            terminal.show(*sample, terminal.card_table(outcome.lines()))
+            terminal.show(*sample, terminal.card_table(lines(outcome.card)))
             terminal.out().print(f"kept in {run}", style="dim", markup=False, soft_wrap=True)
         if not outcome.finished:
             complain(f"stopped after step {outcome.step:,} of {outcome.steps:,}, which is saved. {_go_on(run)}")

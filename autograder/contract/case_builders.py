@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case, ModelSizes
 from course.mesh import varying, varying_axes
-from course.model import Model, mlp, split_heads, transformer
+from course.model import Model, heads_apart, mlp, transformer
 from course.program.program import path_name
 
 LEARNING_RATE = jax.ShapeDtypeStruct((), np.float32)
@@ -116,11 +116,7 @@ def params_of(case: Case[ModelSizes]) -> Any:
 
 @lru_cache(maxsize=128)
 def _params_by_head(sizes: ModelSizes) -> Any:
-    def split(params):
-        layers = params["layers"]
-        return {**params, "layers": {**layers, "attention": split_heads(layers["attention"], sizes.num_heads)}}
-
-    return jax.eval_shape(split, param_shapes(sizes))
+    return jax.eval_shape(partial(heads_apart, num_heads=sizes.num_heads), param_shapes(sizes))
 
 
 def params_by_head(case: Case[ModelSizes]) -> Any:

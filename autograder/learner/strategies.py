@@ -22,7 +22,7 @@ from autograder.grading.outside.notebook_options import lab_code
 from autograder.learner.baselines import solution
 from course.layout import Options as Layout
 from course.mesh import shard_map_with_specs, varying
-from course.model import Params, rms_norm, split_heads
+from course.model import Params, heads_apart, rms_norm
 from course.training.resharding import kept_of, parts_of, reshardings
 from course.training.strategy import (
     TENSOR_DIMS,
@@ -49,9 +49,8 @@ class StrategyError(Exception):
 
 @dataclass(frozen=True)
 class FromChapter:
-    """A strategy built from a chapter's functions: their names, the builder, and the axes it uses."""
+    """A strategy built from the functions of the chapter of the same name: which, the builder, and the axes it uses."""
 
-    chapter: str
     functions: tuple[str, ...]
     make: Callable[[Functions], MakeStrategy]
     axes: tuple[str, ...] = ()
@@ -63,11 +62,7 @@ def fsdp(functions: Functions) -> MakeStrategy:
 
     def make(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> Strategy:
         require_axes("fsdp", mesh, ("data",))
-        if options.num_microbatches > 1 or options.num_repeats > 1 or options.rings or options.dtype != "float32":
-            raise ValueError(
-                "the strategy fsdp takes no microbatches, repeats or rings and computes in float32: leave these "
-                "options out"
-            )
+        _require_plain("fsdp", options)
         model = sizes.model()
         _, specs = _laid_out(lambda p: functions["shard_params"](p, "data", options.min_size), sizes.shapes(), mesh)
 
@@ -96,7 +91,7 @@ def transformer_3d(functions: Functions) -> MakeStrategy:
 
     def make(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> Strategy:
         _require_3d(sizes, mesh, options)
-        apart = jax.eval_shape(partial(_heads_apart, sizes.num_heads), sizes.shapes())
+        apart = jax.eval_shape(partial(heads_apart, num_heads=sizes.num_heads), sizes.shapes())
 
         def cut(whole: Params) -> Any:
             return functions["init_3d"](whole, options.num_repeats, options.min_size, *AXES)
@@ -214,12 +209,10 @@ def expert_parallel(functions: Functions) -> MakeStrategy:
 
 
 CHAPTERS = {
-    "fsdp": FromChapter("fsdp", ("shard_params", "fsdp_loss"), fsdp),
-    "transformer_3d": FromChapter("transformer_3d", ("init_3d", "forward_3d"), transformer_3d, AXES),
-    "context_parallel": FromChapter(
-        "context_parallel", ("ring_attention", "zigzag_order"), context_parallel, CONTEXT_AXES
-    ),
-    MIXTURE: FromChapter("expert_parallel", ("moe_layer", "balancing_loss"), expert_parallel, EXPERT_AXES),
+    "fsdp": FromChapter(("shard_params", "fsdp_loss"), fsdp),
+    "transformer_3d": FromChapter(("init_3d", "forward_3d"), transformer_3d, AXES),
+    "context_parallel": FromChapter(("ring_attention", "zigzag_order"), context_parallel, CONTEXT_AXES),
+    MIXTURE: FromChapter(("moe_layer", "balancing_loss"), expert_parallel, EXPERT_AXES),
 }
 NAMES = ("compiler", *CHAPTERS)
 
@@ -259,23 +252,23 @@ def find(name: str, notebook: Path | None = None) -> MakeStrategy:
             )
         return compiler
     wanted = CHAPTERS[name]
-    return wanted.make(_of_course(wanted) if notebook is None else _of_notebook(wanted, notebook))
+    return wanted.make(_of_course(name, wanted) if notebook is None else _of_notebook(name, wanted, notebook))
 
 
-def _of_course(wanted: FromChapter) -> Functions:
-    found = {name: solution(wanted.chapter, name) for name in wanted.functions}
+def _of_course(chapter: str, wanted: FromChapter) -> Functions:
+    found = {name: solution(chapter, name) for name in wanted.functions}
     for name, function in found.items():
         if isinstance(function, str):
             raise StrategyError(f"{name} is {function}; --notebook FILE takes yours")
     return {name: function for name, function in found.items() if not isinstance(function, str)}
 
 
-def _of_notebook(wanted: FromChapter, path: Path) -> Functions:
-    lab = lab_code(wanted.chapter)
+def _of_notebook(chapter: str, wanted: FromChapter, path: Path) -> Functions:
+    lab = lab_code(chapter)
     ran = run_cells(read_notebook(path).cells, list(wanted.functions), lab=lab, only_needed=True)
     found = {}
     for name in wanted.functions:
-        function = ran.function(load(wanted.chapter).task(name))
+        function = ran.function(load(chapter).task(name))
         if isinstance(function, Problem):
             raise StrategyError(f"{path}: {function.line + ': ' if function.line else ''}{function.message}")
         found[name] = function
@@ -304,9 +297,13 @@ def _laid_out(cut: Callable[[Params], Any], shapes: Params, mesh: Mesh | Abstrac
     return jax.eval_shape(parts, shapes), found[0]
 
 
-def _heads_apart(num_heads: int, params: Params) -> Params:
-    layers = params["layers"]
-    return {**params, "layers": {**layers, "attention": split_heads(layers["attention"], num_heads)}}
+def _require_plain(name: str, options: StrategyOptions) -> None:
+    """Raise ``ValueError`` for an option that only ``transformer_3d`` has."""
+    if options.num_microbatches > 1 or options.num_repeats > 1 or options.rings or options.dtype != "float32":
+        raise ValueError(
+            f"the strategy {name} takes no microbatches, repeats or rings and computes in float32: leave these "
+            "options out"
+        )
 
 
 def _require_3d(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> None:
@@ -326,11 +323,7 @@ def _require_3d(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyO
 def _require_context(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> None:
     """Raise ``ValueError`` for a mesh on which the model cannot be split, or an option that there is not."""
     require_axes("context_parallel", mesh, CONTEXT_AXES)
-    if options.num_microbatches > 1 or options.num_repeats > 1 or options.rings or options.dtype != "float32":
-        raise ValueError(
-            "the strategy context_parallel takes no microbatches, repeats or rings and computes in float32: leave "
-            "these options out"
-        )
+    _require_plain("context_parallel", options)
     context, tensor = mesh.shape["context"], mesh.shape["tensor"]
     for what in ("num_heads", "hidden"):
         if getattr(sizes, what) % tensor:
@@ -354,10 +347,6 @@ def require_model(name: str, sizes: ModelSizes) -> None:
 def _require_experts(sizes: MixtureSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> None:
     """Raise ``ValueError`` for a mesh on which the model cannot be split, or for an unsupported option."""
     require_axes(MIXTURE, mesh, EXPERT_AXES)
-    if options.num_microbatches > 1 or options.num_repeats > 1 or options.rings or options.dtype != "float32":
-        raise ValueError(
-            f"the strategy {MIXTURE} takes no microbatches, repeats or rings and computes in float32: leave these "
-            "options out"
-        )
+    _require_plain(MIXTURE, options)
     if sizes.num_experts % mesh.shape["expert"]:
         raise ValueError(f"num_experts {sizes.num_experts} is not divisible by expert={mesh.shape['expert']}")

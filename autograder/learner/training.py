@@ -15,7 +15,7 @@ import jax
 from autograder.learner import strategies
 from course.measured.card import write
 from course.mesh import make_mesh
-from course.training.cards import lines, predicted, rates, run_card
+from course.training.cards import predicted, rates, run_card
 from course.training.checkpoints import CheckpointError, Checkpoints, differences
 from course.training.loop import Event, Run, Trainer, baseline, evaluate, initial, prepare, train
 from course.training.sample import sample, whole
@@ -74,10 +74,6 @@ class RunResult:
     @property
     def finished(self) -> bool:
         return self.step == self.steps
-
-    def lines(self) -> dict[str, str]:
-        """The card in words."""
-        return lines(self.card)
 
 
 def described(base: Run, given: dict[str, Any]) -> Run:

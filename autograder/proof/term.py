@@ -70,7 +70,7 @@ def share_of(student: int, chapter: int) -> float:
 
 def expected(student: int, chapter: int, dropped: str) -> float | None:
     """What the rules of the course give, worked out by hand; None where there is no final grade."""
-    name, kind = CHAPTERS[chapter], KINDS[student % len(KINDS)]
+    name, kind = CHAPTERS[chapter], _kind(student)
     if name == dropped or kind == "leaves" or (kind == "absent" and chapter == 1):
         return None
     share = 1.0 if kind == "again" and chapter == 0 else share_of(student, chapter)
@@ -114,7 +114,7 @@ def run(
     due = {name: DUE + timedelta(weeks=week) for week, name in enumerate(names)}
     rules = {"late_per_day": PER_DAY, "late_at_most": MOST, "late_grace": GRACE, "vary": False}
     init_course(course, chapters=[*names], due=due, settings=rules, students=read_students(_roster(folder, ids)))
-    extended = [each for number, each in enumerate(ids) if KINDS[number % len(KINDS)] == "extended"]
+    extended = [each for number, each in enumerate(ids) if _kind(number) == "extended"]
     if extended:
         people.extend(course, names[0], extended, 48)
     half, first = students // 2, names[0]
@@ -128,12 +128,12 @@ def run(
         _kill(killed, stage, lambda stage=stage: _grade(course, first, on_progress=_at_half(stage, _die)))
     timings = {"grading and booking": _timed(lambda: [_grade(course, name, interrupt=name != first) for name in names])}
     for number, student in enumerate(ids):
-        if KINDS[number % len(KINDS)] == "again":
+        if _kind(number) == "again":
             path = course / "submitted" / student / first / f"{first}.ipynb"
             _write(path, _text(course, student, first, 1.0), due[first])
     _grade(course, names[0])
     dropped = names[-1] if chapters > 1 else ""
-    left = [each for number, each in enumerate(ids) if KINDS[number % len(KINDS)] == "leaves"]
+    left = [each for number, each in enumerate(ids) if _kind(number) == "leaves"]
     drop = [dropped] if dropped else []
     init_course(
         course, chapters=[], due={}, settings={}, students=[], points={DEARER: POINTS}, drop=drop, withdraw=left
@@ -220,7 +220,7 @@ def _differences(found: dict[str, dict[str, float]], ids: list[str], kept: list[
             wanted = expected(number, chapter, dropped)
             got = found.get(student, {}).get(name)
             if (wanted is None) != (got is None) or (got is not None and abs(got - (wanted or 0.0)) > 0.011):
-                wrong[f"{student} {name} ({KINDS[number % len(KINDS)]})"] = (got, wanted)
+                wrong[f"{student} {name} ({_kind(number)})"] = (got, wanted)
     return wrong
 
 
@@ -304,7 +304,7 @@ def _by_hand(ids: list[str], names: tuple[str, ...]) -> Given:
     """Chapter, student, cell and points that an assistant gives: for answers, and for what could not be judged."""
     given = []
     for number, student in enumerate(ids):
-        kind = KINDS[number % len(KINDS)]
+        kind = _kind(number)
         if kind == "answers":
             given += [(name, student, "question", ANSWER) for name in names]
         if kind == "damaged":

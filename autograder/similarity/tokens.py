@@ -5,6 +5,7 @@ import builtins
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 GRAM = 8
 MOST = 20_000
@@ -47,12 +48,7 @@ def tokens(node: ast.AST, known: Mapping[str, str]) -> list[Token]:
     Raises:
         RecursionError: It is nested more deeply than any genuine code.
     """
-    result = []
-    for token in _Reader(known).read(node):
-        result.append(token)
-        if len(result) == MOST:
-            break
-    return result
+    return list(islice(_Reader(known).read(node), MOST))
 
 
 def fingerprints(found: list[Token], shift: int = 0) -> dict[int, set[int]]:

@@ -41,9 +41,9 @@ def measure(kind: str, dtype: str, size: int) -> dict[str, Any]:
     return {"seconds": seconds, "rate": work / seconds, "kernels": kernels, "runs": len(times)}
 
 
-def loops_for(work: float, at_least: float, most: int = 500) -> int:
+def loops_for(work: float, at_least: float) -> int:
     """Number of times to repeat a chain of ``CHAIN`` kernels of this much work in one run."""
-    return int(np.clip(np.ceil(at_least / (work * CHAIN)), 1, most))
+    return int(np.clip(np.ceil(at_least / (work * CHAIN)), 1, 500))
 
 
 def _matmul(kind: str, dtype: str, size: int) -> tuple[Callable[[], Any], int, float]:

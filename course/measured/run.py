@@ -134,9 +134,9 @@ def paired(ours: Step, theirs: Step) -> Sample:
     return sample
 
 
-def time_steps(step: Step, *, steps: int = 30, seconds: float = 60, warm_up: int = 2) -> list[float]:
+def time_steps(step: Step, *, steps: int = 30, seconds: float = 60) -> list[float]:
     """Seconds that each step took, without the warm-up; fewer than ``steps`` if time runs out, but at least 3."""
-    for _ in range(warm_up):
+    for _ in range(2):  # the warm-up
         step()
     found: list[float] = []
     while len(found) < 3 or (len(found) < steps and sum(found) < seconds):

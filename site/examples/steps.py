@@ -11,7 +11,7 @@ from showing import over
 from course.budget import Sizes
 from course.layout import Options, tensor_specs
 from course.mesh import abstract_mesh, varying
-from course.model import Model, split_heads, transformer
+from course.model import Model, heads_apart, transformer
 from course.planning import Choice
 from course.program import Program
 from solutions.fsdp import fsdp_train_step, shard_params
@@ -41,9 +41,7 @@ def shapes_of(model: Model, heads: int = 0) -> Any:
 
     def init():
         params = model.init(KEY)
-        if heads:
-            params["layers"]["attention"] = split_heads(params["layers"]["attention"], heads)
-        return params
+        return heads_apart(params, heads) if heads else params
 
     return jax.eval_shape(init)
 
@@ -52,6 +50,11 @@ def tokens(batch: int, seq: int) -> Any:
     """The shapes of a batch."""
     shape = jax.ShapeDtypeStruct((batch, seq), jnp.int32)
     return {"inputs": shape, "targets": shape}
+
+
+def unmasked(batch: Any) -> Any:
+    """A batch of which every token counts."""
+    return {**batch, "mask": jnp.ones_like(batch["inputs"], jnp.float32)}
 
 
 def stacked(params: Any, sizes: Sizes, repeats: int, stages: int) -> Any:
@@ -101,8 +104,7 @@ def looping(sizes: Sizes, choice: Choice, batch: int) -> Program:
 
     def local(params, batch):
         params = {**params, "layers": jax.tree.map(lambda leaf: leaf[:, 0], params["layers"])}
-        every = {**batch, "mask": jnp.ones_like(batch["inputs"], jnp.float32)}
-        return looping_train_step(params, every, KEY, model, choice.microbatches, "pipe", "data", RATE)
+        return looping_train_step(params, unmasked(batch), KEY, model, choice.microbatches, "pipe", "data", RATE)
 
     return exported(local, {"data": choice.data, "pipe": choice.pipe}, params, specs, tokens(batch, sizes.seq))
 
@@ -122,8 +124,7 @@ def sharded(sizes: Sizes, choice: Choice, batch: int) -> Program:
     specs = {**kept, "layers": jax.tree.map(lambda spec: P(None, *spec), kept["layers"])}
 
     def local(params, batch):
-        every = {**batch, "mask": jnp.ones_like(batch["inputs"], jnp.float32)}
-        return fsdp_train_step(params, specs, every, model, "data", RATE)
+        return fsdp_train_step(params, specs, unmasked(batch), model, "data", RATE)
 
     return exported(local, mesh, params, specs, tokens(batch, sizes.seq))
 

@@ -91,7 +91,7 @@ def config_of(case: Case[StepSizes]) -> AdamW:
     return AdamW(**{name: getattr(case.sizes, name) for name in AdamW._fields})
 
 
-def _state(what: str, state: Any, like: Any, case: Case[Any]) -> None:
+def _state(what: str, state: Any, like: Any) -> None:
     """Raise unless it is a dict of two trees like the parameters, and of a count."""
     expected = {**dict.fromkeys(MOMENTS, like), "count": COUNT}
     if not isinstance(state, dict) or set(state) != set(expected):
@@ -106,7 +106,7 @@ def wrap_state(function: Any, case: Case[StateLeaves]) -> Wrapped:
 
     def local(params):
         state, specs = output_checks.tuple_of(name, function(params, axis, case.sizes.min_size), "state", "specs")
-        _state(name, state, params, case)
+        _state(name, state, params)
         specs = output_checks.same_tree("specs", specs, params, is_leaf=lambda s: isinstance(s, P))
         for (path, part), spec in zip(jax.tree.leaves_with_path(state["m"]), jax.tree.leaves(specs), strict=True):
             output_checks.check_spec(f"leaf {path_name('', path)} {case.place}", part, spec, axes_of(case))
@@ -154,7 +154,7 @@ def _signature(case: Case[StepSizes]) -> tuple[Any, dict[str, tuple[Any, Any]], 
 def _checked(name: str, params: Any, state: Any, norm: Any, given: tuple[Any, Any], case: Case[Any]) -> None:
     """Raise unless parameters, state and norm have the form of what was given."""
     output_checks.same_shapes(name, output_checks.same_tree("params", params, given[0]), given[0], case)
-    _state(name, state, given[0], case)
+    _state(name, state, given[0])
     for part, like in given[1].items():
         output_checks.same_shapes(f"{name}, {part!r}", state[part], like, case)
     output_checks.scalar(name, norm, "the global norm")

@@ -67,11 +67,10 @@ class ChildReport:
 
 NOTIFY_RECEIVE, NOTIFY_SEND = 0xC0502100, 0xC0182101
 MAX_DENIED = 50
+KEPT_OUTPUT = 64 << 10  # bytes at the end of a child's output
 
 
-def fork_confined(
-    function: Callable[[BinaryIO], None], *, limits: Limits, result_bytes: int = 8 * MIB, output_bytes: int = 64 << 10
-) -> ChildReport:
+def fork_confined(function: Callable[[BinaryIO], None], *, limits: Limits, result_bytes: int = 8 * MIB) -> ChildReport:
     """Run `function` in a forked child that may only compute and write its result.
 
     The caller has one thread and holds nothing that the child must not read: the child starts as a
@@ -81,7 +80,6 @@ def fork_confined(
         function: receives the pipe for its result; its output goes to the report.
         limits: `wall_s` is enforced here, the rest by the kernel.
         result_bytes: the child is ended if its result is longer.
-        output_bytes: how many bytes at the end of the output are kept.
 
     Raises:
         RuntimeError: a seccomp filter cannot be built and the level is not "unsafe-local".
@@ -102,7 +100,7 @@ def fork_confined(
         _child(function, limits, parent, result_end, output_end, control_end, problem is None)
     for end in (result_end, output_end, control_end):
         os.close(end)
-    watch = _Watch(pid, result, output, control, result_bytes, output_bytes, limits.output)
+    watch = _Watch(pid, result, output, control, result_bytes, KEPT_OUTPUT, limits.output)
     wall = limits.wall_s if limits.wall_s is not None else float("inf")
     try:
         status, usage = watch.until_exit(begin + wall)

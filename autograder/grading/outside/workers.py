@@ -140,9 +140,9 @@ def local_worker(module: str, *, greets: bool, seconds: float) -> Worker:
     return Worker(start, greets=greets, seconds=seconds)
 
 
-def local_executor(seconds: float = 120) -> Worker:
+def local_executor() -> Worker:
     """An executor in a separate process on the learner's machine."""
-    return local_worker("autograder.grading.inside.executor", greets=True, seconds=seconds)
+    return local_worker("autograder.grading.inside.executor", greets=True, seconds=120)
 
 
 def local_tracer(chapter: str, seconds: float = 300) -> Worker:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 Function = Callable[..., Any]
@@ -64,10 +64,10 @@ def decorated(tree: ast.Module) -> ast.Module:
 REWRITES = (renamed, with_named_results, with_a_helper, decorated)
 
 
-def rewritten(function: Function, rewrites: Iterable[Callable[[ast.Module], ast.Module]] = REWRITES) -> Function:
-    """The function after several rewrites in turn."""
+def rewritten(function: Function) -> Function:
+    """The function after all rewrites in turn."""
     tree = ast.parse(inspect.getsource(function))
-    for rewrite in rewrites:
+    for rewrite in REWRITES:
         tree = rewrite(tree)
     space = {**function.__globals__, "the_decorator": _transparent}
     exec(compile(ast.fix_missing_locations(tree), "rewritten", "exec"), space)

@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from autograder.contract.verdict import NEEDS_HUMAN
 from autograder.grading.nbgrader.keys import fingerprint
 from autograder.proof.attacks.fuzz import CHAPTER, Fuzzer, Outcome, answers
 from autograder.proof.attacks.mutate import LAYERS
+from autograder.proof.outcome_log import logged
 from course.curriculum import ROOT
 
 KEPT = Path(__file__).with_name("fuzz.json")
@@ -53,7 +53,7 @@ def campaign(
     seed: int, wanted: range, workers: int, log: Path, progress: Callable[[str, int, int], None] = lambda *_: None
 ) -> list[Outcome]:
     """Every mutation's outcome, in order of number; those already in the log are not repeated."""
-    found = {outcome.number: outcome for outcome in _logged(log)}
+    found = {outcome.number: outcome for outcome in logged(log, Outcome)}
     missing = [number for number in wanted if number not in found]
     log.parent.mkdir(parents=True, exist_ok=True)
     spawn = multiprocessing.get_context("spawn")
@@ -67,15 +67,6 @@ def campaign(
             file.flush()
             progress("mutations", sum(number in found for number in wanted), len(wanted))
     return [found[number] for number in wanted]
-
-
-def _logged(log: Path) -> list[Outcome]:
-    """Outcomes logged by an earlier run, without a line cut off when it was stopped."""
-    found = []
-    for line in log.read_text().splitlines() if log.exists() else ():
-        with suppress(msgspec.DecodeError):
-            found.append(msgspec.json.decode(line, type=Outcome))
-    return found
 
 
 def summary(outcomes: list[Outcome]) -> dict[str, Any]:

@@ -114,12 +114,12 @@ def answers(chosen: tuple[tuple[str, Any, str, int], ...] = ANSWERS) -> list[Bas
 class Fuzzer:
     """Mutates and judges, with one sandboxed executor and one process that makes mutations."""
 
-    def __init__(self, seed: int, bases: list[Base], level: str | None = None):
+    def __init__(self, seed: int, bases: list[Base]):
         self.seed = seed
         self.executor = sandboxed(
             "autograder.grading.inside.executor",
             CHAPTER,
-            level or best_level(),
+            best_level(),
             greets=True,
             seconds=SECONDS,
             cpu_s=CPU_SECONDS,
@@ -180,7 +180,7 @@ class Fuzzer:
         def execute(header: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
             stages.append("executor")
             answer, arrays = self.executor.ask(header, blobs)
-            stages.append(_stage(header, answer))
+            stages.append(_stage(answer))
             if "costs" in answer:
                 figures[header["do"]] = _figures(answer)
             return answer, arrays
@@ -208,7 +208,7 @@ def message_of(programs: dict[str, bytes]) -> bytes:
     return stream.getvalue()
 
 
-def _stage(header: dict[str, Any], answer: dict[str, Any]) -> str:
+def _stage(answer: dict[str, Any]) -> str:
     if "fault" in answer:
         return "fault"
     refused = answer.get("refused")

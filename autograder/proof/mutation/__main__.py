@@ -14,7 +14,6 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -25,6 +24,7 @@ from autograder.contract.task import Task, load
 from autograder.grading.nbgrader.keys import contract_hash
 from autograder.proof.mutation.records import judged_again, keep, read, recorded, stale
 from autograder.proof.mutation.survey import BROKEN, EQUAL, Outcome, ReferenceFails, mutations_of, survey
+from autograder.proof.outcome_log import logged
 from course.curriculum import CHAPTERS, ROOT
 
 # Number of each function's mutations that are judged, of those whose behaviour differs from the solution's.
@@ -36,16 +36,6 @@ def _log(chapter: str, task: Task) -> Path:
     solution = (ROOT / "solutions" / f"{chapter}.py").read_text()
     version = hashlib.sha256(f"{contract_hash(chapter)}{solution}".encode()).hexdigest()[:12]
     return ROOT / "build" / "mutation" / f"{chapter}-{task.name}-{version}.jsonl"
-
-
-def _logged(log: Path) -> dict[str, Outcome]:
-    """Outcomes logged by an earlier run, by name, without a line cut off when it was stopped."""
-    found = {}
-    for line in log.read_text().splitlines() if log.exists() else ():
-        with suppress(msgspec.DecodeError):
-            outcome = msgspec.json.decode(line, type=Outcome)
-            found[outcome.name] = outcome
-    return found
 
 
 def run(
@@ -62,7 +52,8 @@ def run(
         progress: Called with the function, the number judged, and the total.
     """
     log, before = _log(chapter, task), read(chapter).get(task.name)
-    known, outcomes, done = _logged(log), [], 0
+    known: dict[str, Outcome] = {outcome.name: outcome for outcome in logged(log, Outcome)}
+    outcomes, done = [], 0
     only = {survivor.name for survivor in before.survivors} if again and before else None
     wanted = wanted if only is None else len(only)
     log.parent.mkdir(parents=True, exist_ok=True)

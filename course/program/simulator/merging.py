@@ -178,12 +178,12 @@ class _Merger:
         own = {self.origin(value) for value in first.results}
         if any(self.origin(value) in own and self.origin(value) not in second.aligned for value in second.needs):
             return False
-        return self._may_rise(place, first, second) or self._may_sink(place, first, number)
+        return self._may_rise(place, first, second) or self._may_sink(first, number)
 
     def _may_rise(self, place: int, first: Kernel, second: Kernel) -> bool:
         return all(self.made.get(value, -1) < place for value in second.needs if value not in first.results)
 
-    def _may_sink(self, place: int, first: Kernel, number: int) -> bool:
+    def _may_sink(self, first: Kernel, number: int) -> bool:
         return all(reader >= number for value in first.results for reader in self.readers.get(value, ()))
 
     def _join(self, place: int, number: int) -> int:

@@ -563,7 +563,7 @@ class _Settings(SimpleNamespace):
         super().__init__(**dict(given))
 
 
-def _uva_step(found: Any, model: Any, config: Any, init: Any, step: Any, mesh: Any, inputs: tuple[Any, Any]) -> Call:
+def _uva_step(model: Any, config: Any, init: Any, step: Any, mesh: Any, inputs: tuple[Any, Any]) -> Call:
     """``init`` and ``step`` in shard_map, as in the tutorials: specs from the shapes of the first."""
     import flax.linen as nn
     import optax
@@ -593,7 +593,7 @@ def _uva_tp(folder: Path) -> Call:
     config.model.hidden_size = 4096
     model, mesh = found.TPClassifier(config=config.model), auto_mesh(data=2, model=4)
     inputs = shape(4096, 784), shape(4096, dtype=I32)
-    return _uva_step(found, model, config, found.init_tp, found.train_step_tp, mesh, inputs)
+    return _uva_step(model, config, found.init_tp, found.train_step_tp, mesh, inputs)
 
 
 @program(
@@ -609,7 +609,7 @@ def _uva_async(folder: Path) -> Call:
     config.model.hidden_size = 4096
     model = base.TPClassifier(config=config.model, block_class=found.TPAsyncMLPBlock)
     inputs = shape(4096, 784), shape(4096, dtype=I32)
-    return _uva_step(found, model, config, base.init_tp, base.train_step_tp, auto_mesh(data=2, model=4), inputs)
+    return _uva_step(model, config, base.init_tp, base.train_step_tp, auto_mesh(data=2, model=4), inputs)
 
 
 @program(
@@ -626,4 +626,4 @@ def _uva_pp(folder: Path) -> Call:
     model, mesh = found.PPClassifier(config=config.model), auto_mesh(data=2, model=4)
     inputs = shape(4096, 784), shape(4096, dtype=I32)
     init = module(folder, "tensor_parallel").init_tp
-    return _uva_step(found, model, config, init, found.train_step_pp, mesh, inputs)
+    return _uva_step(model, config, init, found.train_step_pp, mesh, inputs)
