@@ -70,7 +70,7 @@ def test_a_heading_that_no_page_has_and_what_the_template_says_are_named(tmp_pat
     (found,) = chapters._headings(contract)
     assert "collectives.md has no heading “No such heading”" in found[0]
     gone = replace(contract, explained_in={"values": ("gone", "One"), "gradients": ("gone", "Other")})
-    ((what, _),) = chapters._headings("collectives", gone)
+    ((what, _),) = chapters._headings(gone)
     assert what == "EXPLAINED_IN refers to site/pages/gone.md, which does not exist"
     (tmp_path / "site" / "pages").mkdir(parents=True)
     page = tmp_path / "site" / "pages" / "collectives.md"
