@@ -68,11 +68,6 @@ def abstract_mesh(axes: dict[str, int]) -> AbstractMesh:
     return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
-def mesh_text(axes: dict[str, int]) -> str:
-    """``data=4 x tensor=2``."""
-    return " x ".join(f"{axis}={size}" for axis, size in axes.items())
-
-
 def shard_map_with_specs(
     function: Callable[..., tuple[Any, Any]], mesh: Mesh | AbstractMesh, in_specs: Any
 ) -> Callable[..., tuple[Any, Any]]:
@@ -117,6 +112,14 @@ def as_varying(x: jax.Array, axis_name: str) -> jax.Array:
     return x if axis_name in varying_axes(x) else jax.lax.pcast(x, axis_name, to="varying")
 
 
+def vary_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """The arrays, each typed as varying over every axis over which any of them varies: no data moves.
+
+    So ``vary_alike(jnp.zeros(shape), x)[0]`` can be the carry of a loop that adds parts of ``x`` to it.
+    """
+    return varying(arrays, sorted(frozenset().union(*map(varying_axes, arrays))))
+
+
 def varying(tree: Any, axes: Iterable[str]) -> Any:
     """The tree, every leaf typed as varying over these axes."""
     for axis in axes:
@@ -124,9 +127,6 @@ def varying(tree: Any, axes: Iterable[str]) -> Any:
     return tree
 
 
-def vary_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """The arrays, each typed as varying over every axis over which any of them varies: no data moves.
-
-    So ``vary_alike(jnp.zeros(shape), x)[0]`` can be the carry of a loop that adds parts of ``x`` to it.
-    """
-    return varying(arrays, sorted(frozenset().union(*map(varying_axes, arrays))))
+def mesh_text(axes: dict[str, int]) -> str:
+    """``data=4 x tensor=2``."""
+    return " x ".join(f"{axis}={size}" for axis, size in axes.items())

@@ -131,12 +131,6 @@ def split_heads(attention: Params, num_heads: int) -> Params:
     }
 
 
-def heads_apart(params: Params, num_heads: int) -> Params:
-    """The parameters of a Transformer with those of its attention as ``split_heads`` gives them."""
-    layers = params["layers"]
-    return {**params, "layers": {**layers, "attention": split_heads(layers["attention"], num_heads)}}
-
-
 class MLPLayer(nnx.Module):
     """Residual layer: ``x + down(gelu(up(norm(x))))``."""
 
@@ -308,3 +302,9 @@ def pure_functions(make: Callable[[nnx.Rngs], nnx.Module]):
         return nnx.merge(graph, params)(*arguments)
 
     return init, apply
+
+
+def heads_apart(params: Params, num_heads: int) -> Params:
+    """The parameters of a Transformer with those of its attention as ``split_heads`` gives them."""
+    layers = params["layers"]
+    return {**params, "layers": {**layers, "attention": split_heads(layers["attention"], num_heads)}}
