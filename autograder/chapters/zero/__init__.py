@@ -1,6 +1,7 @@
 """The contract of ``zero``: every device updates its part of the model."""
 
-from autograder.chapters.zero.tasks import GLOBAL_NORM, SHARD_OPTIMIZER_STATE, SHARDED_ADAMW, ZERO1_STEP, ZERO2_STEP
+from autograder.chapters.zero.state import GLOBAL_NORM, SHARD_OPTIMIZER_STATE
+from autograder.chapters.zero.tasks import SHARDED_ADAMW, ZERO1_STEP, ZERO2_STEP
 from autograder.contract.task import Contract
 
 EXPLAINED_IN = {

@@ -9,7 +9,8 @@ import pytest
 
 from autograder.chapters.draws import loss_and_gradients
 from autograder.chapters.zero import CONTRACT
-from autograder.chapters.zero.tasks import config_of, norm_of
+from autograder.chapters.zero.state import norm_of
+from autograder.chapters.zero.wrapping import config_of
 from autograder.contract.case_builders import params_of
 from autograder.proof.central_differences import places, same
 
