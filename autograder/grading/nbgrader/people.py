@@ -53,7 +53,8 @@ def extend(course: Path, chapter: str, who: Collection[str], hours: float) -> in
         raise CourseError(f"an extension of {hours:g} hours is not possible; it is from 0 to {MOST_HOURS:g} hours")
     if hours:
         _due(course, chapter)
-    sentence = f"{chapter}: {f'{hours:g} more hours' if hours else 'no extension'} for {few(sorted(who))}"
+    what = f"{hours:g} more hours" if hours else "no extension"
+    sentence = f"{chapter}: {what} for {few(sorted(who))}"
     number = register.record(course, sentence, {(EXTENSION, f"{chapter}/{name}"): hours or None for name in who})
     _grant(course, {f"{chapter}/{name}": hours for name in who})
     return number
