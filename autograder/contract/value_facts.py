@@ -84,7 +84,7 @@ def _or_none(function: Callable[..., Any], *arguments: Any) -> Any:
     """Apply a contract's function to an answer; None if the answer is so odd that it raises."""
     try:
         return function(*arguments)
-    except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+    except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError, StopIteration):
         return None
 
 

@@ -142,8 +142,6 @@ def schedules(case: Case[Schedule], answers: tuple[Any, ...]) -> str:
     ticks_and_stages, stages = position_questions(case), range(case.sizes.num_stages)
     right = positions(case.sizes.num_stages, case.sizes.num_microbatches, case.sizes.num_repeats)
     yours = {question[:2]: answer for question, answer in zip(ticks_and_stages, answers, strict=True)}
-    first = max(0, next(tick for tick, stage in yours if yours[tick, stage] != right.get((tick, stage))) - 2)
-    ticks = range(first, min(first + SHOWN, ticks_and_stages[-1][0] + 1))
 
     def cell(answer: Any) -> str:
         fits = isinstance(answer, tuple) and [*map(type, answer)] == [int, int]
@@ -151,6 +149,10 @@ def schedules(case: Case[Schedule], answers: tuple[Any, ...]) -> str:
             return f"{answer[0]}{answer[1] * chr(39)}"
         return "." if answer is None else "?"
 
+    # Compared as they are drawn, since (0.0, 0) equals (0, 0).
+    differ = [tick for (tick, stage), answer in yours.items() if cell(answer) != cell(right.get((tick, stage)))]
+    first = max(0, differ[0] - 2)
+    ticks = range(first, min(first + SHOWN, ticks_and_stages[-1][0] + 1))
     found, wanted = ([[cell(of.get((tick, stage))) for tick in ticks] for stage in stages] for of in (yours, right))
     title = "\nThe microbatch, with ' for each repeat after the first, and . where a stage is idle:"
     return title + grid(found, wanted, "stage", "tick", first)
