@@ -107,10 +107,10 @@ def same_shapes(name: str, tree: Any, like: Any, case: Case[Any]) -> None:
     same_tree(name, tree, like)
     for (path, leaf), struct in zip(jax.tree.leaves_with_path(tree), jax.tree.leaves(like), strict=True):
         if not hasattr(leaf, "shape") or (leaf.shape, leaf.dtype) != (struct.shape, struct.dtype):
-            raise Mismatch(
-                f"leaf {path_name('', path)} {case.place}: {name} gives {describe(leaf)}, "
-                f"expected {describe(struct)}{broadcast(leaf, struct)}"
-            )
+            expected = f"expected {describe(struct)}{broadcast(leaf, struct)}"
+            if not path:
+                raise Mismatch(f"{name} returned {describe(leaf)} {case.place}, {expected}")
+            raise Mismatch(f"leaf {path_name('', path)} {case.place}: {name} gives {describe(leaf)}, {expected}")
 
 
 def scalar(name: str, found: Any, what: str) -> None:

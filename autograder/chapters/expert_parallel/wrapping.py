@@ -108,7 +108,7 @@ def _tuple(name: str, found: Any, like: tuple[Any, ...], parts: tuple[str, ...],
         Mismatch: It is not.
     """
     for part, result, struct in zip(parts, output_checks.tuple_of(name, found, *parts), like, strict=True):
-        output_checks.same_shapes(f"{name}, {part!r}", result, struct, case)
+        output_checks.same_shapes(f"{name}, as {part!r},", result, struct, case)
     return found
 
 

@@ -19,7 +19,12 @@ ROUNDED = 1e-2
 FEW = 4
 FACTORS = ("sum or mean?", "mean or sum?")
 # What else a result may be a mean of, said where no axis has that size.
-_COUNTS = {"rows": "there are as many rows", "k": "every token has as many choices"}
+_COUNTS = {
+    "rows": "there are as many rows",
+    "k": "every token has as many choices",
+    "num_experts": "there are as many experts",
+    "tokens": "there are as many tokens",
+}
 # Axes of the same role in different cases.
 _ROLES = {"replica": "data", "stage": "pipe", "model": "tensor"}
 
