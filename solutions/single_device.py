@@ -45,7 +45,7 @@ PyTree = Any
 # ## Fewer bits where they suffice: `mixed_precision_loss`
 #
 # bfloat16 has the range of float32, but 8 significant bits instead of 24. Matrix products tolerate it well: GPUs
-# multiply bfloat16 at least twice as fast, and accumulate the products in float32. Two kinds of operation do not
+# multiply bfloat16 twice as fast or more, and accumulate the products in float32. Two kinds of operation do not
 # tolerate it: sums of many terms, where small terms get lost next to a large total, and the functions in a softmax, a
 # norm or a loss, which amplify a small error in their input.
 #
