@@ -414,5 +414,21 @@ def test_a_callee_is_judged_on_as_few_cases_as_can_show_what_it_lacks():
         return plan_of_callee("context_parallel", task, replace(caller, cases=("one", "two")))
 
     scaled, first, later = planned("one", Kind.MEMORY), planned("one", Kind.VALUES), planned("two", Kind.VALUES)
-    assert scaled.at_scale == task.at_scale[0] and [case.name for case in scaled.cases] == [task.at_scale[1]]
+    names = {case.name for case in scaled.cases}
+    assert (
+        scaled.at_scale == task.at_scale[0]
+        and task.at_scale[1] in names
+        and {case.name for case in later.cases} <= names
+    )
     assert first.at_scale is later.at_scale is None and len(first.cases) == 1 < len(later.cases)
+
+
+def test_a_callee_that_is_right_is_not_blamed_for_what_no_case_shows():
+    from solutions.async_tensor_parallel import ring_gather_matmul
+
+    partial = conclude(
+        "async_tp_mlp", 4, [Fact("values", Kind.VALUES, True), Fact("time", Kind.TIME, False, case="one")]
+    )
+    task = load("async_tensor_parallel").task("ring_gather_matmul")
+    planned = plan_of_callee("async_tensor_parallel", task, replace(partial, cases=("one",)))
+    assert not judge_function(planned, ring_gather_matmul, lambda _: None)[0].missed

@@ -138,12 +138,12 @@ def _where_it_runs(planned: GradingPlan, function: Any, locate: Locate) -> tuple
 def plan_of_callee(chapter: str, task: Task, caller: Result) -> GradingPlan:
     """The cases that show whether a callee falls short by itself: as few as the caller's result suggests.
 
-    A caller that is partial lacks memory or time, which shows at the realistic size. One that is right in its first
-    case may call what is right in its own.
+    A caller that is partial lacks memory or time, which shows at the realistic size; quick cases are judged as well,
+    since a fact that no case shows would fail. One that is right in its first case may call what is right in its own.
     """
     planned = plan(chapter, task)
     if caller.verdict == PARTIAL and task.at_scale:
-        return replace(planned, cases=tuple(case for case in planned.cases if case.name == task.at_scale[1]))
+        return planned.first
     quick = planned.first.cases
     later = all(fact.case not in caller.cases[:1] for fact in caller.missed)
     return replace(planned, cases=quick if later else quick[:1], at_scale=None)
