@@ -1,0 +1,150 @@
+"""What is said of wrong numbers: the factor, the mask, the order or the part that explains them."""
+
+import re
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+import pytest
+
+from autograder.contract.case import ModelSizes, Sizes
+from autograder.contract.diagnosis.wrong_values import KEYS, MASKS_RIGHT
+from autograder.contract.facts import (
+    arrays_match,
+    global_norm_matches,
+)
+from autograder.contract.facts_test import DRAWN, ONE, evidence
+from autograder.contract.task import Case
+from course.program import Leaf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(ModelSizes):
+    num_microbatches: int = 0
+
+
+KEY = Leaf("key", (2,), "uint32", ((),), "input")
+MASKS = [np.random.default_rng(seed).random((4, 8)) > 0.25 for seed in range(2)]
+CUBE = {"data": 2, "pipe": 2, "tensor": 4}
+CAUSES = {
+    "product of axes": (8 * DRAWN, "8 times too large, and axes 'data' and 'tensor', or 'pipe' and 'tensor' together"),
+    "all axes": (DRAWN / 16, "16 times too small, and axes 'data', 'pipe' and 'tensor' together have that size"),
+    "one of several": (2 * DRAWN, "2 times too large, and axis 'data' or 'pipe' has that size: sum or mean?"),
+    "one or two": (4 * DRAWN, "axis 'tensor' has that size, or axes 'data' and 'pipe' together have that size"),
+    "microbatches": (6 * DRAWN, "6 times too large, and there are as many microbatches: sum or mean?"),
+    "no size": (5 * DRAWN, "All of it is 5 times what it should be."),
+    "sign": (-DRAWN, "All of it has the opposite sign."),
+    "nothing": (0 * DRAWN, "All of it is zero."),
+    "rounded": (np.float32(jax.numpy.bfloat16(1) * DRAWN.astype(jax.numpy.bfloat16)), "off by a little, at most 0.002"),
+    "nearly": (DRAWN * np.float32(1.004), "All of it is 1.004 times what it should be."),
+    "other order": (DRAWN[::-1], "All its numbers are right, but in the wrong places"),
+    "other masks": (DRAWN + 9 * np.float32(MASKS[0]) - 9 * MASKS[1], "as two masks of dropout agree by chance"),
+    "mean of all": (np.tile(DRAWN.mean(0), (4, 1)), "Its 4 parts along dim 0 are all the same, the mean of what they"),
+    "sum of pairs": (np.tile(DRAWN[:2] + DRAWN[2:], (2, 1)), "Its 2 parts along dim 0 are all the same, the sum of"),
+    "one place": (ONE, "Along dim 1, of 8, only index 5 is wrong."),
+    "a row": (DRAWN + (np.arange(8) > 2), "Along dim 1, of 8, only indices 3 to 7 are wrong."),
+}
+
+
+@pytest.mark.parametrize("secret", [False, True])
+@pytest.mark.parametrize("what", CAUSES)
+def test_the_cause_of_wrong_numbers_is_said_where_they_show_it(what, secret):
+    measured, excerpt = CAUSES[what]
+    case = Case("c", CUBE, Model(width=1, hidden=1, dropout=0.25, num_microbatches=6))
+    e = replace(evidence(np.float32(measured), secret=secret), case=case, inputs=(KEY,))
+    fact = arrays_match("gradients", [e], "gradients", "A guess.")
+    assert (fact.passed, excerpt in fact.message) == (False, True), fact.message
+    assert ("A guess." in fact.message) is (
+        what not in ("other masks", "rounded") and not re.search("sum or mean|mean or sum", fact.message)
+    )
+
+
+@pytest.mark.parametrize(
+    ("factor", "excerpt"), [(1.004, "off by 0.004 times what it should be"), (8, "axes 'data' and 'tensor'")]
+)
+def test_a_single_number_is_off_by_a_difference_or_by_sizes(factor, excerpt):
+    one = {"gradients/loss": np.float32(3)}
+    wrong = {"gradients/loss": np.float32(3 * factor)}
+    case = Case("c", CUBE, Sizes())
+    e = replace(evidence(DRAWN, secret=True), case=case, expected=one, measured=wrong)
+    assert excerpt in arrays_match("gradients", [e], "gradients").message
+    if factor < 2:
+        assert excerpt in global_norm_matches([e], "gradients").message
+
+
+def test_other_cases_tell_which_axis_a_factor_is():
+    """The same axes may have other names there; where a leaf is right, none may have another size than 1."""
+    model, both = Model(width=1, hidden=1, num_microbatches=2), {"data": 2, "pipe": 2, "tensor": 2}
+    base = evidence(2 * DRAWN, secret=True)
+    one = replace(base, case=Case("cube", both, model))
+    said = arrays_match("gradients", [one], "gradients").message
+    assert "axis 'data' or 'pipe' or 'tensor' has that size, or there are as many microbatches" in said
+    three = Case("three", {"replica": 3, "stage": 1, "model": 2}, model.replace(num_microbatches=5))
+    for measured, axis in ((3 * DRAWN, "data"), (2 * DRAWN, "tensor"), (DRAWN, "pipe")):
+        other = replace(base, measured=dict.fromkeys(base.measured, np.float32(measured)), case=three)
+        said = arrays_match("gradients", [one, other], "gradients").message
+        assert f"2 times too large, and axis '{axis}' has that size: sum or mean?" in said, said
+
+
+def test_all_axes_with_the_size_are_named_and_the_functions_own_is_the_first():
+    """A case that is right with another choice, as of what is split, does not tell which axis it is."""
+    model = Model(width=1, hidden=1, parallel=True)
+    base = evidence(2 * DRAWN, secret=True)
+    one = replace(base, case=Case("both", {"data": 2, "tensor": 2}, model))
+    right = replace(base, measured=base.expected, case=Case("split", {"tensor": 4}, model.replace(parallel=False)))
+    said = arrays_match("gradients", [right, one], "gradients").message
+    assert "axis 'tensor' or 'data' has that size: sum or mean?" in said, said
+
+
+def test_what_is_wrong_with_dropout_alone_is_a_matter_of_keys():
+    base = replace(evidence(2.5 * DRAWN + 1, secret=True), inputs=(KEY,))
+    model = Model(width=1, hidden=1)
+    with_dropout = replace(base, case=Case("some", CUBE, model.replace(dropout=0.25)))
+    without = replace(base, measured={name: DRAWN for name in base.measured}, case=Case("none", CUBE, model))
+    excerpt = arrays_match("gradients", [without, with_dropout], "gradients", "A guess.").message
+    assert "It is right in every case without dropout and wrong with it: is each mask drawn" in excerpt
+    assert "A guess." not in excerpt
+    both = [replace(base, case=without.case), with_dropout]
+    assert "dropout" not in arrays_match("gradients", both, "gradients").message
+    excerpt = arrays_match("gradients", [with_dropout], "gradients", "A guess.").message
+    assert "A guess. There is dropout in every case here: is each mask drawn" in excerpt
+    excerpt = arrays_match("gradients", [replace(with_dropout, inputs=())], "gradients").message
+    assert "dropout" not in excerpt, "the function is given no key"
+
+
+def test_masks_are_right_where_single_elements_are_dropped_and_not_where_nothing_reads_a_row():
+    rng = np.random.default_rng(0)
+    mask, drawn = rng.random((12, 6)) < 0.7, np.float32(1 + rng.random((12, 6)))
+    unread = np.arange(12)[:, None] < 8
+    base = replace(evidence(DRAWN, secret=True), inputs=(KEY,))
+    base = replace(base, case=Case("some", CUBE, Model(width=1, hidden=1).replace(dropout=0.25)))
+    for kept, says in ((mask, True), (unread, False)):
+        expected, wrong = drawn * kept, (drawn + rng.standard_normal(drawn.shape).astype(np.float32)) * kept
+        e = replace(base, expected={"gradients": expected}, measured={"gradients": wrong}, outputs=())
+        excerpt = arrays_match("gradients", [e], "gradients", "A guess.").message
+        assert (MASKS_RIGHT in excerpt) is says and "A guess." in excerpt
+        assert not (says and KEYS in excerpt), "the masks are right, so their keys are"
+
+
+def test_wrong_leaves_are_named_where_there_are_several():
+    names = [f"gradients/{name}" for name in ("a", "b", "c", "d")]
+    e = replace(evidence(DRAWN, secret=True), expected={name: DRAWN for name in names})
+    some = {name: DRAWN if name in names[1:3] else DRAWN + 1 for name in names}
+    excerpt = arrays_match("gradients", [replace(e, measured=some)], "gradients").message
+    assert excerpt.endswith("2 of 4 leaves are wrong here: a, d.")
+    every = {name: DRAWN + 1 for name in names}
+    assert (
+        "All 4 leaves are wrong here." in arrays_match("gradients", [replace(e, measured=every)], "gradients").message
+    )
+
+
+def test_integers_are_not_looked_for_elsewhere_and_a_common_offset_is_said():
+    right = np.array([[0, 1], [2, 0], [1, 3]], np.int32)
+    e = replace(evidence(DRAWN, secret=False), expected={"values": right})
+    for measured, excerpt in (
+        (right + 1, "All of it is 1 too large."),
+        (np.maximum(right, 1), "All 2 that are wrong are 1 too large."),
+        (np.minimum(right, 2), "The one that is wrong is 1 too small."),
+    ):
+        message = arrays_match("values", [replace(e, measured={"values": measured.astype(np.int32)})], "values").message
+        assert excerpt in message and "belongs" not in message, message
