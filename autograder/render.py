@@ -71,6 +71,9 @@ _SCROLL = "overflow-x:auto;container-type:inline-size;"
 _NOTE = "position:sticky;left:0;width:0;min-width:100%;min-width:min(100%,100cqw - 3rem);"
 
 
+# What other modules call
+
+
 def word_in_json(verdict: str) -> str:
     """A verdict as written in the JSON that learners read."""
     return "error" if verdict == STUDENT_ERROR else verdict
@@ -95,6 +98,9 @@ def facts_table(judgement: Report | Result) -> Group:
         if len(results) > 1:
             parts.append(Text(f"{number(judgement.points)} of {number(judgement.max_points)} points", style="bold"))
     return Group(*parts)
+
+
+# Text that both forms share
 
 
 class Prose:
@@ -211,6 +217,9 @@ def _columns(facts: tuple[Fact, ...]) -> list[int]:
 def _message_in_facts(result: Result) -> bool:
     """Return True if a fact already carries the result's message."""
     return any((fact.message, fact.line) == (result.message, result.line) for fact in result.shown if not fact.passed)
+
+
+# As HTML
 
 
 def _html(text: str) -> str:
@@ -332,6 +341,9 @@ def _report_foot(report: Report) -> str:
     if report.isolation:
         lines.append(f"judged under isolation: {plain(report.isolation)}")
     return "".join(f'<div style="{_FAINT}{_APART}">{_html(line)}</div>' for line in lines)
+
+
+# In a terminal
 
 
 def _result_rich(result: Result) -> list[RenderableType]:

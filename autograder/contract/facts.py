@@ -297,10 +297,11 @@ def _differs(e: Evidence, tolerance: float) -> bool:
 
 
 def _rounding(e: Evidence, leaf: str) -> float:
-    """How much two right gradients differ that are read off updates, as (before - after) / learning rate.
+    """How far apart two right gradients can be if they are read off updates, as (before - after) / learning rate.
 
-    A step rounds each parameter to a float32. Two steps whose gradients differ in the last digits, in which order they
-    are summed, may round to neighbouring numbers, which are one spacing apart: the updates differ by as much.
+    A step rounds each parameter to float32. Sums in different orders give gradients that differ in their last digits,
+    and two such steps may round a parameter to neighbouring numbers: their updates are then one spacing apart. The
+    spacing is that of the leaf's largest parameter, once for each step.
     """
     kind, _, inner = leaf.partition("/")
     if kind != "gradients" or "learning_rate" not in e.drawn or not np.any(e.expected[leaf]):

@@ -25,6 +25,8 @@ from solutions.tp_transformer import (
 )
 from solutions.transformer_3d import forward_3d, run_ticks, run_ticks_back, stage_3d, whole_weights
 
+# init_3d
+
 
 def by_number_of_the_part(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis):
     """Splits every dim into pieces and selects one by its index."""
@@ -97,6 +99,9 @@ def by_rows_of_indices(params, num_repeats, min_size, data_axis, pipe_axis, tens
     return {part: tree for part, (tree, _) in found.items()}, {part: specs for part, (_, specs) in found.items()}
 
 
+# whole_weights
+
+
 def entering(spec, dtype, data_axis, others):
     """Gather a leaf; its gradient is averaged over data, and summed over other axes on which it is whole."""
     split = along(spec, data_axis)
@@ -158,6 +163,9 @@ def by_the_transpose_of_a_gather(parts, specs, dtype, data_axis, shared_axes):
     return enter(parts)
 
 
+# stage_3d
+
+
 def one_by_one(weights, x, key, microbatch, first, options, tensor_axis):
     """A function for each kind of product, and the layers unstacked before the loop."""
     gather, scatter = (ring_gather_matmul, matmul_ring_scatter) if options.rings else (gather_matmul, matmul_scatter)
@@ -197,6 +205,9 @@ def in_a_scan(weights, x, key, microbatch, first, options, tensor_axis):
         return block(layer, x, own, options.rate, into, out_of, tensor_axis), None
 
     return lax.scan(step, x, (weights, keys))[0]
+
+
+# layers_3d
 
 
 def by_hand(parts, specs, x, key, options, data_axis, pipe_axis, tensor_axis, runs_blocks_again):
@@ -263,6 +274,9 @@ def with_the_last_groups_kept(parts, specs, x, key, options, data_axis, pipe_axi
 
 def with_blocks_that_run_again(parts, specs, x, key, options, data_axis, pipe_axis, tensor_axis):
     return by_hand(parts, specs, x, key, options, data_axis, pipe_axis, tensor_axis, True)
+
+
+# forward_3d
 
 
 def in_ticks(
@@ -362,6 +376,9 @@ def with_layers_in_a_scan(params, specs, batch, key, options, data_axis, pipe_ax
     )
 
 
+# train_step_3d
+
+
 def leaf_by_leaf(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm):
     """Each leaf's square is summed over the axes in its spec, and over no others."""
     axes = data_axis, pipe_axis, tensor_axis
@@ -403,6 +420,9 @@ def by_one_of_each(params, specs, batch, key, options, data_axis, pipe_axis, ten
     norm = jnp.sqrt(lax.psum(sum(squares), axes))
     shrunk = jax.tree.map(lambda leaf: leaf / jnp.maximum(1, norm / largest_norm), gradients)
     return jax.tree.map(lambda p, g: p - learning_rate * g, params, shrunk), lax.pmean(loss, data_axis)
+
+
+# choose_mesh
 
 
 def choose_by_product(sizes, num_devices, batch, estimate):

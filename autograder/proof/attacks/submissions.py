@@ -85,6 +85,9 @@ def answered(released: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]
     return notebook, cells
 
 
+# Read what is another's
+
+
 @submission(REFUSED, "reads")
 def hands_in_a_folder_that_is_a_link(folder, released):
     """The whole folder is a link to another student's. It must neither be graded as this student's nor overlooked."""
@@ -115,6 +118,9 @@ def links_beside_the_notebook(folder, released):
     (folder / "everything").symlink_to("../../..")
 
 
+# Forge a verdict
+
+
 @edit(FAIL, "forges")
 def ships_modules(folder, notebook, cells):
     """Puts numpy.py, jax.py, sitecustomize.py and a package autograder next to the notebook. Only the notebook is
@@ -127,6 +133,9 @@ def ships_modules(folder, notebook, cells):
     (folder / "sitecustomize.py").write_text("raise SystemExit(0)\n")
     for name in ("numpy.testing", "jaxlib", "course"):
         (folder / f"{name}_.py").write_text("raise SystemExit(0)\n")
+
+
+# Tamper with the released notebook
 
 
 @submission(NEEDS_HUMAN, "tampers")
@@ -250,6 +259,9 @@ def unreadable_to_reviewers(folder, notebook, cells):
     return json.dumps(notebook).replace('{"cells":', '{"cells": 7, "nbformat": 1, "cells":', 1)
 
 
+# Exhaust the machine
+
+
 @submission(NEEDS_HUMAN, "exhausts")
 def thousand_files(folder, released):
     """A thousand files with long names and no notebook of the required name; the message stays short."""
@@ -369,6 +381,9 @@ def waits_for_a_writer(folder, released):
 def wrong_encoding(folder, released):
     """A notebook in UTF-16 with a byte order mark and bytes that are not text; a person looks at it."""
     (folder / released.name).write_bytes(released.read_text().encode("utf-16") + b"\xff\xfe\x00\xd8")
+
+
+# Reach whoever reads a terminal, a log or a page
 
 
 @submission(NEEDS_HUMAN, "reaches")
