@@ -251,12 +251,18 @@ def _result_html(result: Result) -> str:
 
 
 def _lines_below(result: Result) -> list[str]:
-    """The lines below a passing table: the reference's figures, and the cases it passed on."""
+    """The lines below a table: the reference's figures, and which cases were judged."""
     lines = [result.compared] if result.compared else []
     if result.verdict == PASS and result.cases:
         count, which = len(result.cases), "; ".join(result.cases)
         passes = f"Passes in all {count} cases" if count > 1 else "Passes in its one case"
         lines.append(f"{passes}; grading draws inputs of its own, and one more case. Here: {which}.")
+    if result.verdict == PARTIAL and result.cases_left:
+        judged = count_of(len(result.cases), "case")
+        left = f"{result.cases_left} more {'is' if result.cases_left == 1 else 'are'}"
+        lines.append(
+            f"These points are for the first {judged}. Once everything passes there, {left} judged, and may fail."
+        )
     return lines
 
 

@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -185,6 +186,16 @@ def test_a_pass_says_in_how_many_cases_and_large_sizes_are_readable():
     assert said in " ".join(shown.split()) and "Passes in its one case;" in printed(
         Result("f", 1, 1, PASS, (fact,), cases=("a",))
     )
+
+
+def test_points_for_the_first_cases_alone_are_said_to_be_that():
+    missed = Fact("live temporaries", Kind.MEMORY, False, 2.0, 1.0, message="Look.")
+    partial = Result("f", 2, 4, PARTIAL, (Fact("values", Kind.VALUES, True), missed), cases=("a", "b"), cases_left=6)
+    said = "These points are for the first 2 cases. Once everything passes there, 6 more are judged, and may fail."
+    for shown in (facts_html(partial), printed(partial, width=160)):
+        assert said in " ".join(shown.split())
+    for other in (replace(partial, cases_left=0), replace(partial, verdict=FAIL)):
+        assert "first 2 cases" not in printed(other, width=160)
 
 
 def test_a_pass_says_what_the_reference_takes_where_that_is_something_else():

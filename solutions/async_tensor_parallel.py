@@ -358,8 +358,9 @@ def bidirectional_matmul_scatter(x: jax.Array, kernel: jax.Array, axis_name: str
 # %% [markdown]
 # ## Both passes: `async_tp_mlp`
 #
-# Now write an MLP to replace `tp_mlp`: rows in, `up`, GELU, `down`, rows out. The forward pass is your two rings and
-# three more operations. The bias of `down` is whole on every device, and is added once, when the sum is complete.
+# Now write an MLP to replace `tp_mlp`: rows in, `up`, `jax.nn.gelu` with its defaults, `down`, rows out. The forward
+# pass is your two rings and three more operations. The bias of `down` is whole on every device, and is added once,
+# when the sum is complete.
 #
 # This time the **backward** pass is graded as well. JAX's derivative of a ring is a ring, and hides its transfers. But
 # it is slow for another reason: it computes the gradient of a kernel as a sum over chunks of rows, and in every step

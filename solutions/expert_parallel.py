@@ -307,7 +307,7 @@ def moe_layer(params: PyTree, x: jax.Array, k: int, capacity: int, axis_name: st
         axis_name: The mesh axis that experts are split over.
 
     Returns:
-        ``(y, logits)``: ``[tokens, width]``, and the router's ``[tokens, experts]``.
+        ``(y, logits)``: ``[tokens, width]``, and the product of ``x`` and the router's kernel, ``[tokens, experts]``.
     """
     ### BEGIN SOLUTION
     logits = x @ params["router"]["kernel"]
@@ -401,7 +401,7 @@ if __name__ == "__main__":
 #    width]`, with `weights["moe"]`, `model.k` and `capacity`; its result is added to `x`.
 # 2. The loss is `model.loss(params["head"], x, targets)`, plus `model.balance` times the mean over layers of the
 #    load-balancing loss, plus `model.z` times the mean over layers of the z-loss; both over all tokens of all
-#    devices.
+#    devices. `rate` may be any number here: the new bias is not used.
 # 3. Average each gradient over the devices that hold the leaf, and mind the scale. `bias` has no gradient, and stays as
 #    it is.
 #

@@ -91,8 +91,10 @@ def judge_function(
         return replace(result, message=message, facts=wrong), traced
     known = {case.name for case in first.traced}
     others = [case for case in planned.traced if case.name not in known]
-    if result.verdict != PASS or not others or isinstance(traced, Problem):
+    if isinstance(traced, Problem) or not others:
         return result, traced
+    if result.verdict != PASS:
+        return replace(result, cases_left=len(others)), traced
     so_far = (
         f"passes on {count_of(len(first.cases), 'first case')}; now {count_of(len(others), 'other case')} of grading"
     )

@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import pytest
 
+from autograder.chapters.collectives.mutants import adds_at_the_end
 from autograder.chapters.mutant import patch
 from autograder.checking import judging as checking
 from autograder.checking.follow_up import blame_callee
@@ -13,6 +14,7 @@ from autograder.contract.task import every_task, find_task, load
 from autograder.contract.verdict import (
     FAIL,
     LIMIT_EXCEEDED,
+    PARTIAL,
     PASS,
     Fact,
     Kind,
@@ -95,9 +97,16 @@ def test_an_answer_that_is_right_on_the_first_cases_alone_does_not_pass(function
     mistaken = patch(function, "wrong in a later case", LATER[function]).function
     progress = []
     result, _ = judge_function(planned, mistaken, lambda _: None, progress.append)
-    assert (result.verdict, result.points) == (FAIL, 0), result.message
+    assert (result.verdict, result.points, result.cases_left) == (FAIL, 0, 0), result.message
     assert any("; now " in text for text in progress), "it fell short on the first cases already"
     assert judge_function(planned.first, mistaken, lambda _: None)[0].verdict == PASS
+
+
+def test_a_result_on_the_first_cases_alone_says_how_many_are_left():
+    _, planned, _ = planned_for("ring_reduce_scatter")
+    result, _ = judge_function(planned, adds_at_the_end, lambda _: None)
+    assert result.verdict == PARTIAL and result.cases == tuple(case.name for case in planned.first.cases)
+    assert result.cases_left == len(planned.cases) - len(planned.first.cases) > 0
 
 
 def test_a_function_that_falls_short_names_the_callee_that_does_so_by_itself():

@@ -238,7 +238,8 @@ class Result(_AsJson):
 
     ``message`` explains a verdict that no single fact explains, and ``original`` is the message of Python or JAX if
     ``message`` rephrases it. ``quoted`` has the text of the lines named, on the learner's own machine.
-    ``cases`` names the cases it was judged on, unless they are secret. ``timeline`` is a summary of the step at scale
+    ``cases`` names the cases it was judged on, unless they are secret; ``cases_left`` is the number of those that are
+    judged once these pass. ``timeline`` is a summary of the step at scale
     (``course.render``), if official grading analysed one, and ``form`` is a canonical form of the first case's
     Program, used to find equivalent ones. ``unreadable`` says that a person is needed because of what was submitted,
     which ``message`` describes, and not because of a fault of the grader.
@@ -257,6 +258,7 @@ class Result(_AsJson):
     original: str = ""
     quoted: dict[str, str] = field(default_factory=dict)
     cases: tuple[str, ...] = ()
+    cases_left: int = 0
     unreadable: bool = False
 
     @property

@@ -75,6 +75,7 @@ def test_a_wrong_collective_is_told_what_it_would_leave():
     assert "the whole sum of what those 2 devices hold" in explanation
     assert "[4, 4] before and [4, 8] after" in explanation
     assert "differ in it alone" in collective_means(case, ("all_gather", "data"), blocks, ("all_gather", "tensor"))
+    assert "name alone" in collective_means(case, ("lax.all_gather", "tensor"), blocks, ("all_gather", "tensor"))
     assert "is not what JAX calls" in collective_means(case, ("reduce_scatter", "data"), blocks, ("psum", "data"))
 
 

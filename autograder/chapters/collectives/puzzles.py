@@ -134,8 +134,10 @@ def collective_means(case: Case[Any], found: Any, blocks: list[tuple[int, ...]],
     if not isinstance(found, tuple) or len(found) != 2:
         return "Expected two texts: JAX's name of the collective, and the axis that it runs over."
     name, axis = found
+    if isinstance(name, str) and name not in MEANS and name.removeprefix("jax.").removeprefix("lax.") in MEANS:
+        return f"Give the name alone, without the module: not {name!r}."
     if not isinstance(name, str) or name not in MEANS:
-        return f"{name!r} is not what JAX calls any of these: lax.{', lax.'.join(MEANS)}."
+        return f"{name!r} is not what JAX calls any of these: {', '.join(MEANS)}."
     if not isinstance(axis, str) or axis not in case.mesh:
         return f"{axis!r} is no axis of this mesh, whose axes are {' and '.join(map(repr, case.mesh))}."
     result = f"After {name} over {axis!r} each device would hold {MEANS[name].format(n=case.mesh[axis])}"

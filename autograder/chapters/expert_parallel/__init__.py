@@ -81,7 +81,7 @@ PROMISES = {
         "| all-to-all over `axis_name` |": ("all-to-all bytes",),
         "| any other collective |": ("other collectives",),
         **MOVING,
-        "``(y, logits)``: ``[tokens, width]``, and the router's": BOTH,
+        "``(y, logits)``: ``[tokens, width]``, and the product of": BOTH,
     },
     "overlapped_moe": {
         "Write it with `num_chunks` equal chunks of places": (),

@@ -231,7 +231,7 @@ def _rounded(errors: np.ndarray, expected: np.ndarray) -> str:
         return ""
     return (
         f"{ROUNDING}, at most {worst:.1g} of the largest element: is something computed in lower "
-        "precision, or by a formula that only approximates the specified one?"
+        "precision, or by another formula, of which one only approximates the other?"
     )
 
 

@@ -201,7 +201,8 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         r"cond branches must have equal output types[\s\S]*?has type (\w+\[[^\]]*\])(\{[^}]*\})? but[\s\S]*?has type "
         r"\1(\{[^}]*\})?,",
         r"the branches of a lax.cond must return values of the same type, and one gives \1\2, the other \1\3: V names "
-        r"the axes that a value varies over. as_varying(x, axis) makes a constant vary like the other branch's result",
+        r"the axes that a value varies over. vary_alike(x, other)[0] makes a "
+        r"constant vary like the other branch's result",
     ),
     (r"pcast.*varying.*already|already varying", "this value already varies over the axis: leave out lax.pcast here"),
     (
