@@ -81,10 +81,10 @@ def time_limit(seconds: float, *, processor: bool = False) -> Iterator[None]:
 
     def stop(*_: Any) -> None:
         if processor:
-            raise TooLong(f"{max(seconds, 1):.0f} s of processor time; does a loop ever end?")
+            raise TooLong(f"{round(seconds, 1):g} s of processor time; does a loop ever end?")
         computed = time.process_time() - begin
         raise TooLong(
-            f"{max(seconds, 1):.0f} s, in which it computed for {computed:.0f} s; does it wait for something?"
+            f"{round(seconds, 1):g} s, in which it computed for {computed:.0f} s; does it wait for something?"
         )
 
     before = signal.signal(number, stop)
