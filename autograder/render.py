@@ -92,7 +92,8 @@ def facts_html(judgement: Report | Result) -> str:
 def facts_table(judgement: Report | Result) -> Group:
     """The judgement for a terminal; print it with rich."""
     results = judgement.functions if isinstance(judgement, Report) else (judgement,)
-    parts = [part for result in results for part in _result_rich(result)]
+    chapter = judgement.chapter if isinstance(judgement, Report) else "CHAPTER"
+    parts = [part for result in results for part in _result_rich(result, chapter)]
     if isinstance(judgement, Report):
         parts += [_note_rich(note) for note in judgement.notes]
         if len(results) > 1:
@@ -192,10 +193,10 @@ def _points(most: float) -> str:
 
 
 def _sizes(fact: Fact) -> tuple[str, ...]:
-    """Columns of large byte counts, in larger units; empty if a column holds any other number."""
-    if fact.unit != Unit.BYTES:
-        return ("",) * len(COLUMNS)
+    """Columns of large byte counts, in larger units; empty if a column holds any other number, or hides a failure."""
     texts = fact.texts(lambda number: binary_units(number) if isinstance(number, int | float) else "")
+    if fact.unit != Unit.BYTES or (fact.amiss and texts[0] in texts[1].split(" to ")):
+        return ("",) * len(COLUMNS)
     return "", "", *(text if all(text.split(" to ")) else "" for text in texts)
 
 
@@ -352,7 +353,7 @@ def _report_foot(report: Report) -> str:
 # In a terminal
 
 
-def _result_rich(result: Result) -> list[RenderableType]:
+def _result_rich(result: Result, chapter: str) -> list[RenderableType]:
     if result.not_started:
         name, points = plain(result.name), _points(result.max_points)
         return [Text.assemble((NOT_STARTED, "dim"), "  ", (name, "bold"), (f"  {points}", "dim")), ""]
@@ -367,7 +368,8 @@ def _result_rich(result: Result) -> list[RenderableType]:
     if (result.line or result.message) and not _message_in_facts(result):
         parts.append(_remark_rich(_line_rich(result.line, result.quoted), result.message))
     if result.original:
-        parts.append(Text(f"  {ORIGINAL}: `meshcraft check … --json`", style="dim"))
+        command = f"`meshcraft check {plain(chapter)} {plain(result.name)} --json`"
+        parts.append(Prose(f"{ORIGINAL}: {command}", "dim", indent=2))
     rows, folded = _rows(result)
     if rows:
         parts.append(_facts_rich(rows))

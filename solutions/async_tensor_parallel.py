@@ -377,8 +377,8 @@ if __name__ == "__main__":
 # If the ring is a scan, such a derivative makes the step slower than no ring at all. (If it is a loop unrolled in
 # Python, it is not slower, but keeps every product of that sum until the end.) It is better to compute the gradient of
 # a kernel at once, from all rows: every device sees them all, one chunk after the other, and can put each in its place
-# as it passes. Write the derivative of each ring with `jax.custom_vjp`, either here or in the functions above. Two
-# things help:
+# as it passes. Write the derivative of each ring with `jax.custom_vjp`, either here or in the functions above; the
+# notebook of `fsdp` has an example at `gather_params`. Two things help:
 #
 # - The gradient of a gather is a scatter, and vice versa. You have both.
 # - `jax.custom_vjp` must return each gradient with the type of the corresponding input. `vary_alike(x, kernel)` makes

@@ -92,6 +92,8 @@ if __name__ == "__main__":
 # | temporaries in addition to the result, on 8 devices | at most four chunks: half of the result |
 # | gradient | each device's chunk gets the sum of all devices' gradients of it; sends (n-1)/n of the result again |
 #
+# `check` adds up what a forward and a backward pass send, here and in the functions below.
+#
 # After `k` steps, a device has just received the chunk of the device `k` places before it. With 4 devices:
 
 # %%

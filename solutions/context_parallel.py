@@ -141,7 +141,8 @@ if __name__ == "__main__":
 # so the sums travel too, and must end on the device that the keys came from. There are two things to get right:
 #
 # - JAX's own derivative of the forward pass saves the keys and values of every step, which together are those of the
-#   whole sequence. Write the derivative with `jax.custom_vjp`, from this device's `q`, `k`, `v`, `out` and `lse`.
+#   whole sequence. Write the derivative with `jax.custom_vjp`, from this device's `q`, `k`, `v`, `out` and `lse`; the
+#   notebook of `fsdp` has an example at `gather_params`.
 #   Compute everything else, such as this device's index along the axis, inside both passes: an array from outside
 #   becomes a leaked tracer as soon as the function is wrapped in `jax.checkpoint`.
 # - A sum should not wait for the computation of the same step. So send it at the beginning of a step and, at the end,

@@ -72,14 +72,17 @@ def next_step(chapter: str, result: Result, following: str) -> str:
 def further_reading(chapter: str, results: Sequence[Result]) -> tuple[str, ...]:
     """What explains the failures: one heading per function, for its first failed fact, or a hint as well.
 
-    Facts ask a question where a function is wrong. Where there is nothing to judge, the first hint asks instead.
+    Facts ask a question where a function is wrong. Where there is nothing to judge, the first hint asks instead: that
+    of the function that raised an error, which may be another one of the chapter.
     """
     hinted = (contract_folder(chapter) / "hints.md").exists()
     notes = []
     for result in results:
         notes += [f"{result.name}: to read on, `{site_command(*place)}`" for place in load(chapter).places(result)[:1]]
         if hinted and result.unjudged:
-            notes.append(f"{result.name}: where to look, `meshcraft hint {chapter} {result.name}`")
+            raised = result.line.partition(":")[0]
+            name = raised if raised in {task.name for task in load(chapter).tasks} else result.name
+            notes.append(f"{name}: where to look, `meshcraft hint {chapter} {name}`")
     return tuple(notes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -40,6 +41,8 @@ from autograder.progress import (
 )
 from course.curriculum import CHAPTERS, NOTEBOOKS, ROOT, Function, home
 from course.curriculum import chapter as find_chapter
+
+_CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 # Its page_config.json disables nbgrader's instructor features and the prompt about fetching news.
 LABCONFIG = ROOT / "autograder" / "release"
@@ -262,7 +265,9 @@ def show_hint(path: Path, chapter: str, function: str | None, number: int | None
     console = out()
     for tier in shown:
         console.print(f"[bold]{name}[/]  hint {tier} of {len(tiers)}")
-        console.print(Markdown(tiers[tier - 1]), width=min(console.width, WIDEST))
+        # Without colours, code keeps its backticks.
+        text = tiers[tier - 1] if console.color_system else _CODE.sub(r"`` `\1` ``", tiers[tier - 1])
+        console.print(Markdown(text), width=min(console.width, WIDEST))
     more = f"`meshcraft hint {chapter} {name}` again shows the next one."
     no_more = f"That was the last one. `meshcraft site {chapter}` opens the page with the theory behind it."
     console.print(Prose(no_more if shown[-1] == len(tiers) else more, "dim"), crop=False)

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from autograder.contract.diagnosis.sent_bytes import NEVER_SENT, deficit_cause, described, excess_cause, inserted
 from autograder.contract.facts import case_fact, worst
 from autograder.contract.task import Case, Evidence
-from autograder.contract.text import count_of, format_bytes, join_words
+from autograder.contract.text import count_of, distinct_bytes, format_bytes, join_words
 from autograder.contract.verdict import FEW_BYTES, Direction, Fact, Kind, Unit
 from course.program import Collective
 from course.program.ir import plain_kind
@@ -171,10 +171,8 @@ def state_bytes(cases: list[Evidence], expected: Callable[[Evidence], int], whol
         resident, form = sum(part.local_bytes(e.case.mesh) for part in e.outputs), expected(e)
         message = ""
         if resident != form or not e.outputs:
-            message = (
-                f"{e.case.place} each device holds {format_bytes(resident)} and should hold {format_bytes(form)}; "
-                f"the whole tree takes {format_bytes(whole(e))}"
-            )
+            held, should, tree = distinct_bytes(resident, form, whole(e))
+            message = f"{e.case.place} each device holds {held} and should hold {should}; the whole tree takes {tree}"
         how = {"direction": Direction.EXACTLY, "unit": Unit.BYTES, "naive": whole(e)}
         return case_fact(e, name, Kind.MEMORY, message, resident, form, **how)
 
@@ -188,14 +186,15 @@ def resident_bytes(shape: tuple[int, ...], spec: P, mesh: dict[str, int], itemsi
 
 
 def _bytes_message(e: Evidence, by: str, sent: list[Collective], total: float, low: float, high: float) -> str:
-    where = f"{e.case.place} a device sends {format_bytes(total)}{by}"
+    sends, limit = distinct_bytes(total, low if total < low else high)
+    where = f"{e.case.place} a device sends {sends}{by}"
     if total < low:
         if total >= low * (1 - FEW_BYTES):
             few = f"only {format_bytes(low - total)} are missing, about as much as a loss, a count or a small leaf"
-            return f"{where} and should send at least {format_bytes(low)}: {few}. Which is never sent?"
-        return f"{where} and should send at least {format_bytes(low)}: {deficit_cause(sent, low, e.inputs, e.case)}"
+            return f"{where} and should send at least {limit}: {few}. Which is never sent?"
+        return f"{where} and should send at least {limit}: {deficit_cause(sent, low, e.inputs, e.case)}"
     many = _many(e, sent, total, high, low)[1]
-    return f"{where} and should send at most {format_bytes(high)}; {many}{'' if many.endswith('?') else '.'}"
+    return f"{where} and should send at most {limit}; {many}{'' if many.endswith('?') else '.'}"
 
 
 def _many(e: Evidence, sent: list[Collective], total: float, high: float, low: float = 0) -> tuple[Collective, str]:

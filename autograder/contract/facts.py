@@ -161,10 +161,7 @@ def global_norm_matches(evidence: list[Evidence], prefix: str) -> Fact:
 
 
 def _norm_matches(name: str, e: Evidence, prefix: str) -> Fact:
-    measured, expected = (
-        float(np.sqrt(sum(np.sum(np.square(a, dtype=np.float64)) for n, a in side.items() if _under(n, prefix))))
-        for side in (e.measured, e.expected)
-    )
+    measured, expected = (_norm(side, prefix) for side in (e.measured, e.expected))
     scale = max(expected, 1e-30)
     figures: dict[str, Any] = {"measured": measured, "limit": expected, "direction": Direction.EXACTLY}
     comparison = "{} and should be {}".format(*_distinguishable(measured, expected))
@@ -312,6 +309,22 @@ def _rounding(e: Evidence, leaf: str) -> float:
     return steps * float(np.spacing(np.float32(largest))) / float(e.drawn["learning_rate"])
 
 
+def _scale(e: Evidence, leaf: str) -> float:
+    """What a leaf's errors are relative to: its largest element; for a gradient of zero, the norm of all gradients.
+
+    Such a gradient may be a sum of terms that cancel. Rounding then leaves a share of them, which grows as the root of
+    their number does.
+    """
+    if _under(leaf, "gradients") and not np.any(e.expected[leaf]):
+        return max(_norm(e.expected, "gradients"), 1e-30)
+    return max(float(np.max(np.abs(e.expected[leaf]), initial=0)), 1e-30)
+
+
+def _norm(arrays: Mapping[str, np.ndarray], prefix: str) -> float:
+    """The norm over all leaves under ``prefix``."""
+    return float(np.sqrt(sum(np.sum(np.square(a, dtype=np.float64)) for n, a in arrays.items() if _under(n, prefix))))
+
+
 def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float) -> Fact:
     expected, measured = e.expected[leaf], e.measured.get(leaf)
     inner = leaf.partition("/")[2]
@@ -327,7 +340,7 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
         bad = int(np.sum(~np.isfinite(measured)))
         reason = wrong_values.not_finite(e, measured)
         return case_fact(e, name, kind, f"{where}: {reason}", f"{bad} not finite", "finite")
-    scale = max(float(np.max(np.abs(expected), initial=0)), 1e-30)
+    scale = _scale(e, leaf)
     errors = np.abs(measured.astype(np.float64) - expected.astype(np.float64))
     error = float(np.max(errors, initial=0)) / scale
     tolerance += _rounding(e, leaf) / scale
@@ -363,5 +376,5 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
 
 def _distinguishable(*numbers: float) -> list[str]:
     """Format the numbers with just enough digits to distinguish them."""
-    texts = ([f"{number:.{digits}g}" for number in numbers] for digits in (6, 9, 17))
+    texts = ([f"{number + 0.0:.{digits}g}" for number in numbers] for digits in (6, 9, 17))
     return next((found for found in texts if len(set(found)) == len(numbers)), [f"{n:.6g}" for n in numbers])

@@ -9,7 +9,7 @@ from typing import Any
 from autograder.contract import facts
 from autograder.contract.facts import unmeasured
 from autograder.contract.task import Case, Evidence, TaskEvidence
-from autograder.contract.text import count_of, format_bytes
+from autograder.contract.text import count_of, distinct_bytes, format_bytes, short
 from autograder.contract.verdict import Direction, Fact, Kind, Unit
 from course.program.ir import plain_kind
 from course.program.simulator import Piece
@@ -29,7 +29,7 @@ def temporaries_within(evidence: TaskEvidence, ratio: float, hint: str, **how: A
     """Limit live temporaries to ``ratio`` times the reference's; ``how`` as for ``_within``."""
 
     def look(e: Evidence, times: str) -> tuple[str, str]:
-        return _at_the_peak(e, times, hint)
+        return _at_the_peak(e, format_bytes(e.memory.temporaries), times, hint)
 
     return _within(
         "live temporaries",
@@ -54,17 +54,18 @@ def temporaries_at_most(
         return barred
     assert e
     at_peak, limit = e.memory.temporaries, factor * most(e.case)
-    message, line = _at_the_peak(e, f"{format_bytes(limit)} are allowed", hint) if at_peak > limit else ("", "")
+    live, most_allowed = distinct_bytes(at_peak, limit)
+    message, line = _at_the_peak(e, live, f"{most_allowed} are allowed", hint) if at_peak > limit else ("", "")
     known = {key: evidence.references[figure].get(key) for key in (REFERENCE, NAIVE)}
     return facts.case_fact(
         e, name, Kind.MEMORY, message, at_peak, limit, unit=Unit.BYTES, line=line, weight=weight, **known
     )
 
 
-def _at_the_peak(e: Evidence, allowed: str, hint: str) -> tuple[str, str]:
+def _at_the_peak(e: Evidence, live: str, allowed: str, hint: str) -> tuple[str, str]:
     """The message, which ends with a table of what is alive, and the line of the largest array."""
     at_peak, alive = e.memory.temporaries, e.memory.alive
-    message = f"at the peak {format_bytes(at_peak)} of temporaries are live at once, {allowed}"
+    message = f"at the peak {live} of temporaries are live at once, {allowed}"
     if not alive:
         return f"{message}. {hint}", ""
     message += f"; the largest, {_array(alive[0])}, takes {format_bytes(alive[0].bytes)}"
@@ -96,7 +97,7 @@ def flops_within(evidence: TaskEvidence, ratio: float, hint: str, **how: Any) ->
     """Limit the FLOPs of matrix products to ``ratio`` times the reference's; ``how`` as for ``_within``."""
 
     def look(e: Evidence, times: str) -> tuple[str, str]:
-        return f"a device computes {e.costs.flops:.4g} FLOPs, {times}. {hint}", ""
+        return f"a device computes {short(e.costs.flops)} FLOPs, {times}. {hint}", ""
 
     return _within(
         "FLOPs", Kind.COMPUTE, "flops", lambda e: e.costs.flops, look, evidence, ratio, unit=Unit.FLOPS, **how
@@ -134,8 +135,8 @@ def time_within(evidence: TaskEvidence, ratio: float, hint: str, **how: Any) -> 
             for figure, found in (("seconds", e.timeline.seconds), ("exposed", e.timeline.exposed_seconds))
         )
         # Where a step takes longer because it waits, the transfer is what to look at; where no more is multiplied than
-        # in the reference, something other than the products.
-        others = [piece for piece in e.timeline.critical if piece.kind != "dot_general"]
+        # in the reference, something else that is computed.
+        others = [piece for piece in e.timeline.critical if piece.stream == "compute" and piece.kind != "dot_general"]
         as_much = e.costs.flops <= 1.02 * known.get("flops", {}).get(REFERENCE, 0)
         waits = bool(sent) and late > more / 2 > 0
         first = sent[0] if waits else others[0] if as_much and others else e.timeline.critical[0]

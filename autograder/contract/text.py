@@ -24,6 +24,11 @@ def points_text(points: float) -> str:
     return f"{points:g} point{'s' * (points != 1)}"
 
 
+def short(number: float) -> str:
+    """Four digits, or all of a whole number that people still read: ``0.125``, ``28,800``, ``1.3e+09``."""
+    return f"{number:,.0f}" if 10**4 <= abs(number) < LARGE else f"{number:.4g}"
+
+
 def binary_units(number: float) -> str:
     """A large number of bytes in the unit that people think in; "" for a small one."""
     if number < LARGE:
@@ -35,6 +40,12 @@ def binary_units(number: float) -> str:
 def format_bytes(number: float) -> str:
     """Bytes with their unit, as in the table: ``2,880 bytes``, ``2.842 GiB``."""
     return binary_units(number) or count_of(round(number), "byte")
+
+
+def distinct_bytes(*numbers: float) -> list[str]:
+    """Numbers of bytes, each as ``format_bytes``, or all as whole bytes where different ones would read the same."""
+    texts = list(map(format_bytes, numbers))
+    return texts if len(set(texts)) == len(set(numbers)) else [count_of(round(number), "byte") for number in numbers]
 
 
 def join_words(words: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import msgspec
 
-from autograder.contract.text import binary_units, join_words
+from autograder.contract.text import binary_units, join_words, short
 
 PASS, PARTIAL, FAIL = "pass", "partial", "fail"
 STUDENT_ERROR, LIMIT_EXCEEDED, REFUSED, NEEDS_HUMAN = "student_error", "limit_exceeded", "refused", "needs_human"
@@ -82,7 +82,6 @@ class Unit(StrEnum):
 # Number formats by unit; all others are written as whole numbers or with six digits.
 _WRITTEN = {
     Unit.BYTES: ",.0f",
-    Unit.FLOPS: ".4g",
     Unit.MILLISECONDS: ".4g",
     Unit.RELATIVE: ".2g",
     Unit.DEVICE_TIME: ".4f",
@@ -215,6 +214,8 @@ class Fact:
         """Format a number in this fact's unit for display."""
         if number is None or isinstance(number, str):
             return number or ""
+        if self.unit == Unit.FLOPS:
+            return short(number)
         form = _WRITTEN.get(self.unit, ",.0f" if float(number).is_integer() or abs(number) >= 1000 else ".6g")
         return format(number, form)
 

@@ -20,7 +20,7 @@ from jax.interpreters.mlir import make_ir_context
 from jax.sharding import AbstractMesh, NamedSharding
 
 from course.mesh import abstract_mesh
-from course.program.export import Locate, cell_name, relocated, whole_tracebacks
+from course.program.export import Locate, cell_name, check_host, relocated, whole_tracebacks
 from course.program.partition import partitioned
 from course.program.program import Leaf, Program, ProgramError, Spec, spec_of
 from course.program.rules import DONATED
@@ -101,7 +101,7 @@ def _exported(
         )
     try:
         with whole_tracebacks(locate):
-            _check_host(jitted.trace(*args, **kwargs).jaxpr.jaxpr, locate)
+            check_host(jitted.trace(*args, **kwargs).jaxpr.jaxpr, locate)
             exported = jax_export.export(jitted, platforms=(platform,))(*args, **kwargs)
     except Exception as error:  # raised by the function or any part of JAX
         raise _explained(error, function, locate) from None
@@ -215,31 +215,6 @@ def _leaves(avals: Sequence[Any], shardings: Sequence[Any], names: list[str], ro
 
 def _spec(sharding: Any, ndim: int) -> Spec:
     return spec_of(sharding.spec, ndim) if isinstance(sharding, NamedSharding) else ((),) * ndim
-
-
-def _check_host(jaxpr: Any, locate: Locate) -> None:
-    """Raise ``ProgramError`` for host callbacks: exports for CPUs leave them out or refuse them without a line."""
-    for eqn in jaxpr.eqns:
-        kinds = {str(getattr(place, "memory_kind", None) or place) for place in eqn.params.get("devices", ())}
-        calls = "callback" in eqn.primitive.name or eqn.primitive.name == "debug_print"
-        if calls or any(re.search("host|Host", kind) for kind in kinds):
-            traceback_ = eqn.source_info.traceback
-            own = ((locate(frame.file_name), frame.line_num) for frame in (traceback_.frames if traceback_ else ()))
-            where = next((f"{name}:{line}: " for name, line in own if name), "")
-            if calls:
-                raise ProgramError(
-                    f"{where}the program calls back into Python (jax.debug.print, pure_callback, io_callback), and a "
-                    "Program contains only device computation. Take it out; a plain print(x) shows shapes while the "
-                    "function is traced"
-                )
-            raise ProgramError(
-                f"{where}the program moves data to the host's memory, which no analysis prices; keep it on the device, "
-                "or compute it again (jax.checkpoint)"
-            )
-        for value in jax.tree.leaves(tuple(eqn.params.values()), is_leaf=lambda value: hasattr(value, "eqns")):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                _check_host(inner, locate)
 
 
 def _defined(function: Callable[..., Any], locate: Locate) -> str:

@@ -95,10 +95,8 @@ def export(
     except (ValueError, NotImplementedError) as error:
         if not re.search("AbstractMesh cannot be used|callback", str(error)):
             raise
-        raise ProgramError(
-            "the program calls back into Python (jax.debug.print, pure_callback, io_callback), and a Program "
-            "contains only device computation. Take it out; a plain print(x) shows shapes while the function is traced"
-        ) from None
+        check_host(jitted.trace(*structs).jaxpr.jaxpr, locate)
+        raise
     ordered = dict(sorted(results[0].items()))  # jax flattens a dict by sorted keys
     outputs = _leaves(ordered, out_specs() if callable(out_specs) else out_specs, lambda _: "result")
     artefact = bytes(relocated(exported, locate).serialize())
@@ -107,6 +105,31 @@ def export(
         raise ProgramError(f"the program has {len(artefact):,} bytes and at most {MAX_BYTES:,} are allowed")
     result.check_form()
     return result
+
+
+def check_host(jaxpr: Any, locate: Locate) -> None:
+    """Raise ``ProgramError``, with the line, for what happens on the host: an export leaves it out, or has no line."""
+    for eqn in jaxpr.eqns:
+        kinds = {str(getattr(place, "memory_kind", None) or place) for place in eqn.params.get("devices", ())}
+        calls = "callback" in eqn.primitive.name or eqn.primitive.name == "debug_print"
+        if calls or any(re.search("host|Host", kind) for kind in kinds):
+            traceback_ = eqn.source_info.traceback
+            own = ((locate(frame.file_name), frame.line_num) for frame in (traceback_.frames if traceback_ else ()))
+            where = next((f"{name}:{line}: " for name, line in own if name), "")
+            if calls:
+                raise ProgramError(
+                    f"{where}the program calls back into Python (jax.debug.print, pure_callback, io_callback), and a "
+                    "Program contains only device computation. Take it out; in a notebook, a plain print(x) "
+                    "shows shapes while the function is traced"
+                )
+            raise ProgramError(
+                f"{where}the program moves data to the host's memory, which no analysis prices; keep it on the device, "
+                "or compute it again (jax.checkpoint)"
+            )
+        for value in jax.tree.leaves(tuple(eqn.params.values()), is_leaf=lambda value: hasattr(value, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                check_host(inner, locate)
 
 
 def signature_of(

@@ -11,7 +11,6 @@ from autograder.chapters.context_parallel.wrapping import Partials
 from autograder.chapters.draws import draw_leaves
 from autograder.contract import facts
 from autograder.contract.case import UNSEEN
-from autograder.contract.diagnosis import factors
 from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
@@ -76,7 +75,7 @@ def _loses_digits(cases: list[Evidence]) -> bool:
         for leaf, expected in e.expected.items():
             error = np.abs(e.measured[leaf] - expected).max() / max(np.abs(expected).max(), 1e-30)
             off[e.case.sizes.reach >= 1000].append(float(error))
-    return bool(np.max(off[False]) <= facts.TOLERANCE < np.max(off[True]) < factors.ROUNDED)
+    return bool(np.max(off[False]) <= facts.TOLERANCE < np.max(off[True]) < 1e-2)
 
 
 def _unseen_partials(rng: np.random.Generator) -> Case[Partials]:

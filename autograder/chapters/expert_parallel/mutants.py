@@ -129,7 +129,7 @@ MUTANTS = (
         "takes_the_softmax_without_its_maximum",
         {"jax.nn.softmax(logits)": "jnp.exp(logits) / jnp.exp(logits).sum(-1, keepdims=True)"},
         *LAYER,
-        shown_by=("more experts than tokens",),
+        shown_by=("5 tokens, large logits",),
     ),
     patch(route, "takes_the_last_of_equals", {CHOICE: LAST_OF_EQUALS}, *LAYER),
     patch(

@@ -81,7 +81,7 @@ ROUTE = Task(
         Case("6 experts", ALONE, _FEW, quick=True),
         Case("one choice of 5 experts", ALONE, Routing(tokens=17, num_experts=5, k=1, capacity=3), quick=True),
         Case("all of 3 experts", ALONE, Routing(tokens=8, num_experts=3, k=3, capacity=6)),
-        Case("more experts than tokens", ALONE, Routing(tokens=5, num_experts=9, k=2, capacity=2, large=True)),
+        Case("5 tokens, large logits", ALONE, Routing(tokens=5, num_experts=9, k=2, capacity=2, large=True)),
         # More than 8-bit integers count, and than bfloat16 tells apart.
         Case("700 tokens", ALONE, Routing(tokens=700, num_experts=2, k=1, capacity=500)),
     ),

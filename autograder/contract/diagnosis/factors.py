@@ -11,10 +11,10 @@ import numpy as np
 
 from autograder.contract.case import Case
 from autograder.contract.task import Evidence
-from autograder.contract.text import join_words
+from autograder.contract.text import join_words, short
 
-# If nearly all elements are off by less than this fraction of the largest, the formula is right and rounding differs.
-ROUNDED = 1e-2
+# Sums in another order, narrow dtypes and approximations are off by less than this fraction of the largest element.
+ROUNDED = 4e-3
 # With at least this many distinct numbers, a leaf is an array rather than a loss on each device.
 FEW = 4
 FACTORS = ("sum or mean?", "mean or sum?")
@@ -31,9 +31,9 @@ _ROLES = {"replica": "data", "stage": "pipe", "model": "tensor"}
 
 def times(ratio: float) -> str:
     """A ratio in words; one near 1 is expressed as a difference."""
-    if abs(ratio - 1) < ROUNDED:
+    if abs(ratio - 1) < 1e-2:
         return f"off by {abs(ratio - 1):.2g} times what it should be"
-    return f"{ratio:.4g} times what it should be"
+    return f"{short(ratio)} times what it should be"
 
 
 def having(
@@ -89,12 +89,12 @@ def factor(
     single = distinct(expected) < FEW
     whole = "It" if single else "All of it"
     if larger := having(ratio, case, others, every) if ratio > 1 else "":
-        return f"{whole} is {ratio:.4g} times too large, and {larger}: {FACTORS[0]}"
+        return f"{whole} is {short(ratio)} times too large, and {larger}: {FACTORS[0]}"
     if smaller := having(1 / ratio, case, [(x, 1 / r) for x, r in others], every) if 0 < ratio < 1 else "":
-        return f"{whole} is {1 / ratio:.4g} times too small, and {smaller}: {FACTORS[1]}"
+        return f"{whole} is {short(1 / ratio)} times too small, and {smaller}: {FACTORS[1]}"
     if abs(ratio + 1) < 1e-3:
         return f"{whole} has the opposite sign."
-    return "" if single else f"All of it is {ratio:.4g} times what it should be."
+    return "" if single else f"All of it is {short(ratio)} times what it should be."
 
 
 def ratios(e: Evidence, leaf: str, every: Iterable[Evidence]) -> list[tuple[Case[Any], float]]:

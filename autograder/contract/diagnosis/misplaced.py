@@ -9,6 +9,7 @@ from itertools import groupby, product
 
 import numpy as np
 
+from autograder.contract.diagnosis.factors import ROUNDED
 from autograder.contract.task import Evidence
 from autograder.contract.text import join_words
 from course.program import Leaf
@@ -16,8 +17,6 @@ from course.program import Leaf
 NOTHING, UNKNOWN = "nothing but zeros", "something else"
 # Limits on the parts of a device named in a sentence, and on the numbers compared.
 _FEW, _COMPARED = 3, 10**7
-# Reordered sums and narrow dtypes differ by less than this share of the largest number; chunks by more.
-_ROUNDED = 4e-3
 
 
 def where(e: Evidence, name: str, near: float) -> str:
@@ -181,7 +180,7 @@ def _label(part: np.ndarray, own: np.ndarray, devices: Sequence[str], near: floa
             counts = np.rint(np.linalg.lstsq(columns, part, rcond=None)[0]).astype(int)
         elif not counts.any():
             counts = np.ones(len(devices), int)
-        if np.min(counts) < 0 or np.max(np.abs(columns @ counts - part)) > _ROUNDED * np.max(np.abs(columns)):
+        if np.min(counts) < 0 or np.max(np.abs(columns @ counts - part)) > ROUNDED * np.max(np.abs(columns)):
             continue
         chunk = f"chunk {place}" if own.shape[1] > 1 else "the chunk"
         some, lacking, more = (
@@ -200,7 +199,7 @@ def _label(part: np.ndarray, own: np.ndarray, devices: Sequence[str], near: floa
 
 def _mixture(part: np.ndarray, own: np.ndarray, devices: Sequence[str]) -> str:
     """Describe a sum of differently numbered chunks from every device, as in the steps of a ring; empty if none."""
-    count, near = len(devices), _ROUNDED * np.max(np.abs(own))
+    count, near = len(devices), ROUNDED * np.max(np.abs(own))
     for start, apart in product(range(count), range(1, count)) if own.shape[1] == count else ():
         of = [(start + apart * i) % count for i in range(count)]
         if np.max(np.abs(sum(own[i, place] for i, place in enumerate(of)) - part)) <= near:

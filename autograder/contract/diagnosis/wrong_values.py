@@ -183,8 +183,10 @@ def not_finite(e: Evidence, measured: np.ndarray) -> str:
     )
     if nan and not masked and hasattr(e.case.sizes, "num_microbatches"):
         asks = " Is anything that a stage computes in an idle tick used? Zero times NaN is NaN: leave it out."
+    if getattr(e.case.sizes, "large", False):
+        asks = " Inputs are large here, and exp(89) is infinite in float32: what is subtracted before an exponential?"
     if measured.size == 1:
-        return f"is {'NaN' if nan else 'infinite'}.{asks}"
+        return f"it is {'NaN' if nan else 'infinite'}.{asks}"
     return f"{' and '.join(counts)} of {measured.size:,} elements.{asks}"
 
 
