@@ -196,6 +196,7 @@ def test_hints_come_one_by_one_and_remember_where_they_were(meshcraft):
     assert meshcraft("hint", "fsdp", "gather_params", "--all").out.count("gather_params  hint ") == tiers
     assert meshcraft("hint", "fsdp", "gather_params", "2").out.startswith("gather_params  hint 2 of")
     assert "you have seen 0" in meshcraft("hint", "fsdp", "fsdp_loss", "2").err
+    assert "`jax.custom_vjp`" in meshcraft("hint", "fsdp", "gather_params", "4").out
 
 
 def test_hint_without_a_function_takes_the_first_that_does_not_pass(meshcraft, judge):

@@ -87,3 +87,10 @@ def test_bytes_too_many_are_laid_to_the_collective_that_sends_as_many():
     assert fact.line == "mine:9"
     other = bytes_sent("bytes", [sends(large, small)], "all_reduce", lambda _: 7001)
     assert "most of it is all-reduce of f32[1000]" in other.message
+
+
+def test_bytes_a_few_apart_are_written_so_that_they_differ():
+    large = Collective("all_reduce", ("data",), 8, 4, 2.0**26 + 4, 1, "mine:4", (1,), "f32")
+    for most, sent, allowed in ((2**26, "67,108,868 bytes", "67,108,864 bytes"), (2**25, "64 MiB", "32 MiB")):
+        message = bytes_at_most("bytes", [sends(large)], ("all_reduce",), lambda _, most=most: most, "Why?").message
+        assert f"sends {sent} and should send at most {allowed}" in message

@@ -213,6 +213,11 @@ def test_facts_that_may_have_one_cause_are_said_to_once_and_the_first_to_look_at
 
 
 @dataclass(frozen=True)
+class Large(Sizes):
+    large: bool = True
+
+
+@dataclass(frozen=True)
 class Steps(Sizes):
     steps: int = 2
 
@@ -284,3 +289,24 @@ def test_a_gradient_read_off_an_update_may_differ_as_float32_rounds_the_paramete
     assert arrays_match("gradients", [judged], "gradients").passed is right
     unknown = replace(judged, drawn={})
     assert arrays_match("gradients", [unknown], "gradients").passed is (spacings == 0)
+
+
+@pytest.mark.parametrize(("share", "right"), [(0, True), (1e-6, True), (1e-3, False)])
+def test_a_gradient_that_is_zero_may_be_off_as_terms_that_cancel_are_rounded(share, right):
+    """There is no largest element to compare with, so the norm of all gradients takes its place."""
+    norm = np.sqrt(np.sum(np.square(DRAWN)))
+    zero = {"gradients/bias": np.zeros(8, np.float32)}
+    off = {"gradients/bias": np.full(8, share * norm, np.float32)}
+    e = evidence(DRAWN, secret=False)
+    judged = replace(e, expected=e.expected | zero, measured=e.measured | off)
+    fact = arrays_match("gradients", [judged], "gradients")
+    assert fact.passed is right and (right or "expected 0" in fact.message)
+    alone = replace(judged, expected=zero, measured=off)
+    assert arrays_match("gradients", [alone], "gradients").passed is (share == 0)
+
+
+def test_where_inputs_are_large_what_is_not_finite_is_asked_about_exponentials():
+    e = evidence(np.full_like(DRAWN, np.inf), secret=False)
+    assert "exp" not in arrays_match("values", [e], "gradients").message
+    large = replace(e, case=replace(e.case, sizes=Large()))
+    assert "what is subtracted before an exponential?" in arrays_match("values", [large], "gradients").message

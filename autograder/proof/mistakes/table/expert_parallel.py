@@ -33,6 +33,10 @@ MISTAKES = {
         ),
     },
     "balancing_loss": {
+        "exponentials that overflow": Mistake(
+            r"leaf z .*it is infinite.*what is subtracted before an exponential\?",
+            {"jax.nn.logsumexp(logits, axis=1)": "jnp.log(jnp.sum(jnp.exp(logits), axis=1))"},
+        ),
         "each device's own balance": Mistake(
             r"A mean of products is not the product of means.*Which factor carries a gradient",
             {
