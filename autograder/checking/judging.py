@@ -17,7 +17,7 @@ from autograder.contract.text import count_of
 from autograder.contract.verdict import PARTIAL, PASS, Fact, Result
 from autograder.grading.inside.intake import Notebook
 from autograder.grading.inside.launch import Limits
-from autograder.grading.inside.tracing import Problem, Traced, time_limit, trace_cases
+from autograder.grading.inside.tracing import UNROLLED, Problem, Traced, time_limit, trace_cases
 from autograder.grading.outside.judge import GradingPlan, Stopped, judge, plan, stopped
 from autograder.grading.outside.pipeline import trace_request, trace_together
 from autograder.grading.outside.workers import Worker, local_executor, local_tracer
@@ -182,7 +182,7 @@ def trace_function(
         return function
     if isinstance(function, FromNotebook):
         return function.programs(task, cases, platform)
-    with time_limit(TRACE_SECONDS, processor=True), time_limit(TRACE_WALL_SECONDS):
+    with time_limit(TRACE_SECONDS, processor=True, asks=UNROLLED), time_limit(TRACE_WALL_SECONDS):
         return trace_cases(task, function, cases, locate, on_program, platform)
 
 

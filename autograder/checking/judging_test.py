@@ -47,18 +47,30 @@ def test_program_that_never_ends_is_stopped_and_the_next_check_works(monkeypatch
     assert judge_function(plan("fsdp", task), right, lambda _: None)[0].verdict == PASS
 
 
-def test_tracing_is_limited_in_processor_time_and_what_waits_in_wall_time(monkeypatch):
-    def judged_here(body):
-        task = load("fsdp").task("shard_params")
-        space = {}
-        exec(f"import time\ndef shard_params(params, axis_name, min_size):\n    {body}", space)
-        return judge_function(plan("fsdp", task), space["shard_params"], lambda _: None)[0]
+def judged_here(body):
+    space = {}
+    exec(f"import time\ndef shard_params(params, axis_name, min_size):\n    {body}", space)
+    return judge_function(plan("fsdp", load("fsdp").task("shard_params")), space["shard_params"], lambda _: None)[0]
 
+
+def test_tracing_is_limited_in_processor_time_and_what_waits_in_wall_time(monkeypatch):
     monkeypatch.setattr(checking, "TRACE_SECONDS", 1)
     assert "longer to trace than 1 s of processor time" in judged_here("while True: pass").message
     monkeypatch.setattr(checking, "TRACE_WALL_SECONDS", 1.5)
     result = judged_here("time.sleep(60)")
     assert result.verdict == LIMIT_EXCEEDED and "1.5 s, in which it computed for 0 s" in result.message
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_limit_that_ends_a_finaliser_and_no_more_ends_the_function_later(monkeypatch):
+    monkeypatch.setattr(checking, "TRACE_SECONDS", 1)
+    result = judged_here("""
+    class Busy:
+        def __del__(self):
+            while True: pass
+    Busy()
+    while True: pass""")
+    assert "longer to trace than 1 s of processor time" in result.message
 
 
 # A pass is a pass

@@ -28,7 +28,7 @@ from autograder.grading.inside.cells import locate_cell
 from autograder.grading.inside.jailed_child import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, fork_confined, prctl
 from autograder.grading.inside.messages import Ending, FunctionRequest, TraceRequest
 from autograder.grading.inside.running import STATEMENT_SECONDS, Ran, lab_statements, run_cells
-from autograder.grading.inside.tracing import Problem, time_limit, trace_cases
+from autograder.grading.inside.tracing import UNROLLED, Problem, time_limit, trace_cases
 from autograder.grading.inside.uses import uses
 from course import predict, render  # noqa: F401  imported by labs; loaded once for all forks
 
@@ -49,7 +49,7 @@ def _trace(request: TraceRequest, wanted: FunctionRequest, ran: Ran, seconds: fl
     function = ran.function(task)
     traced: Any = function
     if not isinstance(function, Problem):
-        with time_limit(max(seconds, 0.1), processor=True):
+        with time_limit(max(seconds, 0.1), processor=True, asks=UNROLLED):
             cases = [from_plain(case, task.sizes) for case in wanted.cases]
             traced = trace_cases(task, function, cases, locate_cell, platform=wanted.platform)
     if isinstance(traced, Problem):

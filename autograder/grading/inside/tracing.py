@@ -63,13 +63,18 @@ class TooLong(KeyboardInterrupt):
     """
 
 
+# While a function is traced, a Python loop does its passes one by one, and each becomes a part of the program.
+UNROLLED = "does a loop ever end, and is one over tokens or rows, whose passes are all written into the program?"
+
+
 @contextmanager
-def time_limit(seconds: float, *, processor: bool = False) -> Iterator[None]:
+def time_limit(seconds: float, *, processor: bool = False, asks: str = "does a loop ever end?") -> Iterator[None]:
     """Raise ``TooLong`` in the learner's Python after ``seconds``, if signals allow: in the main thread on Unix.
 
     Args:
         seconds: Of wall time.
         processor: Limit this process's processor time instead.
+        asks: The question about a cause, if processor time is limited.
     """
     usable = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
     if not usable:
@@ -81,14 +86,15 @@ def time_limit(seconds: float, *, processor: bool = False) -> Iterator[None]:
 
     def stop(*_: Any) -> None:
         if processor:
-            raise TooLong(f"{round(seconds, 1):g} s of processor time; does a loop ever end?")
+            raise TooLong(f"{round(seconds, 1):g} s of processor time; {asks}")
         computed = time.process_time() - begin
         raise TooLong(
             f"{round(seconds, 1):g} s, in which it computed for {computed:.0f} s; does it wait for something?"
         )
 
     before = signal.signal(number, stop)
-    signal.setitimer(timer, seconds)
+    # Again and again: Python drops an exception that is raised while it calls a finaliser.
+    signal.setitimer(timer, seconds, max(seconds / 10, 0.1))
     try:
         yield
     finally:

@@ -36,7 +36,7 @@ MISTAKES = {
     },
     "fsdp_loss": {
         "layers not recomputed": Mistake(
-            r"4\.24 times the reference's.*Whose weights are whole at that moment\?",
+            r"4\.2\d times the reference's.*Whose weights are whole at that moment\?",
             {"    @jax.checkpoint\n    def layer(x": "    def layer(x"},
             line='x, _ = lax.scan(layer, x, shards["layers"])',
         )
