@@ -30,6 +30,8 @@ GLOSSARY = {
     "temporaries": "arrays that live only while the program runs, neither inputs nor results",
     "exposed": "communication during which nothing is computed, so that the step takes longer by it",
 }
+# Columns that the tables of ``check`` have where a function has a realistic size.
+COMPARED = "*reference*, *naive*: in `check`'s tables, what the course's solution takes, and what the obvious one does."
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 
@@ -116,15 +118,17 @@ def source_notebook(chapter: str, *, root: Path | None = None) -> NotebookNode:
             cells.append(new_code_cell(source))
     _require_complete(path, points, places)
     entry = next((entry for entry in NOTEBOOKS if entry.name == chapter), Chapter(chapter, "", ""))
-    return _as_notebook(_estimated(_introduced(cells, entry), entry, points, path))
+    compared = any(task.at_scale for task in agreed.tasks)
+    return _as_notebook(_estimated(_introduced(cells, entry, compared=compared), entry, points, path))
 
 
-def _introduced(cells: list[NotebookNode], entry: Chapter) -> list[NotebookNode]:
+def _introduced(cells: list[NotebookNode], entry: Chapter, *, compared: bool = False) -> list[NotebookNode]:
     """The cells, with the chapter's page, a glossary and the estimated time added to the first."""
     intro = [f"The theory is on the page “{entry.title}”: `meshcraft site {entry.name}` opens it in a browser."]
     intro = [""] if entry.own else intro
     text = "\n".join(cell.source for cell in cells)
     words = [f"*{word}*: {meaning}." for word, meaning in GLOSSARY.items() if re.search(rf"\b{word}\b", text)]
+    words += [COMPARED] if compared else []
     if entry.functions:
         intro[0] += " " * (not entry.own) + (
             "Each function says how difficult it is, and how long it may take somebody who has read that page: "

@@ -38,7 +38,7 @@ if __name__ == "__main__":
 
 
 def contract(**points):
-    tasks = [SimpleNamespace(name=name, points=worth) for name, worth in points.items()]
+    tasks = [SimpleNamespace(name=name, points=worth, at_scale=None) for name, worth in points.items()]
     return lambda chapter: SimpleNamespace(tasks=tasks, question_points=2.0)
 
 
