@@ -20,6 +20,7 @@ from course.program.program import spec_of
 
 # float32 sums in different orders agree to about 1e-6 of the largest element; bfloat16 inside gives 1e-3.
 TOLERANCE = 2e-5
+BEFORE = "They are read off the results: begin with “values”."
 LOSS_ALONE = "All other results are right: over which rows, and over which devices, is the loss averaged?"
 
 
@@ -78,13 +79,15 @@ def arrays_match(
         if found[first].unit == Unit.RELATIVE:
             others = [x for x in evidence if not _differs(x, tolerance) and any(x is y for y, _ in leaves)]
             cases = [x for x in evidence if _differs(x, tolerance)], others
-            cause = wrong_values.explain_values(e, leaf, tolerance, evidence)
+            swap = wrong_values.exchanged(e, leaf, tolerance)
+            cause = swap or wrong_values.explain_values(e, leaf, tolerance, evidence)
             partly = len(wrong) < len(leaves) or bool(np.any(np.isclose(e.measured[leaf], e.expected[leaf])))
             before = [(x, _leaf_match("", kind, e, x, tolerance)) for x in e.expected if _under(x, "values")]
             before = [x for x, fact in before if not fact.passed and fact.unit == Unit.RELATIVE]
             alike = [wrong_values.explain_values(e, x, tolerance, evidence) for x in before]
             partly = partly or any(wrong_values.MASKS_RIGHT in one for one in alike)
-            sentences += [cause, wrong_values.question(cause, hint, *cases, nothing_right=not partly)]
+            asks = "" if swap else wrong_values.question(cause, hint, *cases, nothing_right=not partly)
+            sentences += [cause, asks]
             if kind is Kind.GRADIENTS and cause and cause in alike:
                 sentences[1:] = ["As with “values”."]
         elif not_finite and found[first].limit == "finite":
@@ -94,7 +97,7 @@ def arrays_match(
         ):
             sentences.append(hint)
         sentences.append(
-            wrong_values.explain_leaves(*([leaf for x, leaf in some if x is e] for some in (wrong, leaves)))
+            wrong_values.explain_leaves(e, *([leaf for x, leaf in some if x is e] for some in (wrong, leaves)))
         )
         drawn = "" if e.secret or found[first].unit != Unit.RELATIVE else picture(e)
         found[first] = replace(found[first], message=" ".join(part.strip() for part in sentences if part) + drawn)
@@ -134,7 +137,9 @@ def values_and_gradients(
         if _under(leaf, "values") and e.expected[leaf].size
     )
     found = arrays_match("values", cases, "values", "" if after else LOSS_ALONE if loss else values)
-    if after and found.passed is False and found.unit == Unit.RELATIVE:
+    if wrong_values.EXCHANGED in found.message:
+        back = replace(back, message=back.message and BEFORE)
+    elif after and found.passed is False and found.unit == Unit.RELATIVE:
         begin = f"{FIRST_LOSS} {first_loss}".strip() if any(map(_first_loss_wrong, cases)) else FOLLOW
         found = replace(found, message=f"{found.message} {begin}")
     if wrong_values.ALWAYS_DROPS in found.message:  # said once
@@ -155,13 +160,16 @@ def _first_loss_wrong(e: Evidence) -> bool:
 
 
 def global_norm_matches(evidence: list[Evidence], prefix: str) -> Fact:
-    """Require the norm over all leaves under ``prefix`` to equal the oracle's: the norm used for gradient clipping."""
+    """Require the norm over all leaves under ``prefix`` to equal the oracle's: the norm used for gradient clipping.
+
+    A leaf that every device has whole counts once.
+    """
     name, some = "gradient norm", [e for e in evidence if any(_under(leaf, prefix) for leaf in e.expected)]
     return worst([_norm_matches(name, e, prefix) for e in some], name, Kind.GRADIENTS)
 
 
 def _norm_matches(name: str, e: Evidence, prefix: str) -> Fact:
-    measured, expected = (_norm(side, prefix) for side in (e.measured, e.expected))
+    measured, expected = (_norm(e, side, prefix) for side in (e.measured, e.expected))
     scale = max(expected, 1e-30)
     figures: dict[str, Any] = {"measured": measured, "limit": expected, "direction": Direction.EXACTLY}
     comparison = "{} and should be {}".format(*_distinguishable(measured, expected))
@@ -169,7 +177,7 @@ def _norm_matches(name: str, e: Evidence, prefix: str) -> Fact:
         figures = {"measured": abs(measured - expected) / scale, "limit": TOLERANCE, "unit": Unit.RELATIVE}
         comparison = factors.times(measured / scale)
     wrong = not abs(measured - expected) <= TOLERANCE * scale
-    where = f"{e.case.place} the norm over all leaves on all devices together"
+    where = f"{e.case.place} the norm over all leaves, each counted once,"
     message = f"{where} is {comparison}" if wrong else ""
     return case_fact(e, name, Kind.GRADIENTS, message, **figures)
 
@@ -316,13 +324,41 @@ def _scale(e: Evidence, leaf: str) -> float:
     their number does.
     """
     if _under(leaf, "gradients") and not np.any(e.expected[leaf]):
-        return max(_norm(e.expected, "gradients"), 1e-30)
+        return max(_norm(e, e.expected, "gradients"), 1e-30)
     return max(float(np.max(np.abs(e.expected[leaf]), initial=0)), 1e-30)
 
 
-def _norm(arrays: Mapping[str, np.ndarray], prefix: str) -> float:
-    """The norm over all leaves under ``prefix``."""
-    return float(np.sqrt(sum(np.sum(np.square(a, dtype=np.float64)) for n, a in arrays.items() if _under(n, prefix))))
+def _norm(e: Evidence, arrays: Mapping[str, np.ndarray], prefix: str) -> float:
+    """The norm over all leaves under ``prefix``, in which a leaf that all devices have counts once."""
+    leaves = ((np.sum(np.square(a, dtype=np.float64)), n) for n, a in arrays.items() if _under(n, prefix))
+    return float(np.sqrt(sum(squares / _copies(e, name) for squares, name in leaves)))
+
+
+def _copies(e: Evidence, leaf: str) -> int:
+    """How many equal copies of a leaf there are, one from each device, along dims before its own; 1 if it is split."""
+    rank, expected = rank_of(e, leaf), e.expected.get(leaf)
+    if rank is None or expected is None or expected.ndim <= rank:
+        return 1
+    copies = expected.reshape(-1, *expected.shape[expected.ndim - rank :])
+    return len(copies) if np.array_equal(copies, np.broadcast_to(copies[:1], copies.shape)) else 1
+
+
+def _on_a_device(e: Evidence, leaf: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape of a leaf on each device, where the learner sees it, and what it should be there.
+
+    They are those of all devices together if the contract has put several devices' results into one array.
+    """
+    found, wanted = e.measured[leaf].shape, e.expected[leaf].shape
+    output = next((output for output in e.outputs if output.name == leaf and output.shape == found), None)
+    if output is None or len(found) != len(wanted):
+        return found, wanted
+    here, right = output.local_shape(e.case.mesh), replace(output, shape=wanted).local_shape(e.case.mesh)
+    parts = [dim // local if local else 0 for dim, local in zip(found, here, strict=True)]
+    if any(local * count != dim for local, count, dim in zip(right, parts, wanted, strict=True)):
+        return found, wanted
+    rank = rank_of(e, leaf)
+    front = max(len(found) - rank, 0) if rank is not None else int(here[:1] == right[:1] == (1,) != found[:1])
+    return here[front:], right[front:]
 
 
 def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float) -> Fact:
@@ -332,10 +368,13 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
     if measured is None:
         return case_fact(e, name, kind, f"{where} is missing from the result.", "missing", "present")
     if (measured.shape, measured.dtype) != (expected.shape, expected.dtype):
-        found, wanted = (f"{a.dtype}{list(a.shape)}" for a in (measured, expected))
-        return case_fact(
-            e, name, kind, f"{where}: measured {found}, expected {wanted}{broadcast(measured, expected)}", found, wanted
-        )
+        shapes = _on_a_device(e, leaf)
+        found, wanted = (f"{a.dtype}{list(shape)}" for a, shape in zip((measured, expected), shapes, strict=True))
+        each = " on each device" if shapes[0] != measured.shape else ""
+        # A whole array where a part should be may be as large as one that broadcasting made.
+        end = broadcast(*shapes) if broadcast(measured.shape, expected.shape) != "." else "."
+        message = f"{where}: measured {found}{each}, expected {wanted}{end}"
+        return case_fact(e, name, kind, message, found, wanted)
     if not np.all(np.isfinite(measured)):
         bad = int(np.sum(~np.isfinite(measured)))
         reason = wrong_values.not_finite(e, measured)

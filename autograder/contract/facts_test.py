@@ -16,6 +16,7 @@ from autograder.contract.byte_facts import (
 )
 from autograder.contract.case import UNSEEN, ModelSizes, Sizes
 from autograder.contract.facts import (
+    BEFORE,
     LOSS_ALONE,
     arrays_match,
     global_norm_matches,
@@ -28,7 +29,7 @@ from autograder.contract.facts import (
 )
 from autograder.contract.task import Case, Evidence
 from autograder.contract.verdict import FIRST_LOSS, FOLLOW, LATER_LOSSES, Fact, Kind, conclude
-from course.program import Costs, Memory
+from course.program import Costs, Leaf, Memory
 
 DRAWN = np.random.default_rng(5).standard_normal((4, 8)).astype(np.float32)
 ONE = DRAWN + np.eye(4, 8, 3, dtype=np.float32) * np.float32(0.5) * (np.arange(4) == 2)[:, None]
@@ -76,7 +77,7 @@ def test_a_secret_message_says_where_how_many_how_far_and_which_factor():
     )
     assert "by 7 times the largest expected one" in wrong.message
     assert "8 times too large, and axis 'data' has that size" in wrong.message
-    assert "norm over all leaves on all devices together is 8 times what it should be" in norm.message
+    assert "norm over all leaves, each counted once, is 8 times what it should be" in norm.message
     (single, _) = both(ONE, True)
     assert re.search(r"1 of 32 elements is wrong, the worst at \[2, 5\] by 0\.\d+ times", single.message)
 
@@ -84,7 +85,7 @@ def test_a_secret_message_says_where_how_many_how_far_and_which_factor():
 def test_where_inputs_are_public_both_values_are_shown():
     wrong, norm = both(8 * DRAWN, False)
     assert re.search(r"measured -?[\d.]+, expected -?[\d.]+ at \[\d, \d\]", wrong.message)
-    assert re.search(r"the norm over all leaves on all devices together is [\d.]+ and should be [\d.]+", norm.message)
+    assert re.search(r"the norm over all leaves, each counted once, is [\d.]+ and should be [\d.]+", norm.message)
 
 
 def test_a_tolerance_may_be_stated_and_none_means_to_the_last_bit():
@@ -310,3 +311,65 @@ def test_where_inputs_are_large_what_is_not_finite_is_asked_about_exponentials()
     assert "exp" not in arrays_match("values", [e], "gradients").message
     large = replace(e, case=replace(e.case, sizes=Large()))
     assert "what is subtracted before an exponential?" in arrays_match("values", [large], "gradients").message
+
+
+def given(name, shape, spec):
+    return Leaf(name, shape, "float32", spec, "state")
+
+
+def test_a_wrong_shape_is_that_of_each_device_which_the_learner_sees():
+    """A state that is whole on each of 8 devices, where each should have one row of eight."""
+    whole = np.zeros((64, 8), np.float32)
+    e = replace(
+        evidence(whole, secret=False, name="values/m"),
+        expected={"values/m": whole[:8]},
+        outputs=(given("values/m", (64, 8), (("data",), ())),),
+    )
+    fact = arrays_match("values", [e], "values")
+    assert "measured float32[8, 8] on each device, expected float32[1, 8]." in fact.message
+    # Several devices' results in one array: the first dim is not the function's.
+    copies = np.zeros((8, 4, 4), np.float32)
+    outputs = (given("values/m", copies.shape, (("data",), (), ())),)
+    stacked = replace(e, measured={"values/m": copies}, expected={"values/m": copies[:, :, :1]}, outputs=outputs)
+    message = arrays_match("values", [stacked], "values").message
+    assert "measured float32[4, 4] on each device, expected float32[4, 1]: broadcasting gave it [4, 4]" in message
+
+
+def test_a_leaf_that_all_devices_have_counts_once_in_the_norm():
+    parts, whole = np.full((8, 2), 3.0, np.float32), np.full((2,), 4.0, np.float32)
+    copies = np.tile(whole, (8, 1))
+    inputs = (given("params/split", (8, 2), (("data",), ())), given("params/whole", (2,), ((),)))
+    leaves = {"gradients/split": parts, "gradients/whole": copies}
+    e = replace(evidence(parts, secret=False), inputs=inputs, measured=leaves, expected=leaves)
+    assert global_norm_matches([e], "gradients").measured == pytest.approx(np.sqrt(16 * 9 + 2 * 16))
+
+
+def test_results_in_the_wrong_order_are_said_to_have_each_others_values():
+    names = ("values/params", "values/loss", "values/norm", "gradients/params")
+    right = dict(zip(names, (DRAWN, np.float32(2.5), np.float32(3.5), DRAWN), strict=True))
+    wrong = right | {"values/loss": right["values/norm"], "values/norm": right["values/loss"]}
+    e = replace(evidence(DRAWN, secret=False), expected=right, measured=wrong | {"gradients/params": DRAWN / 2})
+    values, back, _ = values_and_gradients([e], "Why?", "Whose?", step=True)
+    assert "`loss` and `norm` have each other's values: in which order are they returned?" in values.message
+    assert back.message == BEFORE and "Why?" not in values.message
+
+
+COMMON = {
+    "split": (("layers/up", "head/up"), "They are those that are split, and no others"),
+    "layers": (("layers/up", "layers/down"), "They are those under `layers`, and no others."),
+    "all but the layers": (("head/up", "head/down"), "They are those under `head`"),
+    "nothing": (("layers/up", "head/down"), "layers/up"),
+}
+
+
+@pytest.mark.parametrize("what", COMMON)
+def test_wrong_leaves_are_told_from_right_ones_by_what_they_have_in_common(what):
+    wrong, says = COMMON[what]
+    names = [f"{part}/{name}" for part in ("layers", "head") for name in ("up", "down")]
+    inputs = tuple(given(f"params/{name}", (4, 8), (("data",) * name.endswith("up"), ())) for name in names)
+    expected = {f"gradients/{name}": DRAWN for name in names}
+    measured = {f"gradients/{name}": DRAWN + (ONE - DRAWN) * (name in wrong) for name in names}
+    e = replace(evidence(DRAWN, secret=False), inputs=inputs, expected=expected, measured=measured)
+    message = arrays_match("gradients", [e], "gradients").message
+    assert "2 of 4 leaves are wrong here" in message and says in message
+    assert ("and no others" in message) is (what != "nothing")

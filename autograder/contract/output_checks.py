@@ -28,17 +28,16 @@ def describe(x: Any) -> str:
     return f"{x.dtype}{list(x.shape)}" if hasattr(x, "shape") and hasattr(x, "dtype") else f"a {type(x).__name__}"
 
 
-def broadcast(found: Any, wanted: Any) -> str:
+def broadcast(found: tuple[int, ...], wanted: tuple[int, ...]) -> str:
     """End a sentence on a wrong shape; it says so if arrays of other shapes were combined without an error."""
-    shapes = getattr(found, "shape", ()), getattr(wanted, "shape", ())
     try:
-        larger = np.broadcast_shapes(*shapes) == shapes[0] != shapes[1]
+        larger = np.broadcast_shapes(found, wanted) == found != wanted
     except ValueError:
         return "."
-    if not larger or math.prod(shapes[0]) <= math.prod(shapes[1]):
+    if not larger or math.prod(found) <= math.prod(wanted):
         return "."
     return (
-        f": broadcasting gave it {list(shapes[0])}, since arrays whose shapes differ are combined without an error if "
+        f": broadcasting gave it {list(found)}, since arrays whose shapes differ are combined without an error if "
         "a dim is missing or has size 1. Which operand has a different shape from what you think?"
     )
 
@@ -107,7 +106,8 @@ def same_shapes(name: str, tree: Any, like: Any, case: Case[Any]) -> None:
     same_tree(name, tree, like)
     for (path, leaf), struct in zip(jax.tree.leaves_with_path(tree), jax.tree.leaves(like), strict=True):
         if not hasattr(leaf, "shape") or (leaf.shape, leaf.dtype) != (struct.shape, struct.dtype):
-            expected = f"expected {describe(struct)}{broadcast(leaf, struct)}"
+            shape = getattr(leaf, "shape", ())
+            expected = f"expected {describe(struct)}{broadcast(shape, struct.shape)}"
             if not path:
                 raise Mismatch(f"{name} returned {describe(leaf)} {case.place}, {expected}")
             raise Mismatch(f"leaf {path_name('', path)} {case.place}: {name} gives {describe(leaf)}, {expected}")

@@ -18,6 +18,7 @@ NOT_MEASURED = "not measured"
 # From this multiple of a limit on, a loop that runs too often is likely, which makes values wrong as well.
 MUCH_MORE = 1.25
 WHICH_DTYPE = "which dtype should travel?"
+SUM_OR_MEAN = "sum or mean?", "mean or sum?"
 LATER_LOSSES = "The loss of step 0 is right"
 FIRST_LOSS = (
     "The loss is wrong before anything is updated, and the gradients follow from it: begin with the loss. "
@@ -315,16 +316,16 @@ class Result(_AsJson):
         if len(names) < 2:
             return ""
         may = f"{join_words(names)} may have one cause"
+        back = next((fact for fact in wrong if fact.kind is Kind.GRADIENTS), wrong[0])
+        first = back if any(said in wrong[0].message for said in (LATER_LOSSES, FOLLOW)) else wrong[0]
         if sent and sent[0].amiss < 0:
             return f"{may}: less is sent than should be. What is never sent?"
         if sent:
             question = "Does a loop run too often, or is something reduced that should not be?"
-            if any(fact.kind is Kind.VALUES for fact in wrong) and any(fact.excess < MUCH_MORE for fact in sent):
-                question = f"Begin with “{wrong[0].name}”."
+            if any(asked in first.message for asked in SUM_OR_MEAN) or any(fact.excess < MUCH_MORE for fact in sent):
+                question = f"Begin with “{first.name}”."
             question = "Which dtype should travel?" if all(WHICH_DTYPE in fact.message for fact in sent) else question
             return f"{may}: more is sent than should be. {question}"
-        back = next((fact for fact in wrong if fact.kind is Kind.GRADIENTS), wrong[0])
-        first = back if any(said in wrong[0].message for said in (LATER_LOSSES, FOLLOW)) else wrong[0]
         return f"{may}: begin with “{first.name}”."
 
     @property

@@ -12,12 +12,12 @@ import numpy as np
 from autograder.contract.case import Case
 from autograder.contract.task import Evidence
 from autograder.contract.text import join_words, short
+from autograder.contract.verdict import SUM_OR_MEAN
 
 # Sums in another order, narrow dtypes and approximations are off by less than this fraction of the largest element.
 ROUNDED = 4e-3
 # With at least this many distinct numbers, a leaf is an array rather than a loss on each device.
 FEW = 4
-FACTORS = ("sum or mean?", "mean or sum?")
 # What else a result may be a mean of, said where no axis has that size.
 _COUNTS = {
     "rows": "there are as many rows",
@@ -89,9 +89,9 @@ def factor(
     single = distinct(expected) < FEW
     whole = "It" if single else "All of it"
     if larger := having(ratio, case, others, every) if ratio > 1 else "":
-        return f"{whole} is {short(ratio)} times too large, and {larger}: {FACTORS[0]}"
+        return f"{whole} is {short(ratio)} times too large, and {larger}: {SUM_OR_MEAN[0]}"
     if smaller := having(1 / ratio, case, [(x, 1 / r) for x, r in others], every) if 0 < ratio < 1 else "":
-        return f"{whole} is {short(1 / ratio)} times too small, and {smaller}: {FACTORS[1]}"
+        return f"{whole} is {short(1 / ratio)} times too small, and {smaller}: {SUM_OR_MEAN[1]}"
     if abs(ratio + 1) < 1e-3:
         return f"{whole} has the opposite sign."
     return "" if single else f"All of it is {short(ratio)} times what it should be."

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from autograder.contract.case import Case
-from autograder.contract.diagnosis.factors import FACTORS, FEW, ROUNDED, distinct, factor, ratios
+from autograder.contract.diagnosis.factors import FEW, ROUNDED, distinct, factor, ratios
 from autograder.contract.diagnosis.misplaced import layout, where
 from autograder.contract.task import Evidence
 from autograder.contract.text import join_words
-from autograder.contract.verdict import LATER_LOSSES
+from autograder.contract.verdict import LATER_LOSSES, SUM_OR_MEAN
 
 # Elements of dropout masks agree by chance: two masks of rate r agree on r² + (1 - r)² of their elements.
 _BY_CHANCE = (0.1, 0.95)
 ROUNDING = "All of it is off by a little"
+EXCHANGED = "have each other's values"
 MASKS_RIGHT = "What is dropped is right, so the masks are right, too; what is not dropped is wrong."
 KEYS = "is each mask drawn in the specified shape, and from the specified key: of which device, microbatch and layer?"
 ALWAYS_DROPS = f"There is dropout in every case here: {KEYS}"
@@ -84,7 +86,7 @@ def question(cause: str, hint: str, wrong: Iterable[Evidence], right: Iterable[E
         return f"It is right in every case without dropout and wrong with it: {KEYS}"
     if only:
         return f"It is right in every case without dropout: {KEYS} {hint}".strip()
-    if cause.startswith(ROUNDING) or cause.endswith(FACTORS):
+    if cause.startswith(ROUNDING) or cause.endswith(SUM_OR_MEAN):
         return ""
     unsure = all(dropped) and not kept and not cause and nothing_right
     more = ALWAYS_DROPS if unsure else ""
@@ -109,15 +111,63 @@ def _wrong(e: Evidence, leaf: str, tolerance: float) -> bool:
     return not np.max(errors, initial=0) <= tolerance * np.max(np.abs(expected), initial=1e-30)
 
 
-def explain_leaves(wrong: Sequence[str], every: Sequence[str]) -> str:
-    """Name the wrong leaves of a case if there are several and others are right."""
+def exchanged(e: Evidence, leaf: str, tolerance: float) -> str:
+    """Report two results that have each other's values."""
+    group, _, inner = leaf.partition("/")
+
+    def near(measured: np.ndarray | None, expected: np.ndarray) -> bool:
+        if measured is None or (measured.shape, measured.dtype) != (expected.shape, expected.dtype):
+            return False
+        off = np.abs(measured.astype(np.float64) - expected)
+        return bool(np.max(off, initial=0) <= tolerance * np.max(np.abs(expected), initial=0))
+
+    for other, expected in e.expected.items():
+        if other == leaf or not inner or other.partition("/")[0] != group or near(e.expected[leaf], expected):
+            continue
+        if near(e.measured.get(leaf), expected) and near(e.measured.get(other), e.expected[leaf]):
+            return f"`{inner}` and `{other.partition('/')[2]}` {EXCHANGED}: in which order are they returned?"
+    return ""
+
+
+def explain_leaves(e: Evidence, wrong: Sequence[str], every: Sequence[str]) -> str:
+    """Name the wrong leaves of a case if there are several and others are right, and what they have in common."""
     if len(wrong) < 2:
         return ""
     if len(wrong) == len(every):
         return f"{'Both' if len(every) == 2 else f'All {len(every)}'} leaves are wrong here."
     names = [leaf.partition("/")[2] for leaf in wrong]
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return f"{len(names)} of {len(every)} leaves are wrong here: {', '.join(names[:4])}{more}."
+    common = _in_common(e, wrong, every)
+    return f"{len(names)} of {len(every)} leaves are wrong here: {', '.join(names[:4])}{more}. {common}".strip()
+
+
+def _in_common(e: Evidence, wrong: Sequence[str], every: Sequence[str]) -> str:
+    """What tells wrong leaves from right ones: they are the split ones, or a part of the tree; empty if neither."""
+    split = [leaf for leaf in every if _is_split(e, leaf)]
+    if set(split) == set(wrong):
+        return "They are those that are split, and no others: which part does each device take, or get?"
+    right = [leaf for leaf in every if leaf not in wrong]
+    whole = len(_path_of(every))
+    for some, others, text in (
+        (wrong, right, "They are those under `{}`, and no others."),
+        (right, wrong, "Right are those under `{}`, and no others."),
+    ):
+        path = _path_of(some)
+        if len(some) > 1 and len(path) > whole and not any(leaf.split("/")[: len(path)] == path for leaf in others):
+            return text.format("/".join(path[1:]))
+    return ""
+
+
+def _path_of(leaves: Sequence[str]) -> list[str]:
+    """The folders that all of these leaves are in."""
+    levels = zip(*(leaf.split("/")[:-1] for leaf in leaves), strict=False)
+    return [names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels)]
+
+
+def _is_split(e: Evidence, leaf: str) -> bool:
+    """Whether the function is given this leaf, of parameters, gradients or a state, in parts."""
+    tail = leaf.split("/", 2)[-1]
+    return any(any(given.spec) for given in e.inputs if f"/{given.name}".endswith(f"/{tail}"))
 
 
 def _unwritten(measured: np.ndarray, right: np.ndarray) -> str:

@@ -262,6 +262,8 @@ def _named_by_jax(original: str, inner: list[FrameType], axes: Sequence[str]) ->
     ):
         names = [frame.f_locals.get(name) for name in ("axis_name", "axes", "axis_names")]
         flat = [name for one in names for name in (one if isinstance(one, tuple) else (one,)) if isinstance(name, str)]
+        if nested := [one for one in names if isinstance(one, tuple) and any(isinstance(n, tuple) for n in one)]:
+            return f"TypeError: nested_axes: {nested[0]}"
         if missing := [name for name in flat if name not in axes]:
             return f"NameError: Found an unbound axis name: {missing[0]}"
         if pairs := frame.f_locals.get("perm"):

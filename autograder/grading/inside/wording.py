@@ -101,6 +101,16 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         r"arguments (axis_name and the like, or the entries of specs), and do not hard-code any",
     ),
     (
+        r"nested_axes: (.*)",
+        r"a collective takes the name of an axis, or a tuple of names, and this is \1, with a tuple inside. An entry "
+        "of a spec may itself be a tuple of names: put all names into one",
+    ),
+    (
+        r"argument to VJP function: got (\w+\[[^\]]*\])(\{[^}]*\})?, but expected \1(\{V:[^}]*\})",
+        r"the gradient given to this function of jax.vjp is \1\2, and the result was \1\3: V names the axes that it "
+        "varies over. vary_alike(gradient, result)[0] (course.mesh) makes it vary alike; jax.value_and_grad takes none",
+    ),
+    (
         r"carry input and (?:carry )?output must have (?:equal types|the same type structure)[\s\S]*? has type "
         r"(\w+\[[^\]]*\])(\{[^}]*\})? but[\s\S]*?has type \1(\{V:[^}]*\})",
         r"a loop's carry must keep its type, and this one begins as \1\2 and becomes \1\3: V names the axes that it "
