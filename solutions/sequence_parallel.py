@@ -209,12 +209,13 @@ if __name__ == "__main__":
 #   what the MLP adds.
 # - Whole leaves (the norms' scales, the bias of `down`) enter typed as **the same** on every device of `axis_name`.
 #   Then their gradients come out complete and the same everywhere: JAX adds up the shares.
-# - `q`, `k` and `v` come from one product.
+# - `q`, `k` and `v` come from one gather.
 #
 # | | |
 # |---|---|
 # | `x` and the result | `[batch, seq/tensor, width]`, a different part of the sequence on each device |
-# | split leaves | `qkv` `[width, 3, num_heads/tensor, head_dim]`, `out` `[num_heads/tensor, head_dim, width]` |
+# | split leaves | `qkv` with `kernel` `[width, 3, num_heads/tensor, head_dim]` |
+# | | `out` with `kernel` `[num_heads/tensor, head_dim, width]` |
 # | | `up` with `kernel` `[width, hidden/tensor]` and `bias` `[hidden/tensor]` |
 # | | `down` with `kernel` `[hidden/tensor, width]` |
 # | whole leaves | the `bias` of `down`, and the `scale` of each norm, all `[width]` |

@@ -155,7 +155,8 @@ if __name__ == "__main__":
 # | | |
 # |---|---|
 # | `x` and the result | `[batch, seq/tensor, width]`, a different part of the sequence on each device |
-# | split leaves | `qkv` `[width, 3, num_heads/tensor, head_dim]`, `out` `[num_heads/tensor, head_dim, width]` |
+# | split leaves | `qkv` with `kernel` `[width, 3, num_heads/tensor, head_dim]` |
+# | | `out` with `kernel` `[num_heads/tensor, head_dim, width]` |
 # | | `up` and `down` as for `tp_mlp` |
 # | whole leaves | the norms, and the bias of `down` |
 #

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case
 from autograder.contract.output_checks import describe, show_spec
-from autograder.contract.wrapping import Mismatch, Wrapped, on_mesh
+from autograder.contract.wrapping import CALL, Mismatch, Wrapped, on_mesh
 
 MAX_ANSWER_BYTES, MAX_NESTING = 1024, 8
 
@@ -83,11 +83,14 @@ def depth_of(answer: Any) -> int:
 
 
 def answer_or_refusal(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's answer, or the fact that it raised ``ValueError``."""
+    """The function's answer, or the fact that it raised ``ValueError``; the note of any other error names the call."""
     try:
         return function(*arguments)
     except ValueError as error:
         return Refusal(str(error)[:200])
+    except Exception as error:
+        error.add_note(f"{CALL}{getattr(function, '__name__', '')}({', '.join(map(repr, arguments))})")
+        raise
 
 
 def wrap_questions(name: str, function: Any, case: Case[Any], *, expected: str, most: int) -> Wrapped:

@@ -48,6 +48,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "the first half for the output of attention, the second for the output of the MLP": ("values",),
         "| `x` and the result |": ("values",),
         "| split leaves |": ("gradients",),
+        "| | `out` with `kernel`": ("gradients",),
         "| | `up` and `down` as for `tp_mlp` |": ("gradients",),
         "| whole leaves |": ("gradients",),
         "| gathers, each of": GATHERED,

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field, replace
 from types import FrameType
 from typing import Any
 
-from autograder.contract.case import Case
-from autograder.contract.wrapping import Mismatch, Traceable, trace
+from autograder.contract.case import UNSEEN, Case
+from autograder.contract.wrapping import CALL, Mismatch, Traceable, trace
 from autograder.grading.inside.wording import worded
 from course.program import Locate, Program, ProgramError
 
@@ -135,6 +135,9 @@ def trace_cases(
         before = f"in {called}, which {task.name} calls{_call(error, task, locate)}: " if called else ""
         runs = next((other.place for other in cases if other.name in programs), "")
         where = f" ({case.place}; {runs} it runs)" if case and runs else ""
+        secret = case is None or case.name == UNSEEN
+        calls = [note for note in getattr(error, "__notes__", ()) if note.startswith(CALL) and not secret]
+        where += f" ({calls[0][:_LONGEST_CALL]})" if calls else ""
         return replace(result, message=f"{before}{result.message}{where}", runs=runs)
     return Traced(programs, line)
 
@@ -229,7 +232,7 @@ def describe_error(error: BaseException, locate: Locate, axes: Sequence[str] = (
 
 
 # Limit on the length examined of a message; a learner's own exception may have megabytes.
-_LONGEST = 20_000
+_LONGEST, _LONGEST_CALL = 20_000, 200
 _INTERNAL = "\n--------------------\nFor simplicity, JAX"
 
 

@@ -156,6 +156,11 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         "number",
     ),
     (
+        r"Shapes must be 1D sequences of concrete values of integer type",
+        f"a shape consists of Python numbers, and a value in this one {_WHEN}. jax.checkpoint, jax.jit and the like "
+        "trace every argument: take numbers from around the function, or name them in static_argnums",
+    ),
+    (
         r"(?:\w+ )?got incompatible shapes for broadcasting: (.*)\.",
         r"arrays of the shapes \1 cannot be combined element by element. Which dim is missing, or too long? A sum or a "
         r"maximum keeps its dim with keepdims=True, and x[..., None] adds one",

@@ -19,6 +19,15 @@ MISTAKES = {
         ),
     },
     "interleaved": {
+        "an error where stages do not divide the microbatches": Mistake(
+            r"ZeroDivisionError.*\(in the call interleaved\(\d+, \d+, \d+\)\)",
+            {
+                '        raise ValueError(f"{num_microbatches} microbatches cannot go': (
+                    '        1 / 0\n        raise ValueError(f"{num_microbatches} microbatches cannot go'
+                )
+            },
+            line="1 / 0",
+        ),
         "an order where none is possible": Mistake(
             r"cannot go round in groups of 4: raise a ValueError", {"raise ValueError(": "str("}, never="no cost"
         ),

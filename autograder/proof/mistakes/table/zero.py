@@ -13,6 +13,11 @@ SCATTERED = {
 }
 MISTAKES = {
     "shard_optimizer_state": {
+        "whole moments": Mistake(
+            r"measured float32\[8, 8\] on each device, expected float32\[1, 8\]\. 10 of 17",
+            {"jax.tree.map(jnp.zeros_like, parts)": "jax.tree.map(jnp.zeros_like, params)"},
+            never="broadcasting",
+        ),
         "split along the first dim": Mistake(
             r"Wrong split dims earn no points.*leaf .* on mesh data=8: measured P\('data'\)",
             {
@@ -25,9 +30,18 @@ MISTAKES = {
                 )
             },
             never="Wrong values",
-        )
+        ),
     },
     "global_norm": {
+        "a tuple of names inside a tuple": Mistake(
+            r"a collective takes the name of an axis, or a tuple of names, and this is \(\(.*put all names into one",
+            {
+                "tuple(sorted(jax.tree.leaves(tuple(spec))))  # also looks into tuples of names, and leaves None out": (
+                    "tuple(entry for entry in spec if entry is not None)"
+                )
+            },
+            line="return jnp.sqrt(sum(lax.psum(total, axes) if axes else total for axes, total in squares.items()))",
+        ),
         "split leaves counted twice": Mistake(
             r"It is too large: which leaf is added up over devices.*One norm for all devices",
             {"lax.psum(total, axes) if axes else total": "lax.psum(total, axes) if axes else 2 * total"},
@@ -43,6 +57,10 @@ MISTAKES = {
         ),
     },
     "sharded_adamw": {
+        "the part that begins at this device's index": Mistake(
+            r"7 of 10 leaves are wrong here.*They are those that are split, and no others",
+            {"lax.axis_index(axis_name) * m.shape[dim], m": "lax.axis_index(axis_name), m"},
+        ),
         "count not raised": Mistake(
             r"The norm is right\. How many updates have been made, this one included",
             {'state["count"] + 1': 'state["count"]'},
@@ -72,6 +90,20 @@ MISTAKES = {
         ),
     },
     "zero1_step": {
+        "loss and norm in the wrong order": Mistake(
+            r"`loss` and `norm` have each other's values: in which order.*They are read off the results",
+            {"state, lax.pmean(loss, axis_name), norm": "state, norm, lax.pmean(loss, axis_name)"},
+            never="over which rows, and over which devices",
+        ),
+        "loss averaged inside the derivative": Mistake(
+            r"Begin with “gradients”.*8 times too small.*mean or sum\?",
+            {
+                "lambda params: full_loss(model, params, batch)": (
+                    "lambda params: lax.pmean(full_loss(model, params, batch), axis_name)"
+                )
+            },
+            never="Does a loop run too often",
+        ),
         "gradients summed, not averaged": Mistake(
             r"begin with “gradients”.*leaf norm on mesh data=8: measured \S+, expected \S+ \(on the device at data 0\)"
             r".*8 times too large.*sum or mean\?",
