@@ -148,7 +148,7 @@ def test_a_learner_s_own_lines_are_drawn_and_what_is_wrong_with_them_is_said(ope
     for text, wrong in {
         "F0 B0 F2 B2": "stage 0 needs one F and one B (or one I and one W) of microbatch 1, and has nothing",
         "F0 X0": '"X0" is no action',
-        "B0 F0\nF0 B0": "stages would wait for each other forever: stage 0 waits in B0",
+        "B0 F0\nF0 B0": "stages would wait forever: stage 0 waits in B0",
         "": "a schedule needs at least one action",
     }.items():
         lines.fill(text)

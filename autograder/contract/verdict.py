@@ -22,7 +22,7 @@ SUM_OR_MEAN = "sum or mean?", "mean or sum?"
 LATER_LOSSES = "The loss of step 0 is right"
 FIRST_LOSS = (
     "The loss is wrong before anything is updated, and the gradients follow from it: begin with the loss. "
-    "Over which rows, and over which devices, is it averaged?"
+    "Over which rows, and over which devices, is it averaged? If that is right, what is different in the forward pass?"
 )
 FOLLOW = "In a step, the values follow from the gradients, which are wrong, too: begin with the gradients."
 # Bytes that differ by a smaller share are those of a few single numbers, a loss or a count.

@@ -109,7 +109,7 @@ def _played(
                     break
         tick += 1
         if tick > 4 * total + 8 * shape.num_stages:
-            raise ValueError(f"{shape.name}: stages would wait for each other forever")
+            raise ValueError(f"{shape.name}: stages would wait forever")
     return tuple(map(tuple, orders))
 
 

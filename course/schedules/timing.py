@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from course.schedules.orders import KINDS, Action, Schedule, text_of
+from course.schedules.orders import Action, Schedule, text_of
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,12 @@ def run(schedule: Schedule, costs: Costs = UNIT) -> Timed:
     """Time a schedule.
 
     Raises:
-        ValueError: Its stages would wait for each other forever; the message gives the dependency of each.
+        ValueError: Its stages would wait forever; the message gives the dependency of each.
     """
     state = _State(schedule, costs)
     while not state.done:
         if not any([state.advance(stage) for stage in range(schedule.num_stages)]):
-            raise ValueError(f"{schedule.name}: stages would wait for each other forever: {state.stuck()}")
+            raise ValueError(f"{schedule.name}: stages would wait forever: {state.stuck()}")
     messages = sorted(state.messages, key=lambda m: (m.start, m.source, m.target))
     return Timed(schedule, costs, tuple(map(tuple, state.spans)), tuple(messages))
 
@@ -154,8 +154,9 @@ class _State:
         if key is not None and key not in self.arrived:
             yield f"a result of stage {key[2]}"
         own = {"B": "F", "I": "F", "W": "I"}.get(action.kind)
-        if own and Action(own, action.microbatch, action.repeat) not in self.ran[stage]:
-            yield f"its own {KINDS[own]} pass"
+        before = Action(own, action.microbatch, action.repeat) if own else None
+        if before and before not in self.ran[stage]:
+            yield f"{text_of(before, self.schedule.num_repeats)}, which comes later on the same stage"
 
     def _run(self, stage: int, action: Action) -> None:
         spans, key = self.spans[stage], self._needs(stage, action)

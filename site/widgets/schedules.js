@@ -304,7 +304,7 @@
     const stuck = spans.findIndex((own, stage) => own.length < orders[stage].length);
     if (stuck >= 0) {
       const [kind, m, r] = orders[stuck][spans[stuck].length];
-      throw new Undefined("stages would wait for each other forever: stage " +
+      throw new Undefined("stages would wait forever: stage " +
         `${stuck} waits in ${kind}${m}${schedule.R > 1 ? LETTERS[r] : ""}`);
     }
     return { schedule, costs, spans, messages, end: Math.max(...spans.flat().map((span) => span.end)) };

@@ -107,10 +107,11 @@ def _permuted(e: Evidence, times: tuple[int, int]) -> float:
 
 def step_facts(evidence: TaskEvidence) -> list[Fact]:
     values = "Over which tokens is the returned loss a mean, and which position and which key has each chunk?"
+    whose = "Which positions do this device's tokens have?"
     back = "Which devices have a share of this leaf's gradient, and which tokens does each share count?"
     kept = "Which activations of a layer stay until the backward pass gets there?"
     return [
-        *facts.values_and_gradients(evidence.cases, values, back, step=True),
+        *facts.values_and_gradients(evidence.cases, values, back, step=True, first_loss=whose),
         byte_facts.bytes_sent(
             "all-reduce bytes",
             evidence.programs,

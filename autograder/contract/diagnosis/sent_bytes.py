@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from autograder.contract.case import Case
-from autograder.contract.text import format_bytes
+from autograder.contract.text import format_bytes, join_words
 from autograder.contract.verdict import WHICH_DTYPE
 from course.program import Collective, Leaf
 from course.program.ir import plain_kind
@@ -66,7 +66,14 @@ def excess_cause(
                 each = f"the {array(c)} over {over} sends {format_bytes(c.wire_bytes)} in each of its {c.count} runs"
                 return c, f"{each}, and {format_bytes(lower)} in all are enough"
             how = f" in {runs} of its {c.count} runs" if c.count > 1 else ""
-            return c, f"the excess of {format_bytes(excess)} is exactly what the {array(c)} over {over} sends{how}"
+            lines = list(dict.fromkeys(other.line for other in sent if described(other) == described(c) and other.line))
+            exactly, sends = (
+                f"the excess of {format_bytes(excess)} is exactly what",
+                f"{array(c)} over {over} sends{how}",
+            )
+            if len(lines) > 1:
+                return c, f"{exactly} one {sends}, of those in {join_words(lines)}: which is not needed?"
+            return c, f"{exactly} the {sends}"
     return largest, f"most of it is {described(largest)}{'.' if inserted(largest) else ''}{inserted(largest)}"
 
 

@@ -14,7 +14,7 @@ from autograder.contract.case import Case
 from autograder.contract.diagnosis.factors import FEW, ROUNDED, distinct, factor, ratios
 from autograder.contract.diagnosis.misplaced import layout, where
 from autograder.contract.task import Evidence
-from autograder.contract.text import join_words
+from autograder.contract.text import join_words, short
 from autograder.contract.verdict import LATER_LOSSES, SUM_OR_MEAN
 
 # Elements of dropout masks agree by chance: two masks of rate r agree on r² + (1 - r)² of their elements.
@@ -53,6 +53,7 @@ def explain_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evi
     cause = (
         _unwritten(measured, right)
         or _first_step(e, leaf, right)
+        or next(filter(None, (_off_by_an_input(x, leaf) for x in (e, *every))), "")
         or _elsewhere(measured, expected, tolerance * scale)
         or _alike(measured, expected, tolerance * scale, e.case)
         or _unrounded(measured, expected, right)
@@ -195,6 +196,22 @@ def _first_step(e: Evidence, leaf: str, right: np.ndarray) -> str:
     if not of_steps or not right.ndim or not np.all(right[..., 0]):
         return ""
     return f"{LATER_LOSSES}, and later ones follow from the update: look at gradients and update first."
+
+
+def _off_by_an_input(e: Evidence, leaf: str) -> str:
+    """Report results of which every row is off by a multiple of one vector among the inputs, such as a bias."""
+    measured, expected = e.measured.get(leaf), e.expected.get(leaf)
+    if measured is None or expected is None or measured.shape != expected.shape or expected.ndim < 2:
+        return ""
+    rows = (measured.astype(np.float64) - expected).reshape(-1, expected.shape[-1])
+    vectors = {n: np.asarray(v) for n, v in e.drawn.items() if np.shape(v) == rows.shape[1:] and len(v) >= FEW}
+    for name, vector in vectors.items():
+        times = float(np.sum(rows[0] * vector) / max(float(np.sum(np.square(vector, dtype=np.float64))), 1e-30))
+        if abs(times) > ROUNDED and np.max(np.abs(rows - times * vector)) <= ROUNDED * np.max(np.abs(rows)):
+            more = "too much" if times > 0 else "too little"
+            asks = "is it added on each device before a sum, or once after it?"
+            return f"Every row has {short(abs(times))} times `{name}` {more}: {asks}"
+    return ""
 
 
 def _elsewhere(measured: np.ndarray, expected: np.ndarray, near: float) -> str:

@@ -32,7 +32,7 @@ MISTAKES = {
             r"cannot go round in groups of 4: raise a ValueError", {"raise ValueError(": "str("}, never="no cost"
         ),
         "parts backward in the order of the forward passes": Mistake(
-            r"This order: stages would wait for each other forever: stage 0 waits in",
+            r"This order: stages would wait forever: stage 0 waits in",
             {'repeat if kind == "F" else num_repeats - 1 - repeat': "repeat"},
             never="your order",
         ),
