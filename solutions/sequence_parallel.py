@@ -206,7 +206,8 @@ if __name__ == "__main__":
 #
 # - `x` and the result are in parts. **Dropout** is as in `tp_transformer`: this device's key is
 #   `fold_in(key, its index along the axis)`, split in two; the first half is for what attention adds, the second for
-#   what the MLP adds.
+#   what the MLP adds. `drop(x, rate, key)` and `rms_norm(params, x)` come from `course.model`, and
+#   `fold_key_over_axes(key, (axis_name,))`, from `data_parallel`, folds in the index.
 # - Whole leaves (the norms' scales, the bias of `down`) enter typed as **the same** on every device of `axis_name`.
 #   Then their gradients come out complete and the same everywhere: JAX adds up the shares.
 # - `q`, `k` and `v` come from one gather.

@@ -316,7 +316,7 @@ def zero1_step(
     Args:
         params: Whole parameters, all varying over ``axis_name``; leaves under ``layers`` are ``[num_layers, ...]``.
         state: As from ``shard_optimizer_state``.
-        specs: The ``PartitionSpec`` of each part; the dim that stacks layers is never split.
+        specs: The ``PartitionSpec`` of each part; the caller sees to it that the dim that stacks layers is not split.
         batch: This device's rows, ``inputs`` and ``targets``, ``[batch/axis, ...]``.
         model: The model's pure functions.
         axis_name: The mesh axis that batch and state are split over, or several of them.

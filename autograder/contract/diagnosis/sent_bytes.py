@@ -67,10 +67,8 @@ def excess_cause(
                 return c, f"{each}, and {format_bytes(lower)} in all are enough"
             how = f" in {runs} of its {c.count} runs" if c.count > 1 else ""
             lines = list(dict.fromkeys(other.line for other in sent if described(other) == described(c) and other.line))
-            exactly, sends = (
-                f"the excess of {format_bytes(excess)} is exactly what",
-                f"{array(c)} over {over} sends{how}",
-            )
+            exactly = f"the excess of {format_bytes(excess)} is exactly what"
+            sends = f"{array(c)} over {over} sends{how}"
             if len(lines) > 1:
                 return c, f"{exactly} one {sends}, of those in {join_words(lines)}: which is not needed?"
             return c, f"{exactly} the {sends}"
