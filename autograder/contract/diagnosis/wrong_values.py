@@ -208,6 +208,8 @@ def _off_by_an_input(e: Evidence, leaf: str) -> str:
     for name, vector in vectors.items():
         times = float(np.sum(rows[0] * vector) / max(float(np.sum(np.square(vector, dtype=np.float64))), 1e-30))
         if abs(times) > ROUNDED and np.max(np.abs(rows - times * vector)) <= ROUNDED * np.max(np.abs(rows)):
+            if abs(times + 1) < ROUNDED:
+                return f"Every row lacks `{name}`: where is it added?"
             more = "too much" if times > 0 else "too little"
             asks = "is it added on each device before a sum, or once after it?"
             return f"Every row has {short(abs(times))} times `{name}` {more}: {asks}"

@@ -148,3 +148,18 @@ def test_integers_are_not_looked_for_elsewhere_and_a_common_offset_is_said():
     ):
         message = arrays_match("values", [replace(e, measured={"values": measured.astype(np.int32)})], "values").message
         assert excerpt in message and "belongs" not in message, message
+
+
+@pytest.mark.parametrize(
+    ("times", "says"),
+    [
+        (3, "Every row has 3 times `params/bias` too much: is it added on each device before a sum, or once"),
+        (-0.75, "Every row has 0.75 times `params/bias` too little: is it added on each device"),
+        (-1, "Every row lacks `params/bias`: where is it added?"),
+    ],
+)
+def test_a_bias_that_every_row_has_too_often_is_named(times, says):
+    bias = np.linspace(-1, 2, DRAWN.shape[1]).astype(np.float32)
+    e = evidence(DRAWN + np.float32(times) * bias, secret=False, name="values/y")
+    e = replace(e, drawn={"params/bias": bias, "params/scale": np.ones_like(bias)})
+    assert says in arrays_match("values", [e], "values").message
