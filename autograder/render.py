@@ -194,9 +194,12 @@ def _points(most: float) -> str:
 
 def _sizes(fact: Fact) -> tuple[str, ...]:
     """Columns of large byte counts, in larger units; empty if a column holds any other number, or hides a failure."""
+    none = ("",) * len(COLUMNS)
+    if fact.unit != Unit.BYTES:
+        return none
     texts = fact.texts(lambda number: binary_units(number) if isinstance(number, int | float) else "")
-    if fact.unit != Unit.BYTES or (fact.amiss and texts[0] in texts[1].split(" to ")):
-        return ("",) * len(COLUMNS)
+    if fact.amiss and texts[0] in texts[1].split(" to "):
+        return none
     return "", "", *(text if all(text.split(" to ")) else "" for text in texts)
 
 

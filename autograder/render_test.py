@@ -1,6 +1,7 @@
 """How a judgement is displayed: complete, and harmless whatever a student wrote."""
 
 import io
+import math
 import re
 from dataclasses import replace
 
@@ -70,6 +71,15 @@ def test_large_numbers_of_bytes_are_readable_and_stay_exact_in_html():
     assert "11 MiB to 21 MiB" in shown and "11,534,336 to 22,020,096" in shown
     count = Fact("count", Kind.PROGRAM, False, 5_436_121_096)
     assert "5.063" not in facts_html(Result("f", 0, 1, FAIL, (count,)))
+    little = Result("f", 0, 1, FAIL, (fact_in_bytes("peak", 2**26 + 4, 2**26),))
+    assert "67,108,868" in printed(little) and "MiB" not in printed(little)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_what_is_no_number_is_shown_in_any_unit(number):
+    for unit in (Unit.COUNT, Unit.BYTES, Unit.FLOPS, Unit.RELATIVE):
+        fact = Fact("norm", Kind.GRADIENTS, False, number, 1.5, unit=unit)
+        assert f"{number}" in printed(Result("f", 0, 1, FAIL, (fact,))) and binary_units(number) == ""
 
 
 def test_counts_inconclusive_estimates_and_what_is_no_number_are_shown_as_they_are():

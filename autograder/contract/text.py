@@ -31,7 +31,7 @@ def short(number: float) -> str:
 
 def binary_units(number: float) -> str:
     """A large number of bytes in the unit that people think in; "" for a small one."""
-    if number < LARGE:
+    if not LARGE <= number < math.inf:
         return ""
     power = min(int(math.log2(number)) // 10, len(UNITS) - 1)
     return f"{number / 1024**power:.4g} {UNITS[power]}"

@@ -203,6 +203,8 @@ def _off_by_an_input(e: Evidence, leaf: str) -> str:
     measured, expected = e.measured.get(leaf), e.expected.get(leaf)
     if measured is None or expected is None or measured.shape != expected.shape or expected.ndim < 2:
         return ""
+    if not np.all(np.isfinite(measured)) or not expected.size:
+        return ""
     rows = (measured.astype(np.float64) - expected).reshape(-1, expected.shape[-1])
     vectors = {n: np.asarray(v) for n, v in e.drawn.items() if np.shape(v) == rows.shape[1:] and len(v) >= FEW}
     for name, vector in vectors.items():

@@ -230,7 +230,7 @@ MISTAKES = {
             line="arriving = lax.ppermute(leaving, axis_name, pairs)",
         ),
         "number of devices hard-coded": Mistake(
-            r"names device 7, and the axis has 3 here.*lax\.axis_size\(axis_name\)",
+            r"names device 7, and the axis has 3 devices here.*lax\.axis_size\(axis_name\)",
             {"size, index = lax.axis_size(axis_name)": "size, index = 8"},
             line="arriving = lax.ppermute(leaving, axis_name, pairs)",
             never="sends twice",

@@ -60,7 +60,7 @@ MISTAKES = {
     },
     "combine": {
         "mean over choices": Mistake(
-            r"0\.5 times what it should be\. Is it the sum over a token's choices of gate times result",
+            r"All of it is 2 times too small, and every token has as many choices: mean or sum\?",
             {"jnp.sum(gates[:, :, None] * each, axis=1)": "jnp.mean(gates[:, :, None] * each, axis=1)"},
         )
     },

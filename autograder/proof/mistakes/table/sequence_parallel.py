@@ -46,11 +46,6 @@ MISTAKES = {
         )
     },
     "selective_recompute": {
-        "every argument of the checkpoint is traced": Mistake(
-            r"a shape consists of Python numbers.*name them in static_argnums",
-            {"jax.checkpoint(attend, static_argnums=1)": "jax.checkpoint(attend)"},
-            line="q, k, v = jnp.moveaxis(qkv.reshape(*qkv.shape[:-1], 3, num_heads, -1), -3, 0)",
-        ),
         "scores kept": Mistake(
             r"2\.312 GiB of temporaries are live at once.*what is cheap to compute again\?",
             {"jax.checkpoint(attend, static_argnums=1)": "attend"},

@@ -53,7 +53,7 @@ MISTAKES = {
     },
     "init_3d": {
         "split over data alone": Mistake(
-            r"the part differs from device to device over tensor, and its spec P\('data'\) says that it is whole there",
+            r"the part differs from device to device over tensor, and its spec P\('data'\) says that it is whole\. Does the spec say which",
             {"(tensor_axis, data_axis) if dims[dim] else data_axis": "data_axis"},
         )
     },

@@ -81,11 +81,11 @@ MISTAKES = {
             never="decay|leaf params",
         ),
         "stacked biases decay": Mistake(
-            r"Norm and state are right.*which of them decay\? 3 of 10 leaves are wrong here: params/layers/down/bias",
+            r"state are right.*which of them decay, and by how much\? 3 of 10 leaves .*: params/layers/down/bias",
             {'leaf.ndim - (path[0].key == "layers")': "leaf.ndim"},
         ),
         "count before this update": Mistake(
-            r"Norm and state are right.*how many updates have been made by now\?.*All 10 leaves are wrong here",
+            r"Norm and state are right.*how many updates have been made by now, and.*All 10 leaves are wrong here",
             {"time, keep = count.astype": 'time, keep = state["count"].astype'},
         ),
     },
