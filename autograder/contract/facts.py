@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from autograder.contract.comparing import is_under, norm, rounding, scale_of, shapes_on_a_device
 from autograder.contract.diagnosis import factors, wrong_values
 from autograder.contract.diagnosis.misplaced import layout, rank_of
 from autograder.contract.output_checks import broadcast, show_spec
 from autograder.contract.task import Case, Evidence
-from autograder.contract.text import append_sentence, count_of
+from autograder.contract.text import append_sentence, count_of, distinct_texts, six_digits
 from autograder.contract.verdict import FIRST_LOSS, FOLLOW, NOT_MEASURED, Direction, Fact, Kind, Unit
 from course.program.ir import plain_kind
 from course.program.program import spec_of
 
 # float32 sums in different orders agree to about 1e-6 of the largest element; bfloat16 inside gives 1e-3.
 TOLERANCE = 2e-5
-BEFORE = "They are read off the results: begin with “values”."
+BEFORE = "Gradients are read off the results: begin with “values”."
 LOSS_ALONE = "All other results are right: over which rows, and over which devices, is the loss averaged?"
 
 
@@ -69,8 +70,8 @@ def arrays_match(
     appended to the message for a case with known inputs, on separate lines, as from ``whereabouts.grid``;
     ``not_finite`` is the question about a leaf that has infinite elements or NaN.
     """
-    kind = Kind.GRADIENTS if _under(prefix, "gradients") else Kind.VALUES
-    leaves = [(e, leaf) for e in evidence for leaf in e.expected if _under(leaf, prefix) and e.expected[leaf].size]
+    kind = Kind.GRADIENTS if is_under(prefix, "gradients") else Kind.VALUES
+    leaves = [(e, leaf) for e in evidence for leaf in e.expected if is_under(leaf, prefix) and e.expected[leaf].size]
     found = [_leaf_match(name, kind, e, leaf, tolerance) for e, leaf in leaves]
     wrong = [(e, leaf) for (e, leaf), fact in zip(leaves, found, strict=True) if not fact.passed]
     if wrong:
@@ -82,7 +83,7 @@ def arrays_match(
             swap = wrong_values.exchanged(e, leaf, tolerance)
             cause = swap or wrong_values.explain_values(e, leaf, tolerance, evidence)
             partly = len(wrong) < len(leaves) or bool(np.any(np.isclose(e.measured[leaf], e.expected[leaf])))
-            before = [(x, _leaf_match("", kind, e, x, tolerance)) for x in e.expected if _under(x, "values")]
+            before = [(x, _leaf_match("", kind, e, x, tolerance)) for x in e.expected if is_under(x, "values")]
             before = [x for x, fact in before if not fact.passed and fact.unit == Unit.RELATIVE]
             alike = [wrong_values.explain_values(e, x, tolerance, evidence) for x in before]
             partly = partly or any(wrong_values.MASKS_RIGHT in one for one in alike)
@@ -134,10 +135,11 @@ def values_and_gradients(
         leaf.rpartition("/")[2] in ("loss", "losses") or _leaf_match("", Kind.VALUES, e, leaf, TOLERANCE).passed
         for e in cases
         for leaf in e.expected
-        if _under(leaf, "values") and e.expected[leaf].size
+        if is_under(leaf, "values") and e.expected[leaf].size
     )
     found = arrays_match("values", cases, "values", "" if after else LOSS_ALONE if loss else values)
-    if wrong_values.EXCHANGED in found.message:
+    results = [(e, leaf) for e in cases for leaf in e.expected if is_under(leaf, "values")]
+    if any(wrong_values.exchanged(*result, TOLERANCE) for result in results):
         back = replace(back, message=back.message and BEFORE)
     elif after and found.passed is False and found.unit == Unit.RELATIVE:
         begin = f"{FIRST_LOSS} {first_loss}".strip() if any(map(_first_loss_wrong, cases)) else FOLLOW
@@ -150,7 +152,7 @@ def values_and_gradients(
 def _first_loss_wrong(e: Evidence) -> bool:
     """Return True if a loss is wrong before any update; of several steps, which are the last dim, the first counts."""
     for leaf in e.expected:
-        if _under(leaf, "values") and leaf.rpartition("/")[2] in ("loss", "losses") and leaf in e.measured:
+        if is_under(leaf, "values") and leaf.rpartition("/")[2] in ("loss", "losses") and leaf in e.measured:
             found, wanted = e.measured[leaf], e.expected[leaf]
             if found.shape == wanted.shape and wanted.ndim and getattr(e.case.sizes, "steps", 0) == wanted.shape[-1]:
                 found, wanted = found[..., 0], wanted[..., 0]
@@ -164,15 +166,15 @@ def global_norm_matches(evidence: list[Evidence], prefix: str) -> Fact:
 
     A leaf that every device has whole counts once.
     """
-    name, some = "gradient norm", [e for e in evidence if any(_under(leaf, prefix) for leaf in e.expected)]
+    name, some = "gradient norm", [e for e in evidence if any(is_under(leaf, prefix) for leaf in e.expected)]
     return worst([_norm_matches(name, e, prefix) for e in some], name, Kind.GRADIENTS)
 
 
 def _norm_matches(name: str, e: Evidence, prefix: str) -> Fact:
-    measured, expected = (_norm(e, side, prefix) for side in (e.measured, e.expected))
+    measured, expected = (norm(e, side, prefix) for side in (e.measured, e.expected))
     scale = max(expected, 1e-30)
     figures: dict[str, Any] = {"measured": measured, "limit": expected, "direction": Direction.EXACTLY}
-    comparison = "{} and should be {}".format(*_distinguishable(measured, expected))
+    comparison = "{} and should be {}".format(*distinct_texts(six_digits, measured, expected))
     if e.secret:
         figures = {"measured": abs(measured - expected) / scale, "limit": TOLERANCE, "unit": Unit.RELATIVE}
         comparison = factors.times(measured / scale)
@@ -291,74 +293,10 @@ def specs_match(
     return worst([look(e) for e in evidence], name)
 
 
-def _under(leaf: str, prefix: str) -> bool:
-    return leaf == prefix or leaf.startswith(prefix + "/")
-
-
 def _differs(e: Evidence, tolerance: float) -> bool:
     return not all(
         _leaf_match("", Kind.VALUES, e, leaf, tolerance).passed for leaf in e.expected if e.expected[leaf].size
     )
-
-
-def _rounding(e: Evidence, leaf: str) -> float:
-    """How far apart two right gradients can be if they are read off updates, as (before - after) / learning rate.
-
-    A step rounds each parameter to float32. Sums in different orders give gradients that differ in their last digits,
-    and two such steps may round a parameter to neighbouring numbers: their updates are then one spacing apart. The
-    spacing is that of the leaf's largest parameter, once for each step.
-    """
-    kind, _, inner = leaf.partition("/")
-    if kind != "gradients" or "learning_rate" not in e.drawn or not np.any(e.expected[leaf]):
-        return 0.0  # an update of zero changes nothing, and is read exactly
-    after = [a for n, a in e.expected.items() if _under(n, "values") and n.endswith(f"/{inner}") and a.size]
-    largest = max((float(np.max(np.abs(a))) for a in after if a.shape == e.expected[leaf].shape), default=0.0)
-    steps = getattr(e.case.sizes, "steps", 1)
-    return steps * float(np.spacing(np.float32(largest))) / float(e.drawn["learning_rate"])
-
-
-def _scale(e: Evidence, leaf: str) -> float:
-    """What a leaf's errors are relative to: its largest element; for a gradient of zero, the norm of all gradients.
-
-    Such a gradient may be a sum of terms that cancel. Rounding then leaves a share of them, which grows as the root of
-    their number does.
-    """
-    if _under(leaf, "gradients") and not np.any(e.expected[leaf]):
-        return max(_norm(e, e.expected, "gradients"), 1e-30)
-    return max(float(np.max(np.abs(e.expected[leaf]), initial=0)), 1e-30)
-
-
-def _norm(e: Evidence, arrays: Mapping[str, np.ndarray], prefix: str) -> float:
-    """The norm over all leaves under ``prefix``, in which a leaf that all devices have counts once."""
-    leaves = ((np.sum(np.square(a, dtype=np.float64)), n) for n, a in arrays.items() if _under(n, prefix))
-    return float(np.sqrt(sum(squares / _copies(e, name) for squares, name in leaves)))
-
-
-def _copies(e: Evidence, leaf: str) -> int:
-    """How many equal copies of a leaf there are, one from each device, along dims before its own; 1 if it is split."""
-    rank, expected = rank_of(e, leaf), e.expected.get(leaf)
-    if rank is None or expected is None or expected.ndim <= rank:
-        return 1
-    copies = expected.reshape(-1, *expected.shape[expected.ndim - rank :])
-    return len(copies) if np.array_equal(copies, np.broadcast_to(copies[:1], copies.shape)) else 1
-
-
-def _on_a_device(e: Evidence, leaf: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape of a leaf on each device, where the learner sees it, and what it should be there.
-
-    They are those of all devices together if the contract has put several devices' results into one array.
-    """
-    found, wanted = e.measured[leaf].shape, e.expected[leaf].shape
-    output = next((output for output in e.outputs if output.name == leaf and output.shape == found), None)
-    if output is None or len(found) != len(wanted):
-        return found, wanted
-    here, right = output.local_shape(e.case.mesh), replace(output, shape=wanted).local_shape(e.case.mesh)
-    parts = [dim // local if local else 0 for dim, local in zip(found, here, strict=True)]
-    if any(local * count != dim for local, count, dim in zip(right, parts, wanted, strict=True)):
-        return found, wanted
-    rank = rank_of(e, leaf)
-    front = max(len(found) - rank, 0) if rank is not None else int(here[:1] == right[:1] == (1,) != found[:1])
-    return here[front:], right[front:]
 
 
 def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float) -> Fact:
@@ -368,7 +306,7 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
     if measured is None:
         return case_fact(e, name, kind, f"{where} is missing from the result.", "missing", "present")
     if (measured.shape, measured.dtype) != (expected.shape, expected.dtype):
-        shapes = _on_a_device(e, leaf)
+        shapes = shapes_on_a_device(e, leaf)
         found, wanted = (f"{a.dtype}{list(shape)}" for a, shape in zip((measured, expected), shapes, strict=True))
         each = " on each device" if shapes[0] != measured.shape else ""
         # A whole array where a part should be may be as large as one that broadcasting made.
@@ -379,10 +317,10 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
         bad = int(np.sum(~np.isfinite(measured)))
         reason = wrong_values.not_finite(e, measured)
         return case_fact(e, name, kind, f"{where}: {reason}", f"{bad} not finite", "finite")
-    scale = _scale(e, leaf)
+    scale = scale_of(e, leaf)
     errors = np.abs(measured.astype(np.float64) - expected.astype(np.float64))
     error = float(np.max(errors, initial=0)) / scale
-    tolerance += _rounding(e, leaf) / scale
+    tolerance += rounding(e, leaf) / scale
     figures: dict[str, Any] = {"measured": error, "limit": tolerance, "unit": Unit.RELATIVE}
     if error <= tolerance:
         return case_fact(e, name, kind, "", **figures)
@@ -398,7 +336,7 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
     else:
         place = f" at {index}" if index else ""
     place += f" (on {on})" if on else ""
-    texts = _distinguishable(float(measured[worst_at]), float(expected[worst_at]))
+    texts = distinct_texts(six_digits, float(measured[worst_at]), float(expected[worst_at]))
     text = f"measured {texts[0]}, expected {texts[1]}{place}"
     if e.secret:
         wrong = int(np.sum(errors > tolerance * scale))
@@ -411,9 +349,3 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
         elif errors.size == 1:
             text = f"off by {float(f'{error:.1e}'):g} times what it should be"
     return case_fact(e, name, kind, f"{where}: {text}.", **figures)
-
-
-def _distinguishable(*numbers: float) -> list[str]:
-    """Format the numbers with just enough digits to distinguish them."""
-    texts = ([f"{number + 0.0:.{digits}g}" for number in numbers] for digits in (6, 9, 17))
-    return next((found for found in texts if len(set(found)) == len(numbers)), [f"{n:.6g}" for n in numbers])

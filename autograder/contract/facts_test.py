@@ -342,6 +342,8 @@ def test_a_leaf_that_all_devices_have_counts_once_in_the_norm():
     leaves = {"gradients/split": parts, "gradients/whole": copies}
     e = replace(evidence(parts, secret=False), inputs=inputs, measured=leaves, expected=leaves)
     assert global_norm_matches([e], "gradients").measured == pytest.approx(np.sqrt(16 * 9 + 2 * 16))
+    empty = {"gradients/whole": np.zeros((8, 0), np.float32)}
+    assert global_norm_matches([replace(e, measured=leaves | empty, expected=leaves | empty)], "gradients").passed
 
 
 def test_results_in_the_wrong_order_are_said_to_have_each_others_values():
@@ -355,9 +357,10 @@ def test_results_in_the_wrong_order_are_said_to_have_each_others_values():
 
 
 COMMON = {
-    "split": (("layers/up", "head/up"), "They are those that are split, and no others"),
-    "layers": (("layers/up", "layers/down"), "They are those under `layers`, and no others."),
-    "all but the layers": (("head/up", "head/down"), "They are those under `head`"),
+    "split": (("embed/up", "layers/up", "head/up"), "They are exactly the split ones"),
+    "layers": (("layers/up", "layers/down"), "They are exactly those under `layers`."),
+    "all but the layers": (("head/up", "head/down"), "They are exactly those under `head`."),
+    "all but one part": (("layers/up", "layers/down", "embed/up", "embed/down"), "Only those under `head` are right."),
     "nothing": (("layers/up", "head/down"), "layers/up"),
 }
 
@@ -365,11 +368,11 @@ COMMON = {
 @pytest.mark.parametrize("what", COMMON)
 def test_wrong_leaves_are_told_from_right_ones_by_what_they_have_in_common(what):
     wrong, says = COMMON[what]
-    names = [f"{part}/{name}" for part in ("layers", "head") for name in ("up", "down")]
+    names = [f"{part}/{name}" for part in ("embed", "layers", "head") for name in ("up", "down")]
     inputs = tuple(given(f"params/{name}", (4, 8), (("data",) * name.endswith("up"), ())) for name in names)
     expected = {f"gradients/{name}": DRAWN for name in names}
     measured = {f"gradients/{name}": DRAWN + (ONE - DRAWN) * (name in wrong) for name in names}
     e = replace(evidence(DRAWN, secret=False), inputs=inputs, expected=expected, measured=measured)
     message = arrays_match("gradients", [e], "gradients").message
-    assert "2 of 4 leaves are wrong here" in message and says in message
-    assert ("and no others" in message) is (what != "nothing")
+    assert f"{len(wrong)} of 6 leaves are wrong here" in message and says in message
+    assert ("exactly" in message or "Only" in message) is (what != "nothing")

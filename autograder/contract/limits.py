@@ -344,9 +344,11 @@ def _within(
     found, against = measure(e), known[than]
     message, line = "", ""
     if found > ratio * against:
-        times = f"{found / against:.2f} times {_whose(than)} (at most {ratio:g} is allowed)" if against else ""
+        shares = (f"{found / against:.{digits}f}" for digits in (2, 4, 9)) if against else ()
+        many = next((share for share in shares if float(share) > ratio), "more than that")
+        times = f"{many} times {_whose(than)} (at most {ratio:g} is allowed)" if against else ""
         if not weight and against:
-            times = f"{found / against:.2f} times {_whose(than)}; a good program reaches {ratio:g} times (no points)"
+            times = f"{many} times {_whose(than)}; a good program reaches {ratio:g} times (no points)"
         message, line = explain(e, times or f"and {_whose(than)} is 0")
     shown = {key: factor * known[key] for key in (REFERENCE, NAIVE) if key in known}
     how = {"unit": unit, "of": e.timeline.machine if factor != 1 and e.timeline else "", "weight": weight, "line": line}

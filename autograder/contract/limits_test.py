@@ -189,3 +189,18 @@ def test_what_an_axis_costs_is_compared_where_it_was_timed_apart():
     assert exposed_over_within(judged(evidence(), known), 0.5, "data", "").passed is None, "nobody timed it apart"
     assert exposed_over_within(judged(timed[0], REFERENCES), 0.5, "data", "").passed is None, "no reference is known"
     assert exposed_over_within(judged(None, known), 0.5, "data", "").passed is None
+
+
+def test_a_figure_just_above_its_limit_reads_so():
+    message = time_within(judged(evidence(seconds=1.1504), REFERENCES), 1.15, "").message
+    assert "1.1504 times the reference's (at most 1.15 is allowed)" in message
+
+
+def test_a_slow_step_names_a_transfer_where_it_waits_and_else_what_is_computed():
+    """The transfer lasts longer than the copy, and as long as in the reference: the copy is what costs more."""
+    for exposed, line in ((0.1, "mine:9"), (1.0, "mine:7")):
+        e = evidence(seconds=2.0, exposed=exposed)
+        copy = Piece("transpose", "mine:9", "compute", 0.05, 1)
+        assert e.timeline
+        e = replace(e, timeline=replace(e.timeline, critical=(*e.timeline.critical, copy)))
+        assert time_within(judged(e, REFERENCES), 1.15, "").line == line

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 LARGE, UNITS = 10**7, ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -40,6 +41,18 @@ def binary_units(number: float) -> str:
 def format_bytes(number: float) -> str:
     """Bytes with their unit, as in the table: ``2,880 bytes``, ``2.842 GiB``."""
     return binary_units(number) or count_of(round(number), "byte")
+
+
+def six_digits(number: float) -> str:
+    """A number without a sign for zero."""
+    return f"{number + 0.0:.6g}"
+
+
+def distinct_texts(write: Callable[[Any], str], *numbers: float) -> list[str]:
+    """Each number as ``write`` writes it, or with as many more digits as tell different ones apart."""
+    writers = write, *(lambda number, digits=digits: f"{number + 0.0:.{digits}g}" for digits in (6, 9, 17))
+    written = [list(map(each, numbers)) for each in writers]
+    return next((texts for texts in written if len(set(texts)) == len(set(numbers))), written[0])
 
 
 def distinct_bytes(*numbers: float) -> list[str]:

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case
 from autograder.contract.output_checks import describe, show_spec
-from autograder.contract.wrapping import CALL, Mismatch, Wrapped, on_mesh
+from autograder.contract.wrapping import Call, Mismatch, Wrapped, on_mesh
 
 MAX_ANSWER_BYTES, MAX_NESTING = 1024, 8
 
@@ -89,7 +89,8 @@ def answer_or_refusal(function: Callable[..., Any], *arguments: Any) -> Any:
     except ValueError as error:
         return Refusal(str(error)[:200])
     except Exception as error:
-        error.add_note(f"{CALL}{getattr(function, '__name__', '')}({', '.join(map(repr, arguments))})")
+        shown = (getattr(argument, "__name__", repr(argument)) for argument in arguments)
+        error.add_note(Call(f"{getattr(function, '__name__', '')}({', '.join(shown)})"))
         raise
 
 

@@ -20,8 +20,9 @@ from autograder.contract.case import Case, Sizes
 from course.mesh import abstract_mesh, shard_map_with_specs
 from course.program import Locate, Program, export
 
-# How a note on an exception begins that names the call of a learner's function.
-CALL = "in the call "
+
+class Call(str):
+    """A note on an exception: the call of a learner's function that raised it."""
 
 
 class Mismatch(Exception):

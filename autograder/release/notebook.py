@@ -31,7 +31,7 @@ GLOSSARY = {
     "exposed": "communication during which nothing is computed, so that the step takes longer by it",
 }
 # Columns that the tables of ``check`` have where a function has a realistic size.
-COMPARED = "*reference*, *naive*: in `check`'s tables, what the course's solution takes, and what the obvious one does."
+COMPARED = "*reference*, *naive*: columns in the tables of `check`, for the course's solution and for the obvious one."
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 

@@ -49,6 +49,8 @@ def merge_oracle(inputs: dict[str, Any], case: Case[Partials]) -> dict[str, Any]
     return jax.tree.map(np.float32, {"values": values, "gradients": gradients})
 
 
+# The largest error, as a share of the largest element, that lost digits may explain.
+LITTLE = 1e-2
 DIGITS = (
     "Results near zero are right, so the formula is, and digits are lost: near 10,000 float32 has steps of 0.001, and "
     "so has the logarithm of a sum. Which differences are exact, and do the two weights add up to 1?"
@@ -75,7 +77,7 @@ def _loses_digits(cases: list[Evidence]) -> bool:
         for leaf, expected in e.expected.items():
             error = np.abs(e.measured[leaf] - expected).max() / max(np.abs(expected).max(), 1e-30)
             off[e.case.sizes.reach >= 1000].append(float(error))
-    return bool(np.max(off[False]) <= facts.TOLERANCE < np.max(off[True]) < 1e-2)
+    return bool(np.max(off[False]) <= facts.TOLERANCE < np.max(off[True]) < LITTLE)
 
 
 def _unseen_partials(rng: np.random.Generator) -> Case[Partials]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from autograder.contract.case import Case
+from autograder.contract.comparing import difference, is_right, is_under
 from autograder.contract.diagnosis.factors import FEW, ROUNDED, distinct, factor, ratios
 from autograder.contract.diagnosis.misplaced import layout, where
 from autograder.contract.task import Evidence
@@ -20,7 +21,6 @@ from autograder.contract.verdict import LATER_LOSSES, SUM_OR_MEAN
 # Elements of dropout masks agree by chance: two masks of rate r agree on r² + (1 - r)² of their elements.
 _BY_CHANCE = (0.1, 0.95)
 ROUNDING = "All of it is off by a little"
-EXCHANGED = "have each other's values"
 MASKS_RIGHT = "What is dropped is right, so the masks are right, too; what is not dropped is wrong."
 KEYS = "is each mask drawn in the specified shape, and from the specified key: of which device, microbatch and layer?"
 ALWAYS_DROPS = f"There is dropout in every case here: {KEYS}"
@@ -53,7 +53,7 @@ def explain_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evi
     cause = (
         _unwritten(measured, right)
         or _first_step(e, leaf, right)
-        or next(filter(None, (_off_by_an_input(x, leaf) for x in (e, *every))), "")
+        or next(filter(None, (_off_by_an_input(x, leaf) for x in every or [e])), "")
         or _elsewhere(measured, expected, tolerance * scale)
         or _alike(measured, expected, tolerance * scale, e.case)
         or _unrounded(measured, expected, right)
@@ -101,15 +101,7 @@ def _drops(e: Evidence) -> bool:
 
 def _without(every: Sequence[Evidence], tolerance: float) -> bool:
     """Whether anything is wrong in a case without dropout, which no mask explains."""
-    return any(_wrong(e, leaf, tolerance) for e in every if not _drops(e) for leaf in e.expected)
-
-
-def _wrong(e: Evidence, leaf: str, tolerance: float) -> bool:
-    measured, expected = e.measured.get(leaf), e.expected[leaf]
-    if measured is None or measured.shape != expected.shape:
-        return True
-    errors = np.abs(measured.astype(np.float64) - expected)
-    return not np.max(errors, initial=0) <= tolerance * np.max(np.abs(expected), initial=1e-30)
+    return any(not is_right(e, leaf, tolerance) for e in every if not _drops(e) for leaf in e.expected)
 
 
 def exchanged(e: Evidence, leaf: str, tolerance: float) -> str:
@@ -117,16 +109,14 @@ def exchanged(e: Evidence, leaf: str, tolerance: float) -> str:
     group, _, inner = leaf.partition("/")
 
     def near(measured: np.ndarray | None, expected: np.ndarray) -> bool:
-        if measured is None or (measured.shape, measured.dtype) != (expected.shape, expected.dtype):
-            return False
-        off = np.abs(measured.astype(np.float64) - expected)
-        return bool(np.max(off, initial=0) <= tolerance * np.max(np.abs(expected), initial=0))
+        return difference(measured, expected) <= tolerance * float(np.max(np.abs(expected), initial=0))
 
-    for other, expected in e.expected.items():
-        if other == leaf or not inner or other.partition("/")[0] != group or near(e.expected[leaf], expected):
+    for other, expected in e.expected.items() if inner else ():
+        if other == leaf or not is_under(other, group) or near(e.expected[leaf], expected):
             continue
         if near(e.measured.get(leaf), expected) and near(e.measured.get(other), e.expected[leaf]):
-            return f"`{inner}` and `{other.partition('/')[2]}` {EXCHANGED}: in which order are they returned?"
+            both = f"`{inner}` and `{other.partition('/')[2]}`"
+            return f"{both} have each other's values: in which order are they returned?"
     return ""
 
 
@@ -144,15 +134,12 @@ def explain_leaves(e: Evidence, wrong: Sequence[str], every: Sequence[str]) -> s
 
 def _in_common(e: Evidence, wrong: Sequence[str], every: Sequence[str]) -> str:
     """What tells wrong leaves from right ones: they are the split ones, or a part of the tree; empty if neither."""
-    split = [leaf for leaf in every if _is_split(e, leaf)]
-    if set(split) == set(wrong):
-        return "They are those that are split, and no others: which part does each device take, or get?"
+    if set(wrong) == {leaf for leaf in every if _is_split(e, leaf)}:
+        return "They are exactly the split ones: which part does each device take, or get?"
     right = [leaf for leaf in every if leaf not in wrong]
     whole = len(_path_of(every))
-    for some, others, text in (
-        (wrong, right, "They are those under `{}`, and no others."),
-        (right, wrong, "Right are those under `{}`, and no others."),
-    ):
+    under, only = "They are exactly those under `{}`.", "Only those under `{}` are right."
+    for some, others, text in ((wrong, right, under), (right, wrong, only)):
         path = _path_of(some)
         if len(some) > 1 and len(path) > whole and not any(leaf.split("/")[: len(path)] == path for leaf in others):
             return text.format("/".join(path[1:]))
@@ -167,8 +154,10 @@ def _path_of(leaves: Sequence[str]) -> list[str]:
 
 def _is_split(e: Evidence, leaf: str) -> bool:
     """Whether the function is given this leaf, of parameters, gradients or a state, in parts."""
-    tail = leaf.split("/", 2)[-1]
-    return any(any(given.spec) for given in e.inputs if f"/{given.name}".endswith(f"/{tail}"))
+    inner = leaf.partition("/")[2]
+    tree, _, rest = inner.partition("/")
+    path = rest if tree in {given.name.partition("/")[0] for given in e.inputs} else inner
+    return any(any(given.spec) for given in e.inputs if path and f"/{given.name}".endswith(f"/{path}"))
 
 
 def _unwritten(measured: np.ndarray, right: np.ndarray) -> str:
@@ -209,12 +198,12 @@ def _off_by_an_input(e: Evidence, leaf: str) -> str:
     vectors = {n: np.asarray(v) for n, v in e.drawn.items() if np.shape(v) == rows.shape[1:] and len(v) >= FEW}
     for name, vector in vectors.items():
         times = float(np.sum(rows[0] * vector) / max(float(np.sum(np.square(vector, dtype=np.float64))), 1e-30))
-        if abs(times) > ROUNDED and np.max(np.abs(rows - times * vector)) <= ROUNDED * np.max(np.abs(rows)):
-            if abs(times + 1) < ROUNDED:
-                return f"Every row lacks `{name}`: where is it added?"
-            more = "too much" if times > 0 else "too little"
-            asks = "is it added on each device before a sum, or once after it?"
-            return f"Every row has {short(abs(times))} times `{name}` {more}: {asks}"
+        if abs(times) <= ROUNDED or np.max(np.abs(rows - times * vector)) > ROUNDED * np.max(np.abs(rows)):
+            continue
+        if abs(times + 1) < ROUNDED:
+            return f"Every row lacks `{name}`: where is it added?"
+        asks = "is it added on each device before a sum, or once after it?"
+        return f"Every row is off by {short(times)} times `{name}`: {asks}"
     return ""
 
 

@@ -153,8 +153,8 @@ def test_integers_are_not_looked_for_elsewhere_and_a_common_offset_is_said():
 @pytest.mark.parametrize(
     ("times", "says"),
     [
-        (3, "Every row has 3 times `params/bias` too much: is it added on each device before a sum, or once"),
-        (-0.75, "Every row has 0.75 times `params/bias` too little: is it added on each device"),
+        (3, "Every row is off by 3 times `params/bias`: is it added on each device before a sum, or once"),
+        (-0.75, "Every row is off by -0.75 times `params/bias`: is it added on each device"),
         (-1, "Every row lacks `params/bias`: where is it added?"),
     ],
 )

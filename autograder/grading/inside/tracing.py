@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from autograder.contract.case import UNSEEN, Case
-from autograder.contract.wrapping import CALL, Mismatch, Traceable, trace
+from autograder.contract.wrapping import Call, Mismatch, Traceable, trace
 from autograder.grading.inside.wording import worded
 from course.program import Locate, Program, ProgramError
 
@@ -63,8 +63,8 @@ class TooLong(KeyboardInterrupt):
     """
 
 
-# While a function is traced, a Python loop does its passes one by one, and each becomes a part of the program.
-UNROLLED = "does a loop ever end, and is one over tokens or rows, whose passes are all written into the program?"
+# The question about a function that is traced.
+UNROLLED = "does a loop ever end? A Python loop over tokens or rows puts each of its iterations into the program"
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def time_limit(seconds: float, *, processor: bool = False, asks: str = "does a l
 
     before = signal.signal(number, stop)
     # Again and again: Python drops an exception that is raised while it calls a finaliser.
-    signal.setitimer(timer, seconds, max(seconds / 10, 0.1))
+    signal.setitimer(timer, seconds, max(seconds / 10, 1))
     try:
         yield
     finally:
@@ -136,8 +136,8 @@ def trace_cases(
         runs = next((other.place for other in cases if other.name in programs), "")
         where = f" ({case.place}; {runs} it runs)" if case and runs else ""
         secret = case is None or case.name == UNSEEN
-        calls = [note for note in getattr(error, "__notes__", ()) if note.startswith(CALL) and not secret]
-        where += f" ({calls[0][:_LONGEST_CALL]})" if calls else ""
+        calls = [note for note in getattr(error, "__notes__", ()) if isinstance(note, Call) and not secret]
+        where += f" (in the call {textwrap.shorten(calls[0], _LONGEST_CALL, placeholder=' …')})" if calls else ""
         return replace(result, message=f"{before}{result.message}{where}", runs=runs)
     return Traced(programs, line)
 

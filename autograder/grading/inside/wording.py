@@ -108,7 +108,7 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     (
         r"argument to VJP function: got (\w+\[[^\]]*\])(\{[^}]*\})?, but expected \1(\{V:[^}]*\})",
         r"the gradient given to this function of jax.vjp is \1\2, and the result was \1\3: V names the axes that it "
-        "varies over. vary_alike(gradient, result)[0] (course.mesh) makes it vary alike; jax.value_and_grad takes none",
+        "varies over. vary_alike(gradient, result)[0] (course.mesh) makes it vary alike; jax.value_and_grad needs none",
     ),
     (
         r"carry input and (?:carry )?output must have (?:equal types|the same type structure)[\s\S]*? has type "

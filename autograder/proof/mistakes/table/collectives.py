@@ -142,6 +142,7 @@ MISTAKES = {
         "prints a traced value with jax.debug.print": Mistake(
             r"jax\.debug\.print.*Take it out",
             {"    whole, last =": '    jax.debug.print("{}", index)\n    whole, last ='},
+            EDITED,
         ),
         "calls itself without end": Mistake(
             r"calls itself", {"    return place(whole, last, size - 1)": "    return ring_all_gather(x, axis_name)"}

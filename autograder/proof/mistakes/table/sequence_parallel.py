@@ -11,6 +11,14 @@ MISTAKES = {
         )
     },
     "sp_block": {
+        "a number that jax.checkpoint traces": Mistake(
+            r"a shape consists of Python numbers.*name them in static_argnums",
+            {
+                "def into(norm, kernel, x):": "def into(norm, kernel, x, size=1):\n        jnp.zeros((size, 1))",
+                ".reshape(width, -1), x)": ".reshape(width, -1), x, x.shape[0])",
+            },
+            line="jnp.zeros((size, 1))",
+        ),
         "one key for all devices": Mistake(
             r"which keys does it drop with",
             {"jax.random.split(fold_key_over_axes(key, (axis_name,)))": "jax.random.split(key)"},

@@ -16,7 +16,7 @@ MISTAKES = {
             EDITED,
         ),
         "bias added on every device before the sum": Mistake(
-            r"Every row has \d times `\S*bias` too much: is it added on each device before a sum",
+            r"Every row is off by \d times `\S*bias`: is it added on each device before a sum",
             {
                 'x @ params["kernel"], axis_name': 'x @ params["kernel"] + params.get("bias", 0), axis_name',
                 'y + params["bias"] if "bias" in params else y': "y",

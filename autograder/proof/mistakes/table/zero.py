@@ -1,6 +1,6 @@
 """Typical mistakes in ``zero``, and the messages that they must get."""
 
-from autograder.proof.mistakes import Mistake
+from autograder.proof.mistakes import EDITED, Mistake
 
 SCATTERED = {
     "            dx, total = carry\n": "            dx = carry\n",
@@ -58,7 +58,7 @@ MISTAKES = {
     },
     "sharded_adamw": {
         "the part that begins at this device's index": Mistake(
-            r"7 of 10 leaves are wrong here.*They are those that are split, and no others",
+            r"7 of 10 leaves are wrong here.*They are exactly the split ones",
             {"lax.axis_index(axis_name) * m.shape[dim], m": "lax.axis_index(axis_name), m"},
         ),
         "count not raised": Mistake(
@@ -91,7 +91,7 @@ MISTAKES = {
     },
     "zero1_step": {
         "loss and norm in the wrong order": Mistake(
-            r"`loss` and `norm` have each other's values: in which order.*They are read off the results",
+            r"`loss` and `norm` have each other's values: in which order.*Gradients are read off the results",
             {"state, lax.pmean(loss, axis_name), norm": "state, norm, lax.pmean(loss, axis_name)"},
             never="over which rows, and over which devices",
         ),
@@ -129,6 +129,16 @@ MISTAKES = {
         ),
     },
     "zero2_step": {
+        "a gradient of the same on every device for jax.vjp": Mistake(
+            r"given to this function of jax\.vjp is float32\[\], and the result was float32\[\]\{V:data\}.*vary_alike",
+            {
+                "        more, (head, dx) = jax.value_and_grad": (
+                    '        jax.vjp(lambda p: model.loss(p, x, rows["targets"]), params["head"])[1](jnp.ones(()))\n'
+                    "        more, (head, dx) = jax.value_and_grad"
+                )
+            },
+            EDITED,
+        ),
         "parts stacked by the reverse scan": Mistake(
             r"at the peak [\d.]+ GiB.*takes 384 MiB\. "
             r"No stack of whole gradients lives then: is there a second stack of parts\?"
