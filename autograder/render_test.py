@@ -181,7 +181,9 @@ def test_why_an_answer_earns_nothing_or_half_is_said_at_once(fact, expected):
 
 
 def test_a_stub_is_not_started_and_no_error():
-    stub = Result("gather", 0, 3, STUDENT_ERROR, (), "gather:9", "gather is not written yet: it raises it")
+    stub = Result(
+        "gather", 0, 3, STUDENT_ERROR, (), "gather:9", "gather is not written yet: it raises it", not_started=True
+    )
     for shown in (facts_html(stub), printed(stub)):
         assert "not started" in shown and "error" not in shown and "gather:9" not in shown
 

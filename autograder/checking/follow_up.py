@@ -31,8 +31,8 @@ def blame_callee(chapter: str, result: Result, used: Mapping[str, str], judged: 
             short = join_words(f"“{fact.name}”" for fact in found.missed)
             first = f"{other.name}, which {result.name} calls, falls short of {short} by itself: begin with that."
             return replace(result, message=f"{first} check({other.name}) shows more.")
-        if result.verdict == FAIL and (found.reason or not found.facts):
-            wrong = found.reason.partition(" earn")[0].lower() or "an error"
+        if result.verdict == FAIL and (found.wrong or not found.facts):
+            wrong = found.wrong or "an error"
             first = f"{other.name}, which {result.name} calls, has {wrong} by itself, which may be the cause"
             return replace(result, message=f"{first}: begin with that. check({other.name}) shows more.")
     return result

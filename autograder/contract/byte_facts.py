@@ -8,8 +8,9 @@ from typing import Any
 
 from jax.sharding import PartitionSpec as P
 
-from autograder.contract.diagnosis.sent_bytes import NEVER_SENT, deficit_cause, described, excess_cause, inserted
+from autograder.contract.diagnosis.sent_bytes import deficit_cause, described, excess_cause, inserted
 from autograder.contract.facts import case_fact, worst
+from autograder.contract.said import Said
 from autograder.contract.task import Case, Evidence
 from autograder.contract.text import count_of, distinct_bytes, format_bytes, join_words
 from autograder.contract.verdict import FEW_BYTES, Direction, Fact, Kind, Unit
@@ -19,6 +20,7 @@ from course.program.program import spec_of
 
 # Closed forms of bytes may be fractional; the comparison with measured bytes allows for rounding only.
 ROUNDING = 1e-4
+_NEVER_SENT = "is something never sent, or by another collective?"
 
 Form = Callable[[Evidence], float]
 
@@ -60,16 +62,15 @@ def bytes_sent(
         sent = [c for c in sent if over is None or over(e.case) in c.axes]
         total, form = sum(c.total_bytes for c in sent), expected(e)
         low, high = least(e) if least else form * times[0], form * times[1]
-        message = ""
+        said = Said()
         if not low * (1 - ROUNDING) <= total <= high * (1 + ROUNDING):
             by = f" by {' or '.join(map(plain_kind, kinds))}" if kinds and len(kinds) < 3 else ""
             by += f" over {over(e.case)!r}" if over else ""
             more = hint if total > high else ""
-            message = f"{_bytes_message(e, by, sent, total, low, high)} {more}".strip()
-            message = message.replace(NEVER_SENT, few(e, total) or NEVER_SENT)
+            said = _too_much_or_little(e, by, sent, total, low, high, few(e, total)).then(more)
         line = _many(e, sent, total, high)[0].line if sent and total > high else ""
-        figures = {"direction": Direction.BETWEEN, "unit": Unit.BYTES, "line": line, "weight": weight}
-        return case_fact(e, name, Kind.COMMUNICATION, message, total, (low, high), **figures)
+        figures: dict[str, Any] = {"direction": Direction.BETWEEN, "unit": Unit.BYTES, "line": line, "weight": weight}
+        return case_fact(e, name, Kind.COMMUNICATION, said.text, total, (low, high), about=said.about, **figures)
 
     return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
 
@@ -93,11 +94,12 @@ def bytes_at_most(
         sent = [c for c in e.costs.collectives if c.kind in kinds]
         # Rounded alike: a difference of thirds of bytes is not exactly what it should be.
         total, limit = (round(x, 3) for x in (max(sum(c.total_bytes for c in sent) - of_wrapper(e), 0), most(e)))
-        message, line = "", e.line
+        said, line = Said(), e.line
         if total > limit * (1 + 1e-9):
             line = _many(e, sent, total, limit)[0].line
-            message = f"{_bytes_message(e, '', sent, total, 0, limit)} {hint}"
-        return case_fact(e, name, Kind.COMMUNICATION, message, total, limit, unit=Unit.BYTES, line=line)
+            said = _too_much_or_little(e, "", sent, total, 0, limit).then(hint)
+        how: dict[str, Any] = {"unit": Unit.BYTES, "line": line, "about": said.about}
+        return case_fact(e, name, Kind.COMMUNICATION, said.text, total, limit, **how)
 
     return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
 
@@ -118,7 +120,7 @@ def times_sent(
         if not (count <= wanted if fewer else count == wanted):
             should = f"may run {wanted} at most" if fewer else f"should run {wanted}"
             message = f"{e.case.place} a device runs {count_of(count, plain_kind(kind))} and {should}"
-            asked = f"{inserted(most).strip()}." if most and inserted(most) else hint
+            asked = (inserted(most) if most else "") or hint
             message += f"; most often {described(most)}. {asked}" if most else f". {hint}"
         direction = Direction.AT_MOST if fewer else Direction.EXACTLY
         how = {"direction": direction, "line": most.line if most else ""}
@@ -185,17 +187,21 @@ def resident_bytes(shape: tuple[int, ...], spec: P, mesh: dict[str, int], itemsi
     return itemsize * math.prod(shape) // parts
 
 
-def _bytes_message(e: Evidence, by: str, sent: list[Collective], total: float, low: float, high: float) -> str:
+def _too_much_or_little(
+    e: Evidence, by: str, sent: list[Collective], total: float, low: float, high: float, little: str = ""
+) -> Said:
+    """What is sent, what should be, and why; ``little`` is why it is too little, where nothing better is known."""
     sends, limit = distinct_bytes(total, low if total < low else high)
     where = f"{e.case.place} a device sends {sends}{by}"
     if total < low:
         if total >= low * (1 - FEW_BYTES):
             few = f"only {format_bytes(low - total)} are missing, about as much as a loss, a count or a small leaf"
-            return f"{where} and should send at least {limit}: {few}. Which is never sent?"
-        return f"{where} and should send at least {limit}: {deficit_cause(sent, low, e.inputs, e.case)}"
+            return Said(f"{where} and should send at least {limit}: {few}. Which is never sent?")
+        cause = deficit_cause(sent, low, e.inputs, e.case) or Said(little or _NEVER_SENT)
+        return Said(f"{where} and should send at least {limit}: {cause.text}", cause.about)
     many = _many(e, sent, total, high, low)[1]
-    return f"{where} and should send at most {limit}; {many}{'' if many.endswith('?') else '.'}"
+    return Said(f"{where} and should send at most {limit}; {many.text}", many.about)
 
 
-def _many(e: Evidence, sent: list[Collective], total: float, high: float, low: float = 0) -> tuple[Collective, str]:
+def _many(e: Evidence, sent: list[Collective], total: float, high: float, low: float = 0) -> tuple[Collective, Said]:
     return excess_cause(sent, total, high, low, bfloat16=getattr(e.case.sizes, "bfloat16", False))

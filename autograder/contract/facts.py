@@ -13,15 +13,21 @@ from autograder.contract.comparing import is_under, norm, rounding, scale_of, sh
 from autograder.contract.diagnosis import factors, wrong_values
 from autograder.contract.diagnosis.misplaced import layout, rank_of
 from autograder.contract.output_checks import broadcast, show_spec
+from autograder.contract.said import About, Said
 from autograder.contract.task import Case, Evidence
 from autograder.contract.text import append_sentence, count_of, distinct_texts, six_digits
-from autograder.contract.verdict import FIRST_LOSS, FOLLOW, NOT_MEASURED, Direction, Fact, Kind, Unit
+from autograder.contract.verdict import NOT_MEASURED, Direction, Fact, Kind, Unit
 from course.program.ir import plain_kind
 from course.program.program import spec_of
 
 # float32 sums in different orders agree to about 1e-6 of the largest element; bfloat16 inside gives 1e-3.
 TOLERANCE = 2e-5
 BEFORE = "Gradients are read off the results: begin with “values”."
+FIRST_LOSS = (
+    "The loss is wrong before anything is updated, and the gradients follow from it: begin with the loss. "
+    "Over which rows, and over which devices, is it averaged? If that is right, what is different in the forward pass?"
+)
+FOLLOW = "In a step, the values follow from the gradients, which are wrong, too: begin with the gradients."
 LOSS_ALONE = "All other results are right: over which rows, and over which devices, is the loss averaged?"
 
 
@@ -63,12 +69,14 @@ def arrays_match(
     tolerance: float = TOLERANCE,
     picture: Callable[[Evidence], str] = lambda _: "",
     not_finite: str = "",
+    keys: bool = True,
 ) -> Fact:
     """Require every leaf under ``prefix`` to equal the oracle's in shape, dtype and value, in every case.
 
     The measured figure is the largest difference relative to the largest expected element of the leaf. ``picture`` is
     appended to the message for a case with known inputs, on separate lines, as from ``whereabouts.grid``;
-    ``not_finite`` is the question about a leaf that has infinite elements or NaN.
+    ``not_finite`` is the question about a leaf that has infinite elements or NaN. ``keys`` is False where another
+    fact has asked already from which keys masks are drawn.
     """
     kind = Kind.GRADIENTS if is_under(prefix, "gradients") else Kind.VALUES
     leaves = [(e, leaf) for e in evidence for leaf in e.expected if is_under(leaf, prefix) and e.expected[leaf].size]
@@ -76,32 +84,32 @@ def arrays_match(
     wrong = [(e, leaf) for (e, leaf), fact in zip(leaves, found, strict=True) if not fact.passed]
     if wrong:
         (e, leaf), first = wrong[0], next(i for i, fact in enumerate(found) if not fact.passed)
-        sentences = [found[first].message]
+        sentences, about = [found[first].message], found[first].about
         if found[first].unit == Unit.RELATIVE:
             others = [x for x in evidence if not _differs(x, tolerance) and any(x is y for y, _ in leaves)]
             cases = [x for x in evidence if _differs(x, tolerance)], others
             swap = wrong_values.exchanged(e, leaf, tolerance)
-            cause = swap or wrong_values.explain_values(e, leaf, tolerance, evidence)
+            cause = Said(swap) or wrong_values.explain_values(e, leaf, tolerance, evidence)
             partly = len(wrong) < len(leaves) or bool(np.any(np.isclose(e.measured[leaf], e.expected[leaf])))
             before = [(x, _leaf_match("", kind, e, x, tolerance)) for x in e.expected if is_under(x, "values")]
             before = [x for x, fact in before if not fact.passed and fact.unit == Unit.RELATIVE]
             alike = [wrong_values.explain_values(e, x, tolerance, evidence) for x in before]
-            partly = partly or any(wrong_values.MASKS_RIGHT in one for one in alike)
-            asks = "" if swap else wrong_values.question(cause, hint, *cases, nothing_right=not partly)
-            sentences += [cause, asks]
+            partly = partly or any(About.RIGHT_MASKS in one.about for one in alike)
+            asks = Said() if swap else wrong_values.question(cause, hint, *cases, nothing_right=keys and not partly)
+            about = (*cause.about, *asks.about)
+            sentences += [cause.text, asks.text]
             if kind is Kind.GRADIENTS and cause and cause in alike:
-                sentences[1:] = ["As with “values”."]
+                sentences[1:], about = ["As with “values”."], ()
         elif not_finite and found[first].limit == "finite":
             sentences.append(not_finite)
-        elif not np.all(np.isfinite(e.measured.get(leaf, np.zeros(())))) and not sentences[0].endswith(
-            ("?", "leave it out.")
-        ):
+        elif found[first].limit == "finite" and About.NOT_FINITE not in about:
             sentences.append(hint)
         sentences.append(
             wrong_values.explain_leaves(e, *([leaf for x, leaf in some if x is e] for some in (wrong, leaves)))
         )
         drawn = "" if e.secret or found[first].unit != Unit.RELATIVE else picture(e)
-        found[first] = replace(found[first], message=" ".join(part.strip() for part in sentences if part) + drawn)
+        message = " ".join(part.strip() for part in sentences if part) + drawn
+        found[first] = replace(found[first], message=message, about=about)
     return replace(worst(found, name, kind), weight=weight)
 
 
@@ -142,10 +150,12 @@ def values_and_gradients(
     if any(wrong_values.exchanged(*result, TOLERANCE) for result in results):
         back = replace(back, message=back.message and BEFORE)
     elif after and found.passed is False and found.unit == Unit.RELATIVE:
-        begin = f"{FIRST_LOSS} {first_loss}".strip() if any(map(_first_loss_wrong, cases)) else FOLLOW
-        found = replace(found, message=f"{found.message} {begin}")
-    if wrong_values.ALWAYS_DROPS in found.message:  # said once
-        back = replace(back, message=back.message.replace(f" {wrong_values.ALWAYS_DROPS}", ""))
+        begin = Said(FOLLOW, (About.WRONG_GRADIENTS,))
+        if any(map(_first_loss_wrong, cases)):
+            begin = Said(f"{FIRST_LOSS} {first_loss}".strip(), (About.FIRST_LOSS,))
+        found = replace(found, message=f"{found.message} {begin.text}", about=(*found.about, *begin.about))
+    if About.ALWAYS_DROPS in found.about and back.passed is False:
+        back = arrays_match("gradients", cases, "gradients", gradients, weight=weight, keys=False)
     return [found, back, global_norm_matches(cases, norm)]
 
 
@@ -316,7 +326,7 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
     if not np.all(np.isfinite(measured)):
         bad = int(np.sum(~np.isfinite(measured)))
         reason = wrong_values.not_finite(e, measured)
-        return case_fact(e, name, kind, f"{where}: {reason}", f"{bad} not finite", "finite")
+        return case_fact(e, name, kind, f"{where}: {reason.text}", f"{bad} not finite", "finite", about=reason.about)
     scale = scale_of(e, leaf)
     errors = np.abs(measured.astype(np.float64) - expected.astype(np.float64))
     error = float(np.max(errors, initial=0)) / scale

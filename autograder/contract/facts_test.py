@@ -17,6 +17,8 @@ from autograder.contract.byte_facts import (
 from autograder.contract.case import UNSEEN, ModelSizes, Sizes
 from autograder.contract.facts import (
     BEFORE,
+    FIRST_LOSS,
+    FOLLOW,
     LOSS_ALONE,
     arrays_match,
     global_norm_matches,
@@ -27,8 +29,9 @@ from autograder.contract.facts import (
     values_and_gradients,
     worst,
 )
+from autograder.contract.said import About
 from autograder.contract.task import Case, Evidence
-from autograder.contract.verdict import FIRST_LOSS, FOLLOW, LATER_LOSSES, Fact, Kind, conclude
+from autograder.contract.verdict import Fact, Kind, conclude
 from course.program import Costs, Leaf, Memory
 
 DRAWN = np.random.default_rng(5).standard_normal((4, 8)).astype(np.float32)
@@ -206,7 +209,7 @@ def test_facts_that_may_have_one_cause_are_said_to_once_and_the_first_to_look_at
     other = fact("other collectives", Kind.COMMUNICATION, 1, 0)
     assert together(values) == ""
     assert together(values, back) == "“values” and “gradients” may have one cause: begin with “values”."
-    assert together(replace(values, message=f"{LATER_LOSSES}."), back).endswith("begin with “gradients”.")
+    assert together(replace(values, about=(About.LATER_LOSSES,)), back).endswith("begin with “gradients”.")
     assert together(values, back, few).startswith("“values”, “gradients” and “bytes” may have one cause: less is sent")
     assert "more is sent" in together(values, many, other) and "sent" not in together(values, few, other)
     assert "sent" not in together(values, back, replace(few, case="data=2"))

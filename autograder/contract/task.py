@@ -18,7 +18,8 @@ import jax
 import numpy as np
 
 from autograder.contract.case import Case
-from autograder.contract.verdict import FIRST_LOSS, FOLLOW, LIMIT_EXCEEDED, REFUSED, Fact, Kind, Result
+from autograder.contract.said import About
+from autograder.contract.verdict import LIMIT_EXCEEDED, REFUSED, Fact, Kind, Result
 from autograder.contract.wrapping import Wrapped, Wrapping, trace
 from course.curriculum import CHAPTERS as CURRICULUM
 from course.curriculum import chapter as find_chapter
@@ -262,8 +263,8 @@ class Contract:
         An error, or a result of another form, is explained where the function's values are.
         """
         known = {**self.explained_in, **ABOUT_VERDICTS}
-        elsewhere = FIRST_LOSS, FOLLOW  # other facts say where to begin
-        missed = [fact for fact in result.missed if not any(said in fact.message for said in elsewhere)]
+        elsewhere = {About.FIRST_LOSS, About.WRONG_GRADIENTS}  # other facts say where to begin
+        missed = [fact for fact in result.missed if not elsewhere & {*fact.about}]
         names = [fact.name for fact in missed if fact.kind != Kind.FORM] or ["values"] * result.unjudged
         found = [known.get(f"{result.name}.{name}", known.get(name)) for name in [*names, result.verdict]]
         here = self.chapter if is_own(self.chapter) and not own_page(self.chapter) else ""  # it has no page

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import msgspec
 
+from autograder.contract.said import About
 from autograder.contract.text import binary_units, join_words, short
 
 PASS, PARTIAL, FAIL = "pass", "partial", "fail"
@@ -17,14 +18,6 @@ STUDENT_ERROR, LIMIT_EXCEEDED, REFUSED, NEEDS_HUMAN = "student_error", "limit_ex
 NOT_MEASURED = "not measured"
 # From this multiple of a limit on, a loop that runs too often is likely, which makes values wrong as well.
 MUCH_MORE = 1.25
-WHICH_DTYPE = "which dtype should travel?"
-SUM_OR_MEAN = "sum or mean?", "mean or sum?"
-LATER_LOSSES = "The loss of step 0 is right"
-FIRST_LOSS = (
-    "The loss is wrong before anything is updated, and the gradients follow from it: begin with the loss. "
-    "Over which rows, and over which devices, is it averaged? If that is right, what is different in the forward pass?"
-)
-FOLLOW = "In a step, the values follow from the gradients, which are wrong, too: begin with the gradients."
 # Bytes that differ by a smaller share are those of a few single numbers, a loss or a count.
 FEW_BYTES = 0.02
 
@@ -124,6 +117,7 @@ class Fact:
         case: The case in which it was measured.
         line: The learner's line, as ``cell:line``.
         message: The failure, with a question as a hint.
+        about: What the message is about, where other sentences depend on it.
         weight: Its weight among the function's facts; 0 for advice.
         core: True if the exercise is about it (``Task.core_facts``): failing it limits the function to half its points.
     """
@@ -142,6 +136,7 @@ class Fact:
     case: str = ""
     line: str = ""
     message: str = ""
+    about: tuple[About, ...] = ()
     weight: float = 1.0
     core: bool = False
     # --8<-- [end:fact]
@@ -241,10 +236,10 @@ class Result(_AsJson):
     ``message`` explains a verdict that no single fact explains, and ``original`` is the message of Python or JAX if
     ``message`` rephrases it. ``quoted`` has the text of the lines named, on the learner's own machine.
     ``cases`` names the cases it was judged on, unless they are secret; ``cases_left`` is the number of those that are
-    judged once these pass. ``timeline`` is a summary of the step at scale
-    (``course.render``), if official grading analysed one, and ``form`` is a canonical form of the first case's
-    Program, used to find equivalent ones. ``unreadable`` says that a person is needed because of what was submitted,
-    which ``message`` describes, and not because of a fault of the grader.
+    judged once these pass. ``not_started`` says that it is still the released stub. ``timeline`` is a summary of the
+    step at scale (``course.render``), if official grading analysed one, and ``form`` is a canonical form of the first
+    case's Program, used to find equivalent ones. ``unreadable`` says that a person is needed because of what was
+    submitted, which ``message`` describes, and not because of a fault of the grader.
     """
 
     name: str
@@ -261,6 +256,7 @@ class Result(_AsJson):
     quoted: dict[str, str] = field(default_factory=dict)
     cases: tuple[str, ...] = ()
     cases_left: int = 0
+    not_started: bool = False
     unreadable: bool = False
 
     @property
@@ -278,16 +274,20 @@ class Result(_AsJson):
         """The reason why it earns nothing, or at most half, whatever else passes; empty if facts count by weight."""
         if self.verdict == STUDENT_ERROR:
             return ""
+        if self.wrong:
+            return f"{self.wrong.capitalize()} earn no points, whatever other limits are met. {self.together}".strip()
+        point = [f"“{fact.name}”" for fact in self.missed if fact.core]
+        half = f"At most half of the points without {join_words(point)}: the exercise is about that." if point else ""
+        return f"{half} {self._costs}".strip()
+
+    @property
+    def wrong(self) -> str:
+        """What is wrong, so that nothing else counts: ``wrong values and wrong gradients``; empty if nothing is."""
         wrong = {kind: _WRONG[kind] for kind in _WRONG if any(fact.kind == kind for fact in self.missed)}
         values = [fact.name for fact in self.missed if fact.kind is Kind.VALUES]
         if values and "values" not in values:
             wrong[Kind.VALUES] = f"wrong {join_words(values)}"
-        if wrong:
-            text = " and ".join(wrong.values()).capitalize()
-            return f"{text} earn no points, whatever other limits are met. {self.together}".strip()
-        point = [f"“{fact.name}”" for fact in self.missed if fact.core]
-        half = f"At most half of the points without {join_words(point)}: the exercise is about that." if point else ""
-        return f"{half} {self._costs}".strip()
+        return " and ".join(wrong.values())
 
     @property
     def _costs(self) -> str:
@@ -317,22 +317,16 @@ class Result(_AsJson):
             return ""
         may = f"{join_words(names)} may have one cause"
         back = next((fact for fact in wrong if fact.kind is Kind.GRADIENTS), wrong[0])
-        first = back if any(said in wrong[0].message for said in (LATER_LOSSES, FOLLOW)) else wrong[0]
+        first = back if {About.LATER_LOSSES, About.WRONG_GRADIENTS} & {*wrong[0].about} else wrong[0]
         if sent and sent[0].amiss < 0:
             return f"{may}: less is sent than should be. What is never sent?"
         if sent:
             question = "Does a loop run too often, or is something reduced that should not be?"
-            if any(asked in first.message for asked in SUM_OR_MEAN) or any(fact.excess < MUCH_MORE for fact in sent):
+            if About.SUM_OR_MEAN in first.about or any(fact.excess < MUCH_MORE for fact in sent):
                 question = f"Begin with “{first.name}”."
-            question = "Which dtype should travel?" if all(WHICH_DTYPE in fact.message for fact in sent) else question
+            question = "Which dtype should travel?" if all(About.DTYPE in fact.about for fact in sent) else question
             return f"{may}: more is sent than should be. {question}"
         return f"{may}: begin with “{first.name}”."
-
-    @property
-    def not_started(self) -> bool:
-        """True if it is still the released stub."""
-        own = self.line.partition(":")[0] in ("", self.name)
-        return self.verdict == STUDENT_ERROR and own and self.message.startswith(f"{self.name} is not written yet")
 
     @property
     def unjudged(self) -> bool:

@@ -7,7 +7,8 @@ value, no closed form of an answer. Such values, if a wrapper needs them, are co
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol
@@ -26,7 +27,22 @@ class Call(str):
 
 
 class Mismatch(Exception):
-    """The function ran but returned a different structure from the contract's; the message is for the learner."""
+    """The function ran but returned a different structure from the contract's; the message is for the learner.
+
+    ``function`` is the one that did, if it is not the exercise's own but one that this returned.
+    """
+
+    function: Callable[..., Any] | None = None
+
+
+@contextmanager
+def returned_by(function: Callable[..., Any]) -> Iterator[None]:
+    """Make a ``Mismatch`` name a function that the exercise's own returned."""
+    try:
+        yield
+    except Mismatch as error:
+        error.function = function
+        raise
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from autograder.contract.case import Case, Sizes
 from autograder.contract.case_builders import LEARNING_RATE, data_of, pipe_of, pipelines_of, stages_of
 from autograder.contract.output_checks import describe, same_shapes, same_tree, scalar
 from autograder.contract.value_tasks import wrap_questions
-from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
+from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh, returned_by
 from course.mesh import varying
 from course.schedules import Table
 
@@ -95,20 +95,23 @@ def wrap_split(function: Any, case: Case[Layer]) -> Wrapped:
             many = f"a tuple of {len(found)}" if isinstance(found, tuple) else describe(found)
             raise Mismatch(f"split_backward returned {many}, expected a tuple of three functions")
         forward, backward_input, backward_weights = map(jax.jit, found)
-        y, saved = _two("forward", forward(weights, x))
-        _storable("forward", saved, jax.eval_shape(lambda *given: found[0](*given), weights, x)[1])
-        same_shapes("forward", y, x, case)
-        dx, pending = _two("backward_input", backward_input(weights, saved, upstream))
-        same_shapes("backward_input", dx, x, case)
-        again = jax.eval_shape(lambda *given: found[1](*given), weights, saved, upstream)
-        _storable("backward_input", pending, again[1])
+        with returned_by(found[0]):
+            y, saved = _two("forward", forward(weights, x))
+            _storable("forward", saved, jax.eval_shape(lambda *given: found[0](*given), weights, x)[1])
+            same_shapes("forward", y, x, case)
+        with returned_by(found[1]):
+            dx, pending = _two("backward_input", backward_input(weights, saved, upstream))
+            same_shapes("backward_input", dx, x, case)
+            again = jax.eval_shape(lambda *given: found[1](*given), weights, saved, upstream)
+            _storable("backward_input", pending, again[1])
         if s.passes == 2:
             # What is pending is used, so that nobody takes it for dead code, and adds nothing.
             dx += 0 * sum(jnp.sum(leaf, dtype=jnp.float32) for leaf in jax.tree.leaves(pending))
             return {"values": y, "gradients": {"x": dx}}
-        gradients = backward_weights(saved, pending)
-        same_tree("the gradients of the weights", gradients, weights)
-        same_shapes("backward_weights", gradients, weights, case)
+        with returned_by(found[2]):
+            gradients = backward_weights(saved, pending)
+            same_tree("the gradients of the weights", gradients, weights)
+            same_shapes("backward_weights", gradients, weights, case)
         return {"values": y, "gradients": {"x": dx, **gradients}}
 
     rows = jax.ShapeDtypeStruct((s.rows, s.width), np.float32)

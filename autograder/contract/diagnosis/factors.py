@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from autograder.contract.case import Case
+from autograder.contract.said import About, Said
 from autograder.contract.task import Evidence
 from autograder.contract.text import join_words, short
-from autograder.contract.verdict import SUM_OR_MEAN
 
 # Sums in another order, narrow dtypes and approximations are off by less than this fraction of the largest element.
 ROUNDED = 4e-3
@@ -78,23 +78,25 @@ def factor(
     case: Case[Any],
     others: Sequence[tuple[Case[Any], float]],
     every: Sequence[Case[Any]],
-) -> str:
+) -> Said:
     """The one factor that the whole leaf is off by, since that says most about the cause.
 
     Any two numbers differ by some factor, so for losses, on any number of devices, it must equal a size of the case.
     """
     ratio = _ratio(measured, expected)
     if not ratio or np.max(np.abs(measured - ratio * expected)) > abs(ratio - 1) / 10 * np.max(np.abs(expected)):
-        return ""
+        return Said()
     single = distinct(expected) < FEW
     whole = "It" if single else "All of it"
     if larger := having(ratio, case, others, every) if ratio > 1 else "":
-        return f"{whole} is {short(ratio)} times too large, and {larger}: {SUM_OR_MEAN[0]}"
+        text = f"{whole} is {short(ratio)} times too large, and {larger}: sum or mean?"
+        return Said(text, (About.SUM_OR_MEAN,))
     if smaller := having(1 / ratio, case, [(x, 1 / r) for x, r in others], every) if 0 < ratio < 1 else "":
-        return f"{whole} is {short(1 / ratio)} times too small, and {smaller}: {SUM_OR_MEAN[1]}"
+        text = f"{whole} is {short(1 / ratio)} times too small, and {smaller}: mean or sum?"
+        return Said(text, (About.SUM_OR_MEAN,))
     if abs(ratio + 1) < 1e-3:
-        return f"{whole} has the opposite sign."
-    return "" if single else f"All of it is {short(ratio)} times what it should be."
+        return Said(f"{whole} has the opposite sign.")
+    return Said("" if single else f"All of it is {short(ratio)} times what it should be.")
 
 
 def ratios(e: Evidence, leaf: str, every: Iterable[Evidence]) -> list[tuple[Case[Any], float]]:

@@ -14,21 +14,19 @@ from autograder.contract.case import Case
 from autograder.contract.comparing import difference, is_right, is_under
 from autograder.contract.diagnosis.factors import FEW, ROUNDED, distinct, factor, ratios
 from autograder.contract.diagnosis.misplaced import layout, where
+from autograder.contract.said import About, Said
 from autograder.contract.task import Evidence
 from autograder.contract.text import join_words, short
-from autograder.contract.verdict import LATER_LOSSES, SUM_OR_MEAN
 
 # Elements of dropout masks agree by chance: two masks of rate r agree on r² + (1 - r)² of their elements.
 _BY_CHANCE = (0.1, 0.95)
-ROUNDING = "All of it is off by a little"
-MASKS_RIGHT = "What is dropped is right, so the masks are right, too; what is not dropped is wrong."
+RIGHT_MASKS = "What is dropped is right, so the masks are right, too; what is not dropped is wrong."
 KEYS = "is each mask drawn in the specified shape, and from the specified key: of which device, microbatch and layer?"
-ALWAYS_DROPS = f"There is dropout in every case here: {KEYS}"
 # Dropped elements from which a statement about masks is more than chance.
 _ENOUGH = 8
 
 
-def explain_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evidence] = ()) -> str:
+def explain_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evidence] = ()) -> Said:
     """Describe in a sentence what all wrong elements of a leaf have in common; empty if nothing.
 
     Args:
@@ -40,15 +38,15 @@ def explain_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evi
     measured, expected = (side[leaf].astype(np.float64) for side in (e.measured, e.expected))
     scale, errors = float(np.max(np.abs(expected), initial=0)), np.abs(measured - expected)
     if not scale:
-        return ""
+        return Said()
     if not np.any(measured):
-        return "All of it is zero." if measured.size > 1 else "It is zero."
+        return Said("All of it is zero." if measured.size > 1 else "It is zero.")
     right = errors <= tolerance * scale
     if by_factor := factor(measured, expected, e.case, ratios(e, leaf, every), [x.case for x in every]):
         return by_factor
     if not np.issubdtype(e.expected[leaf].dtype, np.floating):
         # Small integers agree by chance, so that moved parts would be found where nothing has moved.
-        return _unwritten(measured, right) or _offset(measured - expected, right) or _at_one_place(e, leaf, right)
+        return Said(_unwritten(measured, right) or _offset(measured - expected, right) or _at_one_place(e, leaf, right))
     whereabouts = where(e, leaf, tolerance * scale)
     cause = (
         _unwritten(measured, right)
@@ -62,10 +60,10 @@ def explain_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evi
         or (_masked(right) if _drops(e) and not _without(every, tolerance) else "")
         or ("" if whereabouts or not np.any(expected[right]) else _at_one_place(e, leaf, right))
     )
-    return f"{cause} {whereabouts}".strip()
+    return (cause if isinstance(cause, Said) else Said(cause)).then(whereabouts)
 
 
-def question(cause: str, hint: str, wrong: Iterable[Evidence], right: Iterable[Evidence], nothing_right: bool) -> str:
+def question(cause: Said, hint: str, wrong: Iterable[Evidence], right: Iterable[Evidence], nothing_right: bool) -> Said:
     """The question to ask about a wrong leaf: about keys if dropout separates wrong from right cases, else the hint.
 
     Args:
@@ -77,21 +75,21 @@ def question(cause: str, hint: str, wrong: Iterable[Evidence], right: Iterable[E
     """
     wrong, several = list(wrong), lambda e: math.prod(e.case.mesh.values()) > 1
     right = [e for e in right if several(e) or not all(map(several, wrong))]
-    if MASKS_RIGHT in cause:
-        return hint.strip()
+    if About.RIGHT_MASKS in cause.about:
+        return Said(hint.strip())
     dropped, kept = (list(map(_drops, cases)) for cases in (wrong, right))
     only = all(dropped) and not all(kept)
-    if KEYS in cause:
-        return "It is right in every case without dropout." if only else ""
+    if About.MASKS in cause.about:
+        return Said("It is right in every case without dropout." if only else "")
     if only and not any(kept):
-        return f"It is right in every case without dropout and wrong with it: {KEYS}"
+        return Said(f"It is right in every case without dropout and wrong with it: {KEYS}")
     if only:
-        return f"It is right in every case without dropout: {KEYS} {hint}".strip()
-    if cause.startswith(ROUNDING) or cause.endswith(SUM_OR_MEAN):
-        return ""
-    unsure = all(dropped) and not kept and not cause and nothing_right
-    more = ALWAYS_DROPS if unsure else ""
-    return f"{hint.strip()} {more}".strip()
+        return Said(f"It is right in every case without dropout: {KEYS} {hint}".strip())
+    if {About.ROUNDING, About.SUM_OR_MEAN} & {*cause.about}:
+        return Said()
+    if all(dropped) and not kept and not cause and nothing_right:
+        return Said(f"{hint.strip()} There is dropout in every case here: {KEYS}".strip(), (About.ALWAYS_DROPS,))
+    return Said(hint.strip())
 
 
 def _drops(e: Evidence) -> bool:
@@ -178,13 +176,14 @@ def _offset(off: np.ndarray, right: np.ndarray) -> str:
     return f"{which} {abs(found[0]):g} too {'large' if found[0] > 0 else 'small'}."
 
 
-def _first_step(e: Evidence, leaf: str, right: np.ndarray) -> str:
+def _first_step(e: Evidence, leaf: str, right: np.ndarray) -> Said:
     """Report losses of several steps, along the last dim, of which only the first is right."""
     name, steps = leaf.rpartition("/")[2], getattr(e.case.sizes, "steps", 0)
     of_steps = name == "losses" or (name == "loss" and steps > 1 and right.shape[-1:] == (steps,))
     if not of_steps or not right.ndim or not np.all(right[..., 0]):
-        return ""
-    return f"{LATER_LOSSES}, and later ones follow from the update: look at gradients and update first."
+        return Said()
+    text = "The loss of step 0 is right, and later ones follow from the update: look at gradients and update first."
+    return Said(text, (About.LATER_LOSSES,))
 
 
 def _off_by_an_input(e: Evidence, leaf: str) -> str:
@@ -231,26 +230,25 @@ def _alike(measured: np.ndarray, expected: np.ndarray, near: float, case: Case[A
     return ""
 
 
-def not_finite(e: Evidence, measured: np.ndarray) -> str:
+def not_finite(e: Evidence, measured: np.ndarray) -> Said:
     """Report how much of a leaf is infinite or NaN, and where a mask may be the cause."""
     nan, infinite = int(np.sum(np.isnan(measured))), int(np.sum(np.isinf(measured)))
     counts = [f"{number:,} {what}" for number, what in ((nan, "NaN"), (infinite, "infinite")) if number]
     masked = any(leaf.name.endswith("mask") for leaf in e.inputs)
-    asks = (
-        " The mask may be 0 everywhere on a device: what is divided by the unmasked count there?"
-        if masked and nan
-        else ""
-    )
+    asks = ""
+    if masked and nan:
+        asks = "The mask may be 0 everywhere on a device: what is divided by the unmasked count there?"
     if nan and not masked and hasattr(e.case.sizes, "num_microbatches"):
-        asks = " Is anything that a stage computes in an idle tick used? Zero times NaN is NaN: leave it out."
+        asks = "Is anything that a stage computes in an idle tick used? Zero times NaN is NaN: leave it out."
     if getattr(e.case.sizes, "large", False):
-        asks = " Inputs are large here, and exp(89) is infinite in float32: what is subtracted before an exponential?"
+        asks = "Inputs are large here, and exp(89) is infinite in float32: what is subtracted before an exponential?"
+    text = f"{' and '.join(counts)} of {measured.size:,} elements."
     if measured.size == 1:
-        return f"it is {'NaN' if nan else 'infinite'}.{asks}"
-    return f"{' and '.join(counts)} of {measured.size:,} elements.{asks}"
+        text = f"it is {'NaN' if nan else 'infinite'}."
+    return Said(text, (About.NOT_FINITE,) if asks else ()).then(asks)
 
 
-def _as_dropped(e: Evidence, expected: np.ndarray, right: np.ndarray, near: float) -> str:
+def _as_dropped(e: Evidence, expected: np.ndarray, right: np.ndarray, near: float) -> Said:
     """Just those elements are right that are dropped, which leaves zero or an input."""
     for before in (np.zeros(()), *(a for a in e.drawn.values() if a.shape == expected.shape)):
         dropped, mixed = np.abs(expected - before) <= near, np.ones(expected.shape, bool)
@@ -259,21 +257,22 @@ def _as_dropped(e: Evidence, expected: np.ndarray, right: np.ndarray, near: floa
                 mixed &= ~np.all(dropped, axis=dim, keepdims=True)
         dropped, same = dropped[mixed], right[mixed]
         if np.sum(dropped) >= _ENOUGH and np.sum(dropped & same) > 0.99 * np.sum(dropped | same):
-            return MASKS_RIGHT
-    return ""
+            return Said(RIGHT_MASKS, (About.RIGHT_MASKS,))
+    return Said()
 
 
-def _masked(right: np.ndarray) -> str:
+def _masked(right: np.ndarray) -> Said:
     """Report right and wrong elements mixed along every dim with errors, as two dropout masks agree by chance."""
     wrong = (np.any(~right, axis=tuple(d for d in range(right.ndim) if d != dim)) for dim in range(right.ndim))
     right = right[np.ix_(*map(np.flatnonzero, wrong))]
     share, dims = float(np.mean(right)), [dim for dim in range(right.ndim) if right.shape[dim] > 1]
     if not dims or not _BY_CHANCE[0] < share < _BY_CHANCE[1]:
-        return ""
+        return Said()
     lines = (np.mean(right, axis=tuple(other for other in range(right.ndim) if other != dim)) for dim in dims[-2:])
     if not all(np.mean((line > 0) & (line < 1)) > 0.5 for line in lines):
-        return ""
-    return f"{share:.0%} of its elements are right, here and there, as two masks of dropout agree by chance: {KEYS}"
+        return Said()
+    text = f"{share:.0%} of its elements are right, here and there, as two masks of dropout agree by chance: {KEYS}"
+    return Said(text, (About.MASKS,))
 
 
 def _unrounded(measured: np.ndarray, expected: np.ndarray, right: np.ndarray) -> str:
@@ -285,16 +284,14 @@ def _unrounded(measured: np.ndarray, expected: np.ndarray, right: np.ndarray) ->
     return "These float32 numbers should have been rounded to bfloat16: where, and in which dtype, are they sent?"
 
 
-def _rounded(errors: np.ndarray, expected: np.ndarray) -> str:
+def _rounded(errors: np.ndarray, expected: np.ndarray) -> Said:
     """Report small errors of both signs nearly everywhere."""
     sizes, up = np.abs(errors), float(np.mean(errors > 0))
     worst = float(np.max(sizes))
     if worst > ROUNDED or np.mean(sizes > worst / 100) < 0.5 or not 0.1 < up < 0.9 or distinct(expected) < FEW:
-        return ""
-    return (
-        f"{ROUNDING}, at most {worst:.1g} of the largest element: is something computed in lower "
-        "precision, or by another formula, of which one only approximates the other?"
-    )
+        return Said()
+    text = f"All of it is off by a little, at most {worst:.1g} of the largest element: is something computed in lower "
+    return Said(f"{text}precision, or by another formula, of which one only approximates the other?", (About.ROUNDING,))
 
 
 def _at_one_place(e: Evidence, leaf: str, right: np.ndarray) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autograder.contract.case import ModelSizes, Sizes
-from autograder.contract.diagnosis.wrong_values import KEYS, MASKS_RIGHT
+from autograder.contract.diagnosis.wrong_values import KEYS, RIGHT_MASKS
 from autograder.contract.facts import (
     arrays_match,
     global_norm_matches,
@@ -122,7 +122,7 @@ def test_masks_are_right_where_single_elements_are_dropped_and_not_where_nothing
         expected, wrong = drawn * kept, (drawn + rng.standard_normal(drawn.shape).astype(np.float32)) * kept
         e = replace(base, expected={"gradients": expected}, measured={"gradients": wrong}, outputs=())
         excerpt = arrays_match("gradients", [e], "gradients", "A guess.").message
-        assert (MASKS_RIGHT in excerpt) is says and "A guess." in excerpt
+        assert (RIGHT_MASKS in excerpt) is says and "A guess." in excerpt
         assert not (says and KEYS in excerpt), "the masks are right, so their keys are"
 
 

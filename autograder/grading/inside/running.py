@@ -8,7 +8,6 @@ import atexit
 import difflib
 import inspect
 import linecache
-import re
 import sys
 import time
 import types
@@ -87,8 +86,7 @@ class Ran:
         earlier = self.failures
         if problem in (problems := [failure.problem for failure in earlier]):
             earlier = earlier[: problems.index(problem)]
-        missing = re.match(r"(?:in \w+, which \w+ calls: )?NameError: name '(\w+)'", problem.message)
-        causes = [f for f in earlier if missing and missing[1] in f.names]
+        causes = [f for f in earlier if problem.undefined in f.names]
         if causes and causes[-1].problem.verdict == "limit_exceeded":
             problem = replace(problem, verdict="limit_exceeded")
         causes = causes or [f for f in earlier if function in f.needed_by]
@@ -97,16 +95,11 @@ class Ran:
         elif left := [failure for failure in earlier if failure.left_out]:
             why = f"before it, {len(left)} statements were skipped, from {left[0].problem.line} on: "
             why += "experiments took too long; remove them before submitting"
-        elif missing and missing[1] not in self.namespace and "Did you mean" not in problem.message:
-            why = f"no cell of the notebook defines {missing[1]}"
+        elif problem.undefined and problem.undefined not in self.namespace and "Did you mean" not in problem.message:
+            why = f"no cell of the notebook defines {problem.undefined}"
         else:
             return problem
         return replace(problem, message=f"{problem.message} ({why})")
-
-
-def _undefined(name: str) -> str:
-    """The beginning of the message about a name that nothing has bound."""
-    return f"NameError: name '{name}' is not defined"
 
 
 class Silent:
@@ -185,7 +178,7 @@ def run_cells(
                 spent += 0.0 if is_needed else time.process_time() - begin
             if problem:
                 # What fails for want of a name that the lab binds belongs to the lab, in another edition of it.
-                labs_own = number in labs or problem.message.startswith(tuple(_undefined(name) for name in of_lab))
+                labs_own = number in labs or problem.undefined in of_lab
                 needed_by = frozenset(name for name in wanted if number in needs_of[name] and not labs_own)
                 failures.append(Failure(names_of(statement).binds, statement.text, problem, needed_by, late))
     return Ran(module.__dict__, tuple(failures))

@@ -30,7 +30,8 @@ class Problem:
     ``verdict`` is ``student_error`` for an exception in the learner's code, ``limit_exceeded`` for an exhausted
     resource, ``fail`` for a result whose structure differs from the contract's, ``refused`` for a program that
     may not be judged. ``original`` is the message of Python or JAX, if ``message`` rephrases it; ``runs`` is the
-    place of a case in which the function runs, if there is one.
+    place of a case in which the function runs, if there is one. ``unwritten`` says that it is the released stub, and
+    ``undefined`` is the name that nothing has bound, if that is the problem.
     """
 
     verdict: str
@@ -38,6 +39,8 @@ class Problem:
     line: str = ""
     original: str = ""
     runs: str = ""
+    unwritten: bool = False
+    undefined: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -122,6 +125,9 @@ def trace_cases(
         message = f"{task.name} took longer to trace than {error}"
         return Problem("limit_exceeded", message, describe_error(error, locate).line)
     except Mismatch as error:
+        if error.function:
+            defined = definition_line(error.function, locate)
+            return Problem("fail", str(error), _return_line(error.function, defined) or defined)
         return Problem("fail", str(error), line if case is None else _return_line(function, line))
     except ProgramError as error:
         return refused(str(error))
@@ -131,7 +137,9 @@ def trace_cases(
         if isinstance(error, NotImplementedError) and not str(error):  # JAX names what it has not implemented
             whose = f"{called}, which {task.name} calls, is" if called else f"{task.name} is"
             message = f"{whose} not written yet: it raises NotImplementedError"
-            return Problem("student_error", message, result.line or line)
+            line = result.line or line
+            unwritten = not called and line.partition(":")[0] in ("", task.name)
+            return Problem("student_error", message, line, unwritten=unwritten)
         before = f"in {called}, which {task.name} calls{_call(error, task, locate)}: " if called else ""
         runs = next((other.place for other in cases if other.name in programs), "")
         where = f" ({case.place}; {runs} it runs)" if case and runs else ""
@@ -228,7 +236,8 @@ def describe_error(error: BaseException, locate: Locate, axes: Sequence[str] = (
         original = _named_by_jax(original, frames[own or 0 :], axes)
     message = worded(error, original)[:2000]
     line = line or next(iter(_lines_in(original, locate)), "")
-    return Problem("student_error", message, line, "" if message == original else original[:8000])
+    undefined = str(error.name or "") if type(error) is NameError else ""
+    return Problem("student_error", message, line, "" if message == original else original[:8000], undefined=undefined)
 
 
 # Limit on the length examined of a message; a learner's own exception may have megabytes.

@@ -266,7 +266,7 @@ def test_an_error_is_told_by_its_type_its_words_and_the_students_own_line():
 
 def test_a_function_that_was_not_begun_is_no_error():
     message = "fsdp_loss is not written yet: it raises NotImplementedError"
-    stub = Result("fsdp_loss", 0.0, 5.0, STUDENT_ERROR, (), "fsdp_loss:9", message)
+    stub = Result("fsdp_loss", 0.0, 5.0, STUDENT_ERROR, (), "fsdp_loss:9", message, not_started=True)
     text = Page(function_html("fsdp", stub, {})).text
     assert "not started It is not written yet." in text and "error" not in text and "meshcraft hint fsdp" in text
     right = Result("shard_params", 2.0, 2.0, PASS)

@@ -17,7 +17,7 @@ import numpy as np
 
 from autograder.contract.task import Case, ChoiceError, Evidence, Task, TaskEvidence, Variant, load, named, references
 from autograder.contract.text import append_sentence
-from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, Fact, Kind, Result, conclude
+from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, STUDENT_ERROR, Fact, Kind, Result, conclude
 from autograder.contract.wrapping import never_called
 from autograder.grading.inside import wire
 from autograder.grading.inside.tracing import Problem, refused
@@ -207,7 +207,14 @@ def stopped(task: Task, problem: Problem) -> Result:
         form = Fact("values", Kind.FORM, False, measured, limit, line=problem.line, message=problem.message)
         return Result(task.name, 0.0, task.points, FAIL, (form,))
     return Result(
-        task.name, 0.0, task.points, problem.verdict, (), problem.line, problem.message, original=problem.original
+        task.name,
+        0.0,
+        task.points,
+        problem.verdict,
+        line=problem.line,
+        message=problem.message,
+        original=problem.original,
+        not_started=problem.unwritten and problem.verdict == STUDENT_ERROR,
     )
 
 

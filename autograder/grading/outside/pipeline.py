@@ -368,7 +368,7 @@ def _accepted(message: TraceMessage, blobs: list[bytes]) -> tuple[TraceMessage, 
     if problem := message.problem:
         verdict = problem.verdict if problem.verdict in _THEIRS else REFUSED
         texts = problem.message[:2000], problem.line[:100], problem.original[:8000], problem.runs[:100]
-        kept = Problem(verdict, *texts)
+        kept = Problem(verdict, *texts, unwritten=problem.unwritten)
         return replace(message, problem=kept), {}
     if not message.cases or len(message.cases) != len(blobs):
         raise wire.WireError("its cases and Programs do not fit together")

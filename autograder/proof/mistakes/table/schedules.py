@@ -42,7 +42,12 @@ MISTAKES = {
             r"Which product is computed again",
             {'jax.vjp(activation, saved["z"])': 'jax.vjp(activation, saved["x"] @ weights["up"])'},
             never="your line",
-        )
+        ),
+        "a part that is transposed": Mistake(
+            r"leaf up .*: backward_weights gives float32\[\d+,\d+\], expected float32\[\d+,\d+\]",
+            {'"up": saved["x"].T @ pending["dz"]': '"up": pending["dz"].T @ saved["x"]'},
+            line='return {"up": pending["dz"].T',
+        ),
     },
     "zero_bubble": {
         "whole backward pass and its half": Mistake(
