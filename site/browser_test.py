@@ -18,6 +18,9 @@ RUN_AXE = "axe.run({exclude: ['svg']}, {resultTypes: ['violations']}).then((foun
 SHAPES = {"desktop": ((1280, 900), "light"), "phone": ((390, 800), "dark")}
 OTHERS = {"dark desktop": ((1280, 900), "dark"), "light phone": ((390, 800), "light")} if FULL else {}
 
+# All tests of the site are in one worker, which must not begin when the others end.
+pytestmark = pytest.mark.long
+
 
 def watched(browser, size, scheme):
     """A page, and what it asked for in vain, of whom, and what it complained about."""

@@ -33,7 +33,6 @@ class Audited:
     module: Any
 
 
-@lru_cache(maxsize=2)  # the analyses and the compiler read one Program after the other
 def audit(program: Program, *, lenient: bool = False) -> Audited:
     """The Program's artefact and its module, once everything about them has been checked.
 
@@ -45,6 +44,11 @@ def audit(program: Program, *, lenient: bool = False) -> Audited:
     Raises:
         ProgramError: The message says what was found and what it should have been.
     """
+    return _audited(program, lenient)
+
+
+@lru_cache(maxsize=2)  # the analyses and the compiler read one Program after the other
+def _audited(program: Program, lenient: bool) -> Audited:
     program.check_form()
     if program.platform not in PLATFORMS:
         raise ProgramError(f"platform {program.platform!r} is none of {', '.join(PLATFORMS)}")

@@ -71,11 +71,17 @@ def contract_hash(chapter: str) -> str:
 def sources(chapter: str) -> list[Path]:
     """The files that can change a chapter's verdicts: what the sandbox shows, its contract, what judging imports."""
     load(chapter)  # an own chapter that cannot be imported is named
-    AddPackagePath("autograder.chapters", str(contract_folder(chapter).parent))
-    finder = ModuleFinder([str(ROOT)])  # of this repository: packages count by their versions
-    for name in (JUDGING, f"autograder.chapters.{chapter}"):
-        finder.import_hook(name)
-    imported = {Path(file) for module in finder.modules.values() if (file := vars(module)["__file__"])}
+    imported = _imported(chapter, contract_folder(chapter).parent)
     shown = {file for path in (*mounted(chapter), *own_mounted(chapter)) for file in (path, *path.rglob("*"))}
     read = {file for file in shown if file.suffix in READ and not file.name.endswith("_test.py")}
     return sorted({*imported, *read, *contract_files(chapter)})
+
+
+@cache
+def _imported(chapter: str, chapters: Path) -> frozenset[Path]:
+    """The files that the judging process imports; ``chapters`` is the folder that has the chapter."""
+    AddPackagePath("autograder.chapters", str(chapters))
+    finder = ModuleFinder([str(ROOT)])  # of this repository: packages count by their versions
+    for name in (JUDGING, f"autograder.chapters.{chapter}"):
+        finder.import_hook(name)
+    return frozenset(Path(file) for module in finder.modules.values() if (file := vars(module)["__file__"]))

@@ -44,7 +44,7 @@ MISTAKES = {
             never="your line",
         ),
         "a part that is transposed": Mistake(
-            r"leaf up .*: backward_weights gives float32\[\d+,\d+\], expected float32\[\d+,\d+\]",
+            r"leaf up .*: backward_weights gives float32\[\d+, \d+\], expected float32\[\d+, \d+\]",
             {'"up": saved["x"].T @ pending["dz"]': '"up": pending["dz"].T @ saved["x"]'},
             line='return {"up": pending["dz"].T',
         ),
