@@ -186,7 +186,7 @@ def predict_solution(
         raise LookupError(function)
     result = look(task, function, locate_file(function), where, **how)
     if isinstance(result, Problem):
-        raise ProgramError(f"{result.line}: {result.message}")
+        raise ProgramError(result.message, result.line)
     return result
 
 
@@ -208,7 +208,7 @@ def look(
         gpu: dict[str, Any] = {"aot": aot, "gpu_program": programs.get("cuda")}
         return predict(programs["cpu"], machine, **gpu, model_flops=model_flops, name=task.name), programs
     except ProgramError as error:
-        return Problem("refused", str(error), traced.line)
+        return Problem("refused", error.message, error.line or traced.line)
 
 
 def largest_case(task: Task) -> Case:

@@ -96,8 +96,9 @@ def _exported(
     jitted: Any = function if hasattr(function, "trace") else jax.jit(function)
     if any(isinstance(leaf, jax.Ref) for leaf in jax.tree.leaves((args, kwargs))):
         raise ProgramError(
-            f"{_defined(function, locate)}the function takes mutable references (jax.new_ref), and a Program takes "
-            "only arrays; take arrays, and return the new ones"
+            "the function takes mutable references (jax.new_ref), and a Program takes only arrays; take arrays, and "
+            "return the new ones",
+            _defined(function, locate),
         )
     try:
         with whole_tracebacks(locate):
@@ -108,8 +109,8 @@ def _exported(
     effects = sorted({str(effect) for effect in (*exported.ordered_effects, *exported.unordered_effects)})
     if effects:
         raise ProgramError(
-            f"{_defined(function, locate)}the function has effects ({', '.join(effects)}), which no analysis can "
-            "follow; take them out"
+            f"the function has effects ({', '.join(effects)}), which no analysis can follow; take them out",
+            _defined(function, locate),
         )
     return exported
 
@@ -217,20 +218,21 @@ def _spec(sharding: Any, ndim: int) -> Spec:
     return spec_of(sharding.spec, ndim) if isinstance(sharding, NamedSharding) else ((),) * ndim
 
 
-def _defined(function: Callable[..., Any], locate: Locate) -> str:
-    """Location of a function's definition, ``script.py:12: ``; empty if unknown."""
+def _defined(function: Callable[..., Any], locate: Locate) -> str | None:
+    """Location of a function's definition, ``script.py:12``; None if unknown."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return f"{locate(code.co_filename)}:{code.co_firstlineno}: " if code and locate(code.co_filename) else ""
+    return f"{locate(code.co_filename)}:{code.co_firstlineno}" if code and locate(code.co_filename) else None
 
 
 def _explained(error: Exception, function: Callable[..., Any], locate: Locate) -> ProgramError:
     """Explain why a function could not be traced: where, what and what to do."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if locate(frame.filename)]
-    where = f"{locate(frames[-1].filename)}:{frames[-1].lineno}: " if frames else _defined(function, locate)
+    where = f"{locate(frames[-1].filename)}:{frames[-1].lineno}" if frames else _defined(function, locate)
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     if isinstance(error, ProgramError):
         return error
     return ProgramError(
-        f"{where}the function cannot be traced with these arguments; jax says {type(error).__name__}: "
-        f"{reason[:300].rstrip('.?')}. Give what jax.jit(function).lower(...) takes"
+        f"the function cannot be traced with these arguments; jax says {type(error).__name__}: "
+        f"{reason[:300].rstrip('.?')}. Give what jax.jit(function).lower(...) takes",
+        where,
     )

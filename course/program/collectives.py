@@ -219,8 +219,7 @@ def _meetings(module: Module, alike: DeviceClass, place: dict[int, int]) -> list
         if meeting := known[op]:
             found.append(meeting)
         if len(found) > MAX_COLLECTIVES:
-            line = op.line or "unknown line"
-            raise ProgramError(f"{line}: a step runs more than {MAX_COLLECTIVES:,} collectives, too many to follow")
+            raise ProgramError(f"a step runs more than {MAX_COLLECTIVES:,} collectives, too many to follow", op.line)
     return found
 
 
@@ -230,7 +229,8 @@ def _deadlock(device: int, ours: _Meeting, other: int, theirs: _Meeting | None) 
         return f"runs {kind} ({meeting.line or 'unknown line'})" if meeting else "runs no further collective"
 
     return ProgramError(
-        f"{ours.line or 'unknown line'}: devices would wait for each other forever: where device {device} "
+        f"devices would wait for each other forever: where device {device} "
         f"{said(ours)}, device {other} {said(theirs)}. A collective inside a branch must be reached by every device "
-        "of its group: call it on all of them, and choose afterwards with jnp.where what is used."
+        "of its group: call it on all of them, and choose afterwards with jnp.where what is used.",
+        ours.line,
     )

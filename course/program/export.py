@@ -115,16 +115,18 @@ def check_host(jaxpr: Any, locate: Locate) -> None:
         if calls or any(re.search("host|Host", kind) for kind in kinds):
             traceback_ = eqn.source_info.traceback
             own = ((locate(frame.file_name), frame.line_num) for frame in (traceback_.frames if traceback_ else ()))
-            where = next((f"{name}:{line}: " for name, line in own if name), "")
+            where = next((f"{name}:{line}" for name, line in own if name), None)
             if calls:
                 raise ProgramError(
-                    f"{where}the program calls back into Python (jax.debug.print, pure_callback, io_callback), and a "
+                    "the program calls back into Python (jax.debug.print, pure_callback, io_callback), and a "
                     "Program contains only device computation. Take it out; in a notebook, a plain print(x) "
-                    "shows shapes while the function is traced"
+                    "shows shapes while the function is traced",
+                    where,
                 )
             raise ProgramError(
-                f"{where}the program moves data to the host's memory, which no analysis prices; keep it on the device, "
-                "or compute it again (jax.checkpoint)"
+                "the program moves data to the host's memory, which no analysis prices; keep it on the device, "
+                "or compute it again (jax.checkpoint)",
+                where,
             )
         for value in jax.tree.leaves(tuple(eqn.params.values()), is_leaf=lambda value: hasattr(value, "eqns")):
             inner = getattr(value, "jaxpr", value)
@@ -222,7 +224,7 @@ def relocated(exported: jax_export.Exported, locate: Locate, *, lenient: bool = 
                 short[whole.attr] = _short_location(whole, locate) or unknown
             op.location = short[whole.attr]
             if op.name == "stablehlo.constant" and not lenient:
-                with at_line(op, "unknown line"):
+                with at_line(op):
                     check_constant(op)
             for region in op.regions:
                 for block in region.blocks:

@@ -106,7 +106,7 @@ def plain_kind(kind: str) -> str:
 def unsupported(op: Op | None, line: str, what: str) -> ProgramError:
     """The error for something that an analysis cannot resolve: names the op and the learner's line."""
     name = f"{op.name}: " if op else ""
-    return ProgramError(f"{line or 'unknown line'}: {name}{what}")
+    return ProgramError(f"{name}{what}", line)
 
 
 def dims_of(numbers: str, name: str) -> list[int]:

@@ -36,7 +36,17 @@ Dim = Annotated[int, msgspec.Meta(ge=0, le=MAX_DIM)]
 
 
 class ProgramError(ValueError):
-    """Raised for a Program that is malformed, or whose header and artefact disagree."""
+    """Raised for a Program that is malformed, or whose header and artefact disagree.
+
+    Args:
+        message: What is wrong.
+        line: The learner's line, as ``cell:line``, if a line is to blame; empty if it is not known.
+    """
+
+    def __init__(self, message: str, line: str | None = None):
+        self.message = f"unknown line: {message}" if line == "" else message
+        self.line = line or ""
+        super().__init__(f"{line}: {message}" if line else self.message)
 
 
 @dataclass(frozen=True)

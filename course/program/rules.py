@@ -20,6 +20,9 @@ from course.program.composites import COMPOSITE, NAMED, called, check_composite
 from course.program.ir import COLLECTIVES, ELEMENTWISE, KNOWN
 from course.program.program import DTYPES, MAX_VALUE_BYTES, Program, ProgramError
 
+# ``cell:line``, and the function that is called there, such as ``jnp.roll``; empty where unknown.
+Place = tuple[str, str]
+NOWHERE: Place = ("", "")
 MAX_OPS = 200_000
 MAX_DEPTH = 200
 MAX_RANK = 32
@@ -102,7 +105,7 @@ def check_module(module: Any, program: Program) -> None:
     callers = _check_calls(functions)
     for name, function in functions.items():
         for op in operations(function):
-            with at_line(op, callers.get(name, "")):
+            with at_line(op, callers.get(name, NOWHERE)):
                 _check_operation(op, name, program)
                 if op.name == COMPOSITE:
                     check_composite(op, functions[called(op)])
@@ -111,21 +114,19 @@ def check_module(module: Any, program: Program) -> None:
 
 
 @contextmanager
-def at_line(op: Any, caller: str = "") -> Iterator[None]:
-    """Make a ``ProgramError`` name the operation's line and function, or those of its caller: ``caller``."""
+def at_line(op: Any, caller: Place = NOWHERE) -> Iterator[None]:
+    """Make a ``ProgramError`` name the operation's line and function, or those of its caller."""
     try:
         yield
     except ProgramError as error:
-        where = caller if caller and not source_line(op) else place(op)
-        raise ProgramError(f"{where}: {error}" if where else str(error)) from None
+        line, function = place(op, caller)
+        raise ProgramError(f"in {function}: {error}" if function else str(error), line or None) from None
 
 
-def place(op: Any, caller: str = "") -> str:
-    """``cell:line: in jnp.roll``: the location of an operation and its function, as far as known."""
-    if not (line := source_line(op)):
-        return caller
-    name = function_name(op)
-    return f"{line}: in {name}" if name else line
+def place(op: Any, caller: Place = NOWHERE) -> Place:
+    """The line and the function of an operation, as far as known; those of its caller if the line is not."""
+    line = source_line(op)
+    return (line, function_name(op)) if line else caller
 
 
 def _check_numbers(module: Any, program: Program) -> None:
@@ -185,7 +186,7 @@ def _check_types(what: str, found: list[Any], leaves: Any) -> None:
             raise ProgramError(f"the module's {what} {leaf.name}: found {str(kind)[:80]}, expected {expected}")
 
 
-def _check_calls(functions: dict[str, Any]) -> dict[str, str]:
+def _check_calls(functions: dict[str, Any]) -> dict[str, Place]:
     """The location that calls each function.
 
     Raises:
@@ -198,7 +199,7 @@ def _check_calls(functions: dict[str, Any]) -> dict[str, str]:
         every = list(operations(function))
         own[name], calls[name] = len(every), [op for op in every if called(op)]
     sizes: dict[str, int] = {}
-    lines: dict[str, str] = {}
+    lines: dict[str, Place] = {}
 
     def size(name: str, above: tuple[str, ...]) -> int:
         if name not in functions:
@@ -211,7 +212,7 @@ def _check_calls(functions: dict[str, Any]) -> dict[str, str]:
             sizes[name] = own[name]
             for call in calls[name]:
                 callee = called(call)
-                lines.setdefault(callee, place(call, lines.get(name, "")))
+                lines.setdefault(callee, place(call, lines.get(name, NOWHERE)))
                 sizes[name] += size(callee, (*above, name))
         return sizes[name]
 

@@ -155,7 +155,7 @@ def answered(executor: Executor, header: dict[str, Any], blobs: list[bytes]) -> 
     try:
         return executor.serve(header, blobs)
     except ProgramError as error:
-        return {"refused": str(error)}, []
+        return {"refused": error.message, "line": error.line}, []
     except jax.errors.JaxRuntimeError as error:
         message = f"the program cannot be run: {str(error)[:500]}"
         if "RESOURCE_EXHAUSTED" in message:

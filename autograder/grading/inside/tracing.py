@@ -130,7 +130,7 @@ def trace_cases(
             return Problem("fail", str(error), _return_line(error.function, defined) or defined)
         return Problem("fail", str(error), line if case is None else _return_line(function, line))
     except ProgramError as error:
-        return refused(str(error))
+        return refused(error)
     except (Exception, SystemExit) as error:
         result = describe_error(error, locate, list(case.mesh) if case else [])
         called = _called(task, function, result)
@@ -178,10 +178,9 @@ def _return_line(function: Callable[..., Any], line: str) -> str:
     return f"{label}:{int(first) + found[0] - 1}" if label and len(found) == 1 else ""
 
 
-def refused(message: str) -> Problem:
-    """A refusal, at the line that starts its message."""
-    found = re.match(r"([^\s:]+:\d+): ", message)
-    return Problem("refused", message[found.end() :] if found else message, found[1] if found else "")
+def refused(error: ProgramError) -> Problem:
+    """A refusal, at the line that is to blame."""
+    return Problem("refused", error.message[:2000], error.line)
 
 
 def _check_signature(task: Traceable, function: Callable[..., Any]) -> None:

@@ -141,12 +141,12 @@ def judge(
                     progress(f"case {number} of {len(plan.cases)}, {case.name}")
                 seen[case.name] = _run(plan, case, programs, line, execute)
     except ProgramError as error:
-        return stopped(plan.task, refused(str(error)[:2000]))
+        return stopped(plan.task, refused(error))
     cases, known = [seen[case.name] for case in plan.cases], references(plan.chapter).get(plan.task.name, {})
     try:
         orders = _analyse(plan, programs, line, execute) if plan.at_scale else [(None, None)]
     except ProgramError as error:
-        return _at_scale_refused(refused(str(error)[:2000]), plan, _concluded(plan, cases, None, known, None))
+        return _at_scale_refused(refused(error), plan, _concluded(plan, cases, None, known, None))
     results = [_concluded(plan, cases, large, known, picture) for large, picture in orders]
     return max(results, key=lambda result: (result.points, -sum(fact.excess for fact in result.missed)))
 
@@ -300,7 +300,7 @@ def _looked(answer: dict[str, Any]) -> tuple[Costs, Memory]:
     if "exceeded" in answer:
         raise Stopped(LIMIT_EXCEEDED, str(answer["exceeded"])[:2000])
     if "refused" in answer:
-        raise ProgramError(str(answer["refused"])[:2000])
+        raise ProgramError(str(answer["refused"]), str(answer.get("line", ""))[:100] or None)
     return msgspec.convert(answer["costs"], Costs), msgspec.convert(answer["memory"], Memory)
 
 

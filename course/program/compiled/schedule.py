@@ -93,8 +93,9 @@ class Instruction:
         found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', self.text)
         if not found:
             raise ProgramError(
-                f"{self.line or 'unknown line'}: the compiler does not know how often {self.name} runs, so its time "
-                "cannot be known; use lax.scan or a fori_loop with fixed bounds"
+                f"the compiler does not know how often {self.name} runs, so its time cannot be known; use lax.scan or "
+                "a fori_loop with fixed bounds",
+                self.line,
             )
         return int(found[1])
 

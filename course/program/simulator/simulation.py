@@ -74,8 +74,9 @@ class Simulation:
             self.steps_left -= 1
             if self.steps_left < 0:
                 raise ProgramError(
-                    f"{step.op.line or 'unknown line'}: a step runs more than {MAX_STEPS:,} operations, too many to "
-                    "simulate; analyse fewer layers, microbatches or trips"
+                    f"a step runs more than {MAX_STEPS:,} operations, too many to simulate; analyse fewer layers, "
+                    "microbatches or trips",
+                    step.op.line,
                 )
             yield step
 
@@ -107,9 +108,10 @@ class Simulation:
         where = other.blocked
         does = f"waits in {where.op.kind} ({where.op.line or 'unknown line'})" if where else "has ended"
         return ProgramError(
-            f"{instance.op.line or 'unknown line'}: devices would wait for each other forever: device "
-            f"{stuck.alike.device} waits in {instance.op.kind} for device {other.alike.device}, which {does}. "
-            "Every device of a group must reach the same collectives in the same order."
+            f"devices would wait for each other forever: device {stuck.alike.device} waits in {instance.op.kind} for "
+            f"device {other.alike.device}, which {does}. "
+            "Every device of a group must reach the same collectives in the same order.",
+            instance.op.line,
         )
 
 
