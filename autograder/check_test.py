@@ -101,7 +101,7 @@ RETURNS = "return {}, jax.tree.map(lambda _: {}, params)"
         ("return params", "returned a dict, expected a tuple"),
         ("pass", "returned None (is a return missing?)"),
         ("return {**params, 'more': 1}, params", "missing: none; unknown: more"),
-        ("return [1], params", "shards: measured a list, expected a tree of dicts"),
+        ("return [1], params", "shards: measured a list of 1, expected a tree of dicts"),
         ("return params, params", "its spec is float32"),
         (RETURNS.format("params", "P('model')"), "names ['model']; the axis to split over is 'data'"),
         (

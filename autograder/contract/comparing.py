@@ -75,7 +75,8 @@ def _copies(e: Evidence, leaf: str) -> int:
 def shapes_on_a_device(e: Evidence, leaf: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shape of a leaf on each device, where the learner sees it, and what it should be there.
 
-    They are those of all devices together if the contract has put several devices' results into one array.
+    They are those of all devices together if the contract has put several devices' results into one array, or where a
+    leaf has the right parts along another dim.
     """
     found, wanted = e.measured[leaf].shape, e.expected[leaf].shape
     output = next((output for output in e.outputs if output.name == leaf and output.shape == found), None)
@@ -87,4 +88,4 @@ def shapes_on_a_device(e: Evidence, leaf: str) -> tuple[tuple[int, ...], tuple[i
         return found, wanted
     rank = rank_of(e, leaf)
     front = max(len(found) - rank, 0) if rank is not None else int(here[:1] == right[:1] == (1,) != found[:1])
-    return here[front:], right[front:]
+    return (here[front:], right[front:]) if here[front:] != right[front:] else (found, wanted)

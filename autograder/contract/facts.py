@@ -104,9 +104,9 @@ def arrays_match(
             sentences.append(not_finite)
         elif found[first].limit == "finite" and About.NOT_FINITE not in about:
             sentences.append(hint)
-        sentences.append(
-            wrong_values.explain_leaves(e, *([leaf for x, leaf in some if x is e] for some in (wrong, leaves)))
-        )
+        amiss, every = ([leaf for x, leaf in some if x is e] for some in (wrong, leaves))
+        asks_more = bool(hint) and About.SUM_OR_MEAN not in about
+        sentences.append(wrong_values.explain_leaves(e, amiss, every, asks=asks_more))
         drawn = "" if e.secret or found[first].unit != Unit.RELATIVE else picture(e)
         message = " ".join(part.strip() for part in sentences if part) + drawn
         found[first] = replace(found[first], message=message, about=about)
@@ -135,7 +135,7 @@ def values_and_gradients(
     """Values, gradients leaf by leaf, and the global norm of those under ``norm``; each with its own hint.
 
     In a ``step`` values follow from the gradients, and their own hint waits until those are right; where a loss alone
-    is wrong, the hint is about it. ``first_loss`` asks more about a loss that is wrong before any update.
+    is wrong, the hint is about it. ``first_loss`` asks more about a loss that is wrong alone, or before any update.
     """
     back = arrays_match("gradients", cases, "gradients", gradients, weight=weight)
     after = step and back.passed is False
@@ -145,7 +145,7 @@ def values_and_gradients(
         for leaf in e.expected
         if is_under(leaf, "values") and e.expected[leaf].size
     )
-    found = arrays_match("values", cases, "values", "" if after else LOSS_ALONE if loss else values)
+    found = arrays_match("values", cases, "values", "" if after else f"{LOSS_ALONE} {first_loss}" if loss else values)
     results = [(e, leaf) for e in cases for leaf in e.expected if is_under(leaf, "values")]
     if any(wrong_values.exchanged(*result, TOLERANCE) for result in results):
         back = replace(back, message=back.message and BEFORE)

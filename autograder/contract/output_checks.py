@@ -25,6 +25,8 @@ def describe(x: Any) -> str:
     """Describe a value in a learner's terms."""
     if x is None:
         return "None (is a return missing?)"
+    if type(x) in (tuple, list):
+        return f"a {type(x).__name__} of {len(x)}"
     return f"{x.dtype}{list(x.shape)}" if hasattr(x, "shape") and hasattr(x, "dtype") else f"a {type(x).__name__}"
 
 

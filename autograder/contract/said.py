@@ -14,6 +14,7 @@ class About(StrEnum):
     FIRST_LOSS = "a loss that is wrong before any update"
     LATER_LOSSES = "losses that are wrong after an update only"
     WRONG_GRADIENTS = "values that follow from wrong gradients"
+    ADDED = "an input that is added too often, or not at all"
     ROUNDING = "small errors nearly everywhere"
     MASKS = "masks that may be wrong"
     RIGHT_MASKS = "masks that are right"

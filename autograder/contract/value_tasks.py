@@ -146,7 +146,7 @@ def _formed(name: str, answer: Any, like: Any) -> Any:
 
 
 def _any_formed(name: str, answer: Any) -> Any:
-    if isinstance(answer, list | tuple):
+    if isinstance(answer, list | tuple | range):
         return tuple(_formed(name, a, None) for a in answer)
     if answer is None or isinstance(answer, Refusal) or type(answer) in (int, float, str):
         return answer

@@ -66,7 +66,10 @@ def traveling(e: Evidence, layers: int = 1) -> float:
 
 def layer_facts(evidence: TaskEvidence) -> list[Fact]:
     """Right numbers, and nothing sent but tokens to their experts and back."""
-    whose = "Whose tokens did this expert serve, in which places, and which of its choices does a token get back? "
+    whose = (
+        "Whose tokens did this expert serve, in which places, and which of its choices does a token get back? And does "
+        "every token get the shared expert's part, as it is? "
+    )
 
     def over(case: Case[Any]) -> tuple[str]:
         return (expert_of(case),)

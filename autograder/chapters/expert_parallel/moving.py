@@ -93,7 +93,8 @@ ASKED = {
     ),
     "combine": (
         "Is it the sum over a token's choices of gate times result, and what does a dropped choice read? ",
-        "What does a dropped choice give to its gate, and to the place that it read? ",
+        "Do a gate and what it scales both carry a gradient, and what does a dropped choice give to its gate, and to "
+        "the place that it read? ",
     ),
 }
 

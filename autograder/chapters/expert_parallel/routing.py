@@ -59,7 +59,9 @@ def route_oracle(inputs: dict[str, Any], case: Case[Routing]) -> dict[str, Any]:
 
 def route_facts(evidence: TaskEvidence) -> list[Fact]:
     values = {
-        "values/experts": "What is added to a gate for the choice, and which of equal scores wins? ",
+        "values/experts": (
+            "What is added to a gate for the choice, which of equal scores wins, and in what order are the choices? "
+        ),
         "values/gates": (
             "The experts are right. Of which numbers is a gate, is it more than the softmax, and what of a choice that "
             "has no place? "
@@ -144,7 +146,7 @@ def balance_oracle(inputs: dict[str, Any], case: Case[Routing]) -> dict[str, Any
 def balance_facts(evidence: TaskEvidence) -> list[Fact]:
     whose = (
         "A mean of products is not the product of means: which of the two factors must be known of all tokens? And is "
-        "the bias in the choice alone? "
+        "the bias in the choice alone, and does every choice of a token count? "
     )
     back = "Which factor carries a gradient, and is it the mean over this device's tokens alone or over all? "
     values = {

@@ -99,8 +99,9 @@ def _averaged(most: bool) -> Callable[[Evidence], float]:
 def step_facts(evidence: TaskEvidence) -> list[Fact]:
     whose = "Over which axes do devices have copies of this leaf, and whose tokens has its gradient? "
     own = "Which devices have a copy of an expert?"
+    router = "And are both losses of the router in it, with their weights, each the mean over layers?"
     return [
-        *facts.values_and_gradients(evidence.cases, gradients=whose, step=True),
+        *facts.values_and_gradients(evidence.cases, gradients=whose, step=True, first_loss=router),
         byte_facts.bytes_sent(
             "all-reduce bytes", evidence.cases, "all_reduce", _averaged(True), least=_averaged(False), hint=own
         ),

@@ -116,7 +116,8 @@ def _on_one_device(sizes: ModelSizes) -> Any:
 def execute_facts(evidence: TaskEvidence) -> list[Fact]:
     last = (
         "Only the last stage's result of the last repeat counts. Which input has stage 0 in each tick: with more "
-        "microbatches than stages, what comes back is early, and with fewer, stage 0 waits for it."
+        "microbatches than stages, what comes back is early, and with fewer, stage 0 waits for it. Is stage called "
+        "with the microbatch first and then the repeat, and does the ring lead to the next stage?"
     )
     bubble = (
         "Draw which stage works on what at each of your ticks, and compare it with loop_position: in which ticks "

@@ -96,7 +96,7 @@ def layers_mean(_: Case[Any], question: Question, answer: Any) -> str:
         if isinstance(answer, Refusal):
             return f"{start}Refusing is right; the message must also say how many layers were given."
         shared = f"{count_of(count, 'layer')} cannot be shared evenly by {count_of(stages, 'stage')}"
-        return f"{start}{shared} in {count_of(repeats, 'repeat')}."
+        return f"{start}{shared} in {count_of(repeats, 'repeat')}: raise a ValueError that says how many were given."
     if isinstance(answer, Refusal):
         return f"{start}These layers can be shared evenly: {stages * repeats} times {count // (stages * repeats)}."
     if not isinstance(answer, tuple) or not all(isinstance(one, tuple) for one in answer):
@@ -118,6 +118,8 @@ def positions_mean(_: Case[Any], question: Question, answer: Any) -> str:
     tick, stage, stages, microbatches, repeats = question
     setting = f"with {count_of(microbatches, 'microbatch', 'microbatches')} and {count_of(repeats, 'repeat')}"
     start = f"at tick {tick}, stage {stage} of {stages}, {setting} your answer is {show(answer)[:80]}. "
+    if answer is None and not stage:
+        return f"{start}But there is work: which microbatch enters here, or has come back from the last stage?"
     if answer is None:
         return f"{start}But there is work: which microbatch did the stage before it work on one tick earlier?"
     if not isinstance(answer, tuple) or [type(number) for number in answer] != [int, int]:

@@ -115,8 +115,9 @@ def execute_facts(evidence: TaskEvidence) -> list[Fact]:
         "part read its input from a slot that nothing has overwritten?"
     )
     gradients = (
-        "Are the gradients of all microbatches added up? If they are, which action reads a slot that another one has "
-        "overwritten, or that nobody has written yet? Follow the first microbatch through the table."
+        "Are the gradients of all microbatches added up? Does each action use the weights of its part, and does its "
+        "result go to the right neighbour? If so, which action reads a slot that another one has overwritten, or that "
+        "nobody has written yet? Follow the first microbatch through the table."
     )
     bubble = "Is one action computed in each tick, the one of the table, or several of which one is then chosen?"
     slots = "What is kept of each microbatch, and until when does the table need it? Its slots are used again."

@@ -92,8 +92,7 @@ def wrap_split(function: Any, case: Case[Layer]) -> Wrapped:
     def local(weights, x, upstream):
         found = function(activation_of(s.activation))
         if not isinstance(found, tuple) or len(found) != 3 or not all(callable(each) for each in found):
-            many = f"a tuple of {len(found)}" if isinstance(found, tuple) else describe(found)
-            raise Mismatch(f"split_backward returned {many}, expected a tuple of three functions")
+            raise Mismatch(f"split_backward returned {describe(found)}, expected a tuple of three functions")
         forward, backward_input, backward_weights = map(jax.jit, found)
         with returned_by(found[0]):
             y, saved = _two("forward", forward(weights, x))

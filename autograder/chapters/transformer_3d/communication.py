@@ -20,6 +20,7 @@ from course.program import Collective
 from course.program.ir import plain_kind
 from course.schedules import num_ticks
 
+_NO_RINGS = "With rings, nothing travels over this axis in one piece: where is it gathered or scattered as a whole?"
 _RINGS = "With rings, only the embedding's sums travel over this axis in one piece: what else does?"
 _ASKED = "does this case ask for rings?"
 _LATER = "not measured yet: the cases {} are run once those before them pass"
@@ -309,7 +310,7 @@ def bfloat16_facts(
                 f"with dtype bfloat16 there are {low} products of bfloat16 and "
                 f"{count_of(sum(products.values()) - low, 'other')}. "
                 "Those of dense layers, head included, are of bfloat16, forward and backward, and those of attention "
-                f"of float32: here between {least} and {most}"
+                f"of float32: here there should be between {least} and {most} of those, and there are {plainly}"
             )
         elif not near.passed:
             return near
@@ -335,7 +336,7 @@ def no_whole_transfers(evidence: list[Evidence], times: float) -> Fact:
         if total > limit * (1 + byte_facts.ROUNDING):
             most = max(sent, key=lambda c: c.total_bytes)
             line, what = most.line, f"{plain_kind(most.kind)} of {most.total_bytes:,.0f} bytes"
-            message = f"{e.case.place} there is {what}. {_RINGS}"
+            message = f"{e.case.place} there is {what}. {_RINGS if times else _NO_RINGS}"
         return case_fact(e, name, Kind.COMMUNICATION, message, total, limit, unit=Unit.BYTES, line=line)
 
     found = [look(e) for e in evidence if e.case.sizes.rings]

@@ -165,7 +165,7 @@ def _of_inputs(e: Evidence, held: Layout, measured: np.ndarray, wanted: np.ndarr
             place = f"{_numbered('place', at)} {'has' if len(at) == 1 else 'have'}" if found.shape[1] > 1 else "is"
             known = phrases or len(at) > 1 or label.startswith(belongs)
             phrases.append(f"{place} {label}" + ("" if known else f", where {belongs} belongs"))
-        return _sentence(held.devices[device], phrases, wrong)
+        return _sentence(held.devices[device], phrases, wrong, right)
     return ""
 
 
@@ -236,7 +236,7 @@ def _of_results(held: Layout, measured: np.ndarray, wanted: np.ndarray, near: fl
             else:
                 first, last = (list(map(int, np.unravel_index(run[0], local[:cut]))) for run in (some, to))
                 phrases.append(f"index {first} has what belongs at index {last}{there}")
-        return _sentence(held.devices[device], phrases, wrong)
+        return _sentence(held.devices[device], phrases, wrong, right)
     return ""
 
 
@@ -268,11 +268,15 @@ def _numbered(noun: str, numbers: Sequence[int]) -> str:
     return f"{plural} {numbers[0]} to {numbers[-1]}" if row else f"{plural} {join_words(map(str, numbers))}"
 
 
-def _sentence(device: str, phrases: Sequence[str], wrong: np.ndarray) -> str:
-    """Describe the contents of the first wrong device, and count the others."""
+def _sentence(device: str, phrases: Sequence[str], wrong: np.ndarray, right: np.ndarray) -> str:
+    """Describe the contents of the first wrong device, and count the others.
+
+    A device that has nothing but zeros, where zeros are right, shows nothing and does not count.
+    """
     more = f"; {len(phrases) - _FEW} more are wrong" if len(phrases) > _FEW else ""
     text = f"On {device} {'; '.join(phrases[:_FEW])}{more}." if device else f"Its {'; '.join(phrases[:_FEW])}{more}."
-    others, every = int(np.sum(np.any(wrong, axis=1))) - 1, len(wrong) - 1
+    amiss = np.any(wrong, axis=1)
+    others, every = int(np.sum(amiss)) - 1, int(np.sum(amiss | np.any(right, axis=(1, 2)))) - 1
     if not every:
         return text
     if every == 1:

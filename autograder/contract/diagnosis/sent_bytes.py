@@ -61,6 +61,7 @@ def excess_cause(
             over = " and ".join(c.axes)
             if 0 < lower < upper and c.count > 1:
                 each = f"the {array(c)} over {over} sends {format_bytes(c.wire_bytes)} in each of its {c.count} runs"
+                each += f" forward and {c.count} backward" if len(twin) == 1 and twin[0].count == c.count else ""
                 return c, Said(f"{each}, and {format_bytes(lower)} in all are enough.")
             how = f" in {runs} of its {c.count} runs" if c.count > 1 else ""
             lines = list(dict.fromkeys(other.line for other in sent if described(other) == described(c) and other.line))

@@ -51,7 +51,7 @@ def explain_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evi
     cause = (
         _unwritten(measured, right)
         or _first_step(e, leaf, right)
-        or next(filter(None, (_off_by_an_input(x, leaf) for x in every or [e])), "")
+        or next(filter(None, (_off_by_an_input(x, leaf) for x in every or [e])), Said())
         or _elsewhere(measured, expected, tolerance * scale)
         or _alike(measured, expected, tolerance * scale, e.case)
         or _unrounded(measured, expected, right)
@@ -85,7 +85,7 @@ def question(cause: Said, hint: str, wrong: Iterable[Evidence], right: Iterable[
         return Said(f"It is right in every case without dropout and wrong with it: {KEYS}")
     if only:
         return Said(f"It is right in every case without dropout: {KEYS} {hint}".strip())
-    if {About.ROUNDING, About.SUM_OR_MEAN} & {*cause.about}:
+    if {About.ROUNDING, About.SUM_OR_MEAN, About.ADDED} & {*cause.about}:
         return Said()
     if all(dropped) and not kept and not cause and nothing_right:
         return Said(f"{hint.strip()} There is dropout in every case here: {KEYS}".strip(), (About.ALWAYS_DROPS,))
@@ -118,22 +118,25 @@ def exchanged(e: Evidence, leaf: str, tolerance: float) -> str:
     return ""
 
 
-def explain_leaves(e: Evidence, wrong: Sequence[str], every: Sequence[str]) -> str:
-    """Name the wrong leaves of a case if there are several and others are right, and what they have in common."""
+def explain_leaves(e: Evidence, wrong: Sequence[str], every: Sequence[str], *, asks: bool = True) -> str:
+    """Name the wrong leaves of a case if there are several and others are right, and what they have in common.
+
+    ``asks`` is False where something else has been asked already.
+    """
     if len(wrong) < 2:
         return ""
     if len(wrong) == len(every):
         return f"{'Both' if len(every) == 2 else f'All {len(every)}'} leaves are wrong here."
     names = [leaf.partition("/")[2] for leaf in wrong]
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    common = _in_common(e, wrong, every)
+    common = _in_common(e, wrong, every, asks)
     return f"{len(names)} of {len(every)} leaves are wrong here: {', '.join(names[:4])}{more}. {common}".strip()
 
 
-def _in_common(e: Evidence, wrong: Sequence[str], every: Sequence[str]) -> str:
+def _in_common(e: Evidence, wrong: Sequence[str], every: Sequence[str], asks: bool) -> str:
     """What tells wrong leaves from right ones: they are the split ones, or a part of the tree; empty if neither."""
     if set(wrong) == {leaf for leaf in every if _is_split(e, leaf)}:
-        return "They are exactly the split ones: which part does each device take, or get?"
+        return f"They are exactly the split ones{': which part does each device take, or get?' if asks else '.'}"
     right = [leaf for leaf in every if leaf not in wrong]
     whole = len(_path_of(every))
     under, only = "They are exactly those under `{}`.", "Only those under `{}` are right."
@@ -186,24 +189,27 @@ def _first_step(e: Evidence, leaf: str, right: np.ndarray) -> Said:
     return Said(text, (About.LATER_LOSSES,))
 
 
-def _off_by_an_input(e: Evidence, leaf: str) -> str:
+def _off_by_an_input(e: Evidence, leaf: str) -> Said:
     """Report results of which every row is off by a multiple of one vector among the inputs, such as a bias."""
     measured, expected = e.measured.get(leaf), e.expected.get(leaf)
     if measured is None or expected is None or measured.shape != expected.shape or expected.ndim < 2:
-        return ""
+        return Said()
     if not np.all(np.isfinite(measured)) or not expected.size:
-        return ""
+        return Said()
     rows = (measured.astype(np.float64) - expected).reshape(-1, expected.shape[-1])
     vectors = {n: np.asarray(v) for n, v in e.drawn.items() if np.shape(v) == rows.shape[1:] and len(v) >= FEW}
     for name, vector in vectors.items():
         times = float(np.sum(rows[0] * vector) / max(float(np.sum(np.square(vector, dtype=np.float64))), 1e-30))
         if abs(times) <= ROUNDED or np.max(np.abs(rows - times * vector)) > ROUNDED * np.max(np.abs(rows)):
             continue
+        many = f"Every row is off by {short(times)} times `{name}`"
+        text = f"{many}: is it added on each device before a sum, or once after it?"
         if abs(times + 1) < ROUNDED:
-            return f"Every row lacks `{name}`: where is it added?"
-        asks = "is it added on each device before a sum, or once after it?"
-        return f"Every row is off by {short(times)} times `{name}`: {asks}"
-    return ""
+            text = f"Every row lacks `{name}`: where is it added?"
+        if abs(times - 1) < ROUNDED:
+            text = f"Every row is off by `{name}`, which is added once too often: where should it be added?"
+        return Said(text, (About.ADDED,))
+    return Said()
 
 
 def _elsewhere(measured: np.ndarray, expected: np.ndarray, near: float) -> str:
@@ -297,7 +303,7 @@ def _rounded(errors: np.ndarray, expected: np.ndarray) -> Said:
 def _at_one_place(e: Evidence, leaf: str, right: np.ndarray) -> str:
     """Locate the wrong elements: on some devices, or at few or contiguous indices of a device's own array."""
     laid = layout(e, leaf)
-    if laid and len(laid.devices) > 1:
+    if laid:
         own = laid.of(right) > 0
         wrong = np.any(~own, axis=tuple(range(1, own.ndim)))
         coordinates = [
@@ -305,7 +311,10 @@ def _at_one_place(e: Evidence, leaf: str, right: np.ndarray) -> str:
             for axis, size in e.case.mesh.items()
             if axis in laid.axes
         ]
-        some = [f"{axis} {i[0]}" for axis, i in coordinates if len(i) == 1]
+        # A device that has nothing but zeros, where zeros are right, shows nothing.
+        used = np.any(laid.of(np.abs(e.expected[leaf])) > 0, axis=tuple(range(1, own.ndim)))
+        many = {axis for axis, _ in coordinates if len(np.unique(laid.coordinates(axis)[used])) > 1}
+        some = [f"{axis} {i[0]}" for axis, i in coordinates if len(i) == 1 and axis in many]
         here = f"Only devices at {join_words(some)} are wrong." if some else ""
         return f"{here} {_along(own[wrong], 1, laid.local)}".strip()
     return _along(right, 0, range(right.ndim))

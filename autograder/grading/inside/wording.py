@@ -10,6 +10,8 @@ from typing import Any
 
 _WHEN = "is not known while the function is traced: one program is made for all devices and all values"
 _VARIES = re.compile(r"JitTracer\(([^()]*)\)|Traced<([^>]*)>(?:with<[^>]*>)?|\w*Tracer<([^>]*)>")
+# A text that is about the axes which a value varies over, {V:data}; elsewhere they only disturb.
+_ABOUT_AXES = re.compile(r"[Vv]arying|manual axis|manual axes|pcast|\bvma\b|[Vv]aries")
 # Error text, prefixed with its type, and its replacement; the pattern's groups fill it in.
 SENTENCES: tuple[tuple[str, str], ...] = (
     (
@@ -203,6 +205,11 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         r"Gradient only defined for scalar-output functions. Output had shape: (\(.*?\))",
         r"the gradient is that of a scalar, and this function returns an array of shape \1: is a mean or sum missing?",
     ),
+    (
+        r"Custom VJP bwd rule must produce an output with the same container",
+        "the backward rule of this jax.custom_vjp must return a tuple with one entry for each argument of the "
+        "function, each a tree like that argument; for a single argument, (gradient,)",
+    ),
     (r"RecursionError", "the function calls itself without end: what should stop the recursion?"),
     (
         r"Custom VJP bwd rule must produce[\s\S]*? of type (\w+\[[^\]]*\])(\{[^}]*\})? corresponding[\s\S]*? of type "
@@ -213,11 +220,11 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         "varying again",
     ),
     (
-        r"cond branches must have equal output types[\s\S]*?has type (\w+\[[^\]]*\])(\{[^}]*\})? but[\s\S]*?has type "
-        r"\1(\{[^}]*\})?,",
-        r"the branches of a lax.cond must return values of the same type, and one gives \1\2, the other \1\3: V names "
+        r"(cond|switch) branches must have equal output types[\s\S]*?has type (\w+\[[^\]]*\])(\{[^}]*\})? but[\s\S]*?"
+        r"has type \2(\{[^}]*\})?,",
+        r"the branches of a lax.\1 must return values of the same type, and one gives \2\3, another \2\4: V names "
         r"the axes that a value varies over. vary_alike(x, other)[0] makes a "
-        r"constant vary like the other branch's result",
+        r"constant vary like another branch's result",
     ),
     (r"pcast.*varying.*already|already varying", "this value already varies over the axis: leave out lax.pcast here"),
     (
@@ -243,6 +250,9 @@ def _readable(text: str) -> str:
     text = re.split(r"\n\s*(?:This value became a tracer|The error occurred while tracing|See https|-{8})", text)[0]
     text = re.split(r"The error occurred while tracing|\{ ?lambda ?;|loc\(|see current operation", text)[0]
     text = _VARIES.sub(lambda found: f"a traced {next(filter(None, found.groups()), 'value')}", text)
+    text = re.sub(r"<function (?:[\w.<>]*\.)?(\w+) at 0x[0-9a-f]+>", r"the function \1", text)
+    if not _ABOUT_AXES.search(text):
+        text = re.sub(r"(\w+\[[\d,]*\])\{V:[\w,]+\}", r"\1", text)
     text = re.sub(r"(?:/[\w.+@\-]+){2,}/([\w.+\-]+)", r"\1", text).replace("meshcraft-cell:", "")
     return text.strip()
 

@@ -10,7 +10,19 @@ MISTAKES = {
             r"Whose tokens did this expert serve",
             {"split_axis=1, concat_axis=0": "split_axis=0, concat_axis=1"},
             line="returned = lax.all_to_all(computed, axis_name, split_axis=0, concat_axis=1, tiled=True)",
-        )
+        ),
+        "shared expert left out": Mistake(
+            r"does every token get the shared expert's part, as it is\?",
+            {'expert_mlp(params["shared"], x) + combine': "combine"},
+        ),
+        "bias added to the logits": Mistake(
+            r"Every row is off by `params/router/bias`, which is added once too often: where should it be added\? Both",
+            {
+                'logits = x @ params["router"]["kernel"]': (
+                    'logits = x @ params["router"]["kernel"] + params["router"]["bias"]'
+                )
+            },
+        ),
     },
     "route": {
         "places counted with the token itself": Mistake(
@@ -33,6 +45,19 @@ MISTAKES = {
         ),
     },
     "balancing_loss": {
+        "an expert with its share is taken for a busy one": Mistake(
+            r"Along dim 0, of 8, only indices 0 and 4 are wrong.*what of an expert with exactly its share",
+            {
+                "bias + rate * jnp.sign(1 / num_experts - load)": (
+                    "jnp.where(load >= 1 / num_experts, bias - rate, bias + rate)"
+                )
+            },
+        ),
+        "no bias returned": Mistake(
+            r"returned a tuple of 2, expected a tuple \(balance, z, bias\)",
+            {"return balance, z, bias + rate * jnp.sign(1 / num_experts - load)": "return balance, z"},
+            line="return balance, z",
+        ),
         "exponentials that overflow": Mistake(
             r"leaf z .*it is infinite.*what is subtracted before an exponential\?",
             {"jax.nn.logsumexp(logits, axis=1)": "jnp.log(jnp.sum(jnp.exp(logits), axis=1))"},
@@ -56,7 +81,13 @@ MISTAKES = {
         "dropped tokens in the last place": Mistake(
             r"where does a dropped choice go\?.*the gradient in the case.*what does a dropped choice add to it",
             {'mode="drop"': 'mode="clip"'},
-        )
+        ),
+        "no dim for the choices": Mistake(
+            r"Incompatible types for broadcasting: input type=float32\[20,12\] and",
+            {"add(x[:, None], mode": "add(x, mode"},
+            line="add(x, mode",
+            never=r"\{V",
+        ),
     },
     "combine": {
         "mean over choices": Mistake(
@@ -68,7 +99,11 @@ MISTAKES = {
         "experts averaged over both axes": Mistake(
             r"4 times too large, and axis 'expert' has that size: sum or mean",
             {"lax.pmean(gradient, data_axis) / lax.axis_size(expert_axis)": "lax.pmean(gradient, data_axis)"},
-        )
+            never="which part does each device take",
+        ),
+        "no balance in the loss": Mistake(
+            r"are both losses of the router in it, with their weights", {" + model.balance * jnp.mean(balance)": ""}
+        ),
     },
     "overlapped_moe": {
         "shared expert left out": Mistake(

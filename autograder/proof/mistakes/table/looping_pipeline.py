@@ -6,9 +6,19 @@ from autograder.proof.mistakes import Mistake
 MISTAKES = {
     "execute_looping_pipeline": {
         "nothing waits at stage 0": Mistake(
-            r"\(on the device at pipe 3\)\. On device 3 indices 0 to 3 of dim 0 .* The other devices are right\..*with more microbatches than stages, what comes back is early",
+            r"\(on the device at pipe 3\)\. On device 3 indices 0 to 3 of dim 0 .*with more microbatches than stages, what comes back is early",
             {"waiting[microbatch], arrived)": "jnp.where(repeat == 0, microbatches[microbatch], arrived), arrived)"},
-            never="dropout",
+            never="dropout|other devices are right",
+        ),
+        "inputs that do not wait": Mistake(
+            r"Along dim 0, of 6, only indices 3, 4 and 5 are wrong",
+            {"jnp.maximum(t - index, 0)": "t"},
+            never="Only devices at",
+        ),
+        "a function where an array is due": Mistake(
+            r"Argument 'the function stage' of type",
+            {"y = stage(": "y = lax.stop_gradient(stage)("},
+            line="y = lax.stop_gradient(stage)(",
         ),
         "first results kept": Mistake(
             r"Only the last stage's result of the last repeat counts",

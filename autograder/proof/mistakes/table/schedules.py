@@ -56,6 +56,15 @@ MISTAKES = {
         )
     },
     "execute_schedule": {
+        "a loss that is the same on all devices": Mistake(
+            r"branches of a lax\.switch must return values of the same type.*vary_alike",
+            {'"loss": 0 * jnp.sum(example)': '"loss": 0.0'},
+            line="state = lax.switch(",
+        ),
+        "gradients sent on, not back": Mistake(
+            r"does its result go to the right neighbour",
+            {'state["dx"], axis_name, behind': 'state["dx"], axis_name, ahead'},
+        ),
         "sum over microbatches": Mistake(
             r"It is 12 times too large, and there are as many microbatches: sum or mean\?",
             {'loss(y, at["microbatch"]) / len(microbatches)': 'loss(y, at["microbatch"])'},

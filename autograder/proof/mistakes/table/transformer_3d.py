@@ -5,6 +5,11 @@ from autograder.proof.mistakes import Mistake
 
 MISTAKES = {
     "whole_weights": {
+        "a backward rule that returns no tuple": Mistake(
+            r"must return a tuple with one entry for each argument",
+            {"(jax.tree.map(complete, g, specs),))": "jax.tree.map(complete, g, specs))"},
+            never="PyTreeDef",
+        ),
         "gradient not divided by the places on data": Mistake(
             r"2 times too large, and axis 'data' has that size",
             {" / lax.axis_size(data_axis)": ""},
@@ -52,9 +57,13 @@ MISTAKES = {
         )
     },
     "init_3d": {
+        "stages along the wrong dim": Mistake(
+            r"measured float32\[4, 1, 2, 8, 2, 16\], expected float32\[2, 2, 2, 8, 2, 16\].*exactly those under `layers`",
+            {"P(None, pipe_axis, None, *spec[1:])": "P(pipe_axis, None, None, *spec[1:])"},
+        ),
         "split over data alone": Mistake(
             r"the part differs from device to device over tensor, and its spec P\('data'\) says that it is whole\. Does the spec say which",
             {"(tensor_axis, data_axis) if dims[dim] else data_axis": "data_axis"},
-        )
+        ),
     },
 }
