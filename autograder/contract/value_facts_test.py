@@ -68,3 +68,7 @@ def test_answers_are_json_of_bounded_length():
     assert json.loads(answers.encode((1, "a")).tobytes().rstrip(b"\0")) == [1, "a"]
     with pytest.raises(answers.Mismatch, match="are expected"):
         answers.encode("x" * answers.MAX_ANSWER_BYTES)
+
+
+def test_ranges_in_an_answer_are_the_numbers_that_they_stand_for():
+    assert answers._formed("layers", (range(2), [3], range(4, 4)), None) == ((0, 1), (3,), ())

@@ -40,7 +40,7 @@ class ProgramError(ValueError):
 
     Args:
         message: What is wrong.
-        line: The learner's line, as ``cell:line``, if a line is to blame; empty if it is not known.
+        line: The learner's line, as ``cell:line``; empty if a line is to blame and is not known, None if none is.
     """
 
     def __init__(self, message: str, line: str | None = None):

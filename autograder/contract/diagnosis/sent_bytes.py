@@ -16,7 +16,10 @@ _NARROW = {"bf16": 2, "f16": 2}
 
 
 def deficit_cause(sent: Sequence[Collective], low: float, inputs: Iterable[Leaf], case: Case[Any]) -> Said:
-    """Suggest why too few bytes are sent: a narrower dtype than any input's, or once for all microbatches; or not."""
+    """Suggest why too few bytes are sent: a narrower dtype than any input's, or once for all microbatches.
+
+    It is empty if neither is the case.
+    """
     given = {leaf.dtype for leaf in inputs}
     narrow = [c for c in sent if c.dtype in _NARROW and not given & {"float16", "bfloat16"}]
     wide = sum(c.total_bytes * (4 / _NARROW[c.dtype] if c.dtype in _NARROW else 1) for c in sent)

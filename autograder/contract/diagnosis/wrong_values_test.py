@@ -156,6 +156,7 @@ def test_integers_are_not_looked_for_elsewhere_and_a_common_offset_is_said():
         (3, "Every row is off by 3 times `params/bias`: is it added on each device before a sum, or once"),
         (-0.75, "Every row is off by -0.75 times `params/bias`: is it added on each device"),
         (-1, "Every row lacks `params/bias`: where is it added?"),
+        (1, "Every row is off by `params/bias`, which is added once too often: where should it be added?"),
     ],
 )
 def test_a_bias_that_every_row_has_too_often_is_named(times, says):

@@ -41,6 +41,10 @@ MISTAKES = {
         ),
     },
     "layers_of_stage": {
+        "no refusal": Mistake(
+            r"cannot be shared evenly by \d stages? in \d repeats?: raise a ValueError that says how many were given",
+            {"if num_layers % visits:": "if False:"},
+        ),
         "error without the numbers": Mistake(
             r"how many layers",
             {
@@ -53,6 +57,11 @@ MISTAKES = {
         ),
     },
     "loop_position": {
+        "stage 0 idle in tick 0": Mistake(
+            r"at tick 0, stage 0 .*which microbatch enters here, or has come back from the last stage\?",
+            {"if tick < stage:": "if tick <= stage:"},
+            never="the stage before it",
+        ),
         "off by one": Mistake(
             r"yours: tick.* stage 0 1 2 .* right: tick.* stage 0 0 1",
             {"divmod(tick - stage, max": "divmod(tick - stage + 1, max"},
