@@ -29,7 +29,8 @@ def built(tmp_path_factory):
     return out
 
 
-@pytest.fixture(scope="session")
+# Not for the session: while Playwright is open an event loop runs in this process, and other tests need their own.
+@pytest.fixture(scope="module")
 def browser():
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine")
