@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from course.measured import fresh
-from course.measured.card import write
+from course.measured.card import file_name, write
 
 FOLDER = Path(__file__).resolve().parents[1] / "measurements"
 NOT_MEASURED = "not measured"
@@ -121,6 +121,12 @@ def read(path: Path, card: dict[str, Any]) -> dict[str, Any]:
     if kept["kind"] != card["kind"]:
         raise ValueError(f"{path.name} is for {kept['kind']!r} and this is {card['kind']!r}: name another --folder")
     return kept
+
+
+def recorded_rows(kind: str) -> dict[str, dict[str, Any]]:
+    """The rows that the course has recorded for a kind of device, by name; none if there is no file for it."""
+    path = FOLDER / file_name(kind)
+    return json.loads(path.read_text())["rows"] if path.exists() else {}
 
 
 def _card_index(kept: dict[str, Any], card: dict[str, Any]) -> int:

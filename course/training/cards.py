@@ -139,7 +139,7 @@ def lines(data: dict[str, Any]) -> dict[str, str]:
         "processes": str(row["processes"]),
         "model": f"{row['parameters']:,} parameters: "
         + ", ".join(f"{what} {number:,}" for what, number in sizes.items()),
-        "step": f"{row['batch']} rows of {sizes['seq']} tokens, {row['num_microbatches']} microbatches, {row['dtype']}"
+        "step": f"{row['batch']} rows of {sizes['seq']} tokens, {_microbatches(row)}, {row['dtype']}"
         + (", remat" if row["remat"] else "")
         + (f", {row['num_repeats']} repeats" if row.get("num_repeats", 1) > 1 else "")
         + (", rings" if row.get("rings") else ""),
@@ -152,6 +152,10 @@ def lines(data: dict[str, Any]) -> dict[str, str]:
         **_losses(row),
         **in_words(installed),
     }
+
+
+def _microbatches(row: dict[str, Any]) -> str:
+    return f"{row['num_microbatches']} microbatch" + "es" * (row["num_microbatches"] > 1)
 
 
 def _measured(row: dict[str, Any]) -> str:

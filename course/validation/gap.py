@@ -46,11 +46,11 @@ def gaps(runs: Iterable[PublishedRun] = RUNS, *, aot: bool = True) -> list[Gap]:
 
 
 @cache
-def compiled_run(run: PublishedRun) -> GpuReport:
-    """A run compiled by the GPU compiler for the A5000; compiled once and cached.
+def compiled_run(run: PublishedRun, name: str = A5000.name) -> GpuReport:
+    """A run compiled by the GPU compiler for the machine of that name; compiled once and cached.
 
     Raises:
         AotMissing: It is not installed.
         ProgramError: It took too long.
     """
-    return compile_for(single_device(run, platform="cuda"), A5000)
+    return compile_for(single_device(run, platform="cuda"), machine(name))

@@ -6,7 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 
-from course.validation.rows import CLOSED, LOOPING, MEMORY, PLANNED_MEMORY, PLANNED_TIME, RINGS, TIME, Figure
+from course.measured.single_device import PEAKS
+from course.validation.rows import (
+    CLOSED,
+    LOOPING,
+    MEMORY,
+    PLANNED_MEMORY,
+    PLANNED_TIME,
+    RINGS,
+    TIME,
+    Figure,
+    measured_group,
+)
 
 GOALS = {
     (CLOSED, "timeline"): 5e-5,
@@ -21,6 +32,11 @@ GOALS = {
     (PLANNED_TIME, "planner"): 0.15,
     (PLANNED_TIME, "unseen"): 0.20,
     (PLANNED_MEMORY, "planner"): 0.20,
+}
+# The goals for memory, set for the A5000, hold on every GPU. For time on other GPUs there is none: their machines reach
+# every peak, so a prediction in seconds is a bound.
+GOALS |= {
+    (measured_group(kind, "memory"), lens): GOALS[MEMORY, lens] for kind in PEAKS for lens in ("liveness", "compiled")
 }
 
 

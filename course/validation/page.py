@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
 
+from course.measured.card import file_name
+from course.measured.rows import FOLDER, recorded_rows
+from course.measured.single_device import PEAKS
 from course.planning.efficiency import factors
 from course.render.page_parts import write_parts
 from course.validation import rows
@@ -29,12 +32,12 @@ from course.validation.rows import (
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "site" / "pages" / "validation.md"
 FIGURES = ROOT / "site" / "figures"
-MEASUREMENTS = ROOT / "course" / "measurements"
 GB, GIB = 1e9, 2.0**30
 # The pipelines that the page lists individually; the rest share one row.
 LISTED = [bubble_name(8, m, r) for m, r in ((1, 1), (8, 1), (16, 1), (8, 2), (8, 4))]
 SUMMED = {bubble_name(*size) for size in rows.BUBBLES} - {*LISTED}
 NOT_MEASURED = "not measured"
+_DIGITS = {"GB": ".2f", "s": ".3f"}
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> str:
@@ -78,54 +81,100 @@ def closed(figures: Sequence[Figure]) -> str:
 def memory(figures: Sequence[Figure]) -> str:
     """Peak memory of the A5000 runs, by both analyses, with errors for both readings of GB."""
     lenses = [column for lens in ("liveness", "compiled") for column in (f"{lens}, GB", "error", "if GiB")]
-    head = ("run", "published", *lenses, "on a GPU of ours")
     return _runs(
         figures,
-        MEMORY,
-        head,
+        [MEMORY],
+        ("published", *lenses),
         lambda f, found: [f"{found:.2f}", _error(f), _percent(found * GB / GIB / f.published - 1)],
     )
 
 
 def time(figures: Sequence[Figure]) -> str:
     """Step times of the A5000 runs, by both analyses."""
-    head = ("run", "published, s", "timeline, s", "error", "replay, s", "error", "on a GPU of ours")
-    return _runs(figures, TIME, head, lambda f, found: [f"{found:.3f}", _error(f)])
+    head = ("published, s", "timeline, s", "error", "replay, s", "error")
+    return _runs(figures, [TIME], head, lambda f, found: [f"{found:.3f}", _error(f)])
+
+
+def measured(figures: Sequence[Figure]) -> str:
+    """Memory and time of the same runs on our GPUs, a table for each kind: errors in memory, and ratios of times."""
+    head = ("measured, GB", "liveness", "compiled", "measured, s", "timeline / measured", "replay / measured")
+
+    def cells(figure: Figure, found: float) -> list[str]:
+        return [_error(figure) if figure.unit == "GB" else f"{found / figure.published:.2f}"]
+
+    return "\n\n".join(
+        f"**{kind}**, {_installed(kind)}:\n\n" + _runs(figures, groups, head, cells, digits=True)
+        for kind, groups in _measured(figures).items()
+    )
+
+
+def _measured(figures: Sequence[Figure]) -> dict[str, list[str]]:
+    """The kinds of GPU that runs were measured on, with their groups of memory and of time."""
+    groups = {kind: [rows.measured_group(kind, what) for what in ("memory", "time")] for kind in PEAKS}
+    return {kind: own for kind, own in groups.items() if _of(figures, own[0])}
+
+
+def _installed(kind: str) -> str:
+    card = json.loads((FOLDER / file_name(kind)).read_text())["cards"][0]
+    return f"driver {card['driver']['driver_version']}, jax {card['versions']['jax']}, {card['date']}"
 
 
 def _runs(
-    figures: Sequence[Figure], group: str, head: Sequence[str], cells: Callable[[Figure, float], list[str]]
+    figures: Sequence[Figure],
+    groups: Sequence[str],
+    head: Sequence[str],
+    cells: Callable[[Figure, float], list[str]],
+    *,
+    digits: bool = False,
 ) -> str:
-    """A row for each run: its name, the published value, the value of each analysis, and a measurement on our GPU."""
+    """A row for each run: its name, and for each group the published value and those of the analyses.
+
+    ``digits`` rounds the published values, which are as short as their source otherwise.
+    """
     table: dict[str, list[str]] = {}
-    for figure in _of(figures, group):
-        row = table.setdefault(figure.name, [figure.name, f"{figure.published:g}", here(figure)])
-        missing = [NOT_MEASURED, *[""] * ((len(head) - 3) // 2 - 1)]
-        row[-1:-1] = missing if figure.found is None else cells(figure, figure.found)
-    return _table(head, table.values(), 1)
+    for group in groups:
+        for figure in _of(figures, group):
+            row = table.setdefault(figure.name, [figure.name])
+            if figure.lens in ("liveness", "timeline"):
+                row.append(f"{figure.published:{_DIGITS[figure.unit] if digits else 'g'}}")
+            missing = [NOT_MEASURED, *[""] * (len(cells(figure, figure.published)) - 1)]
+            row += missing if figure.found is None else cells(figure, figure.found)
+    return _table(("run", *head), table.values(), 1)
 
 
 def spread(figures: Sequence[Figure]) -> str:
     """The spread that remains after two fitted factors: the distance between the runs' ratios."""
+    return _spread(figures, [TIME])
+
+
+def measured_spread(figures: Sequence[Figure]) -> str:
+    """The same on our GPUs, whose machines have no factors."""
+    return _spread(figures, [groups[1] for groups in _measured(figures).values()])
+
+
+def _spread(figures: Sequence[Figure], groups: Sequence[str]) -> str:
     found = []
-    for lens in ("timeline", "replay"):
-        ratios = [ratio for ratio in _ratios(figures, TIME, lens) if ratio is not None]
-        if not ratios:
-            found.append([lens, *[NOT_MEASURED] * 4])
-            continue
-        middle = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        left = sum(abs(ratio / middle - 1) for ratio in ratios) / len(ratios)
-        found.append([lens, f"{min(ratios):.2f}", f"{max(ratios):.2f}", f"{middle:.3f}", _percent(left, ".1f")])
-    return _table(("lens", "lowest ratio", "highest", "geometric mean", "mean error, the mean divided out"), found, 1)
+    for group in groups:
+        for lens in ("timeline", "replay"):
+            ratios = [ratio for ratio in _ratios(figures, group, lens) if ratio is not None]
+            if not ratios:
+                found.append([group, lens, *[NOT_MEASURED] * 4])
+                continue
+            middle = math.exp(fmean(map(math.log, ratios)))
+            left = fmean(abs(ratio / middle - 1) for ratio in ratios)
+            ends = [f"{ratio:.2f}" for ratio in (min(ratios), max(ratios))]
+            found.append([group, lens, *ends, f"{middle:.3f}", _percent(left, ".1f")])
+    head = ("", "lens", "lowest ratio", "highest", "geometric mean", "mean error, the mean divided out")
+    return _table(head, found, 2)
 
 
 def others(figures: Sequence[Figure]) -> str:
     """The looping pipeline and the ring: ratios and counts."""
     found = [
-        [f.name, f.lens, number(f.published), number(f.found), _error(f), here(f)]
+        [f.name, f.lens, number(f.published), number(f.found), _error(f)]
         for f in (*_of(figures, LOOPING), *_of(figures, RINGS))
     ]
-    return _table(("", "lens", "published or counted", "lens gives", "error", "on a GPU of ours"), found, 2)
+    return _table(("", "lens", "published or counted", "lens gives", "error"), found, 2)
 
 
 def planner(figures: Sequence[Figure]) -> str:
@@ -163,10 +212,17 @@ def tables(figures: Sequence[Figure]) -> str:
     """XLA's tables compared with both H100 machines."""
     calibrated = _xla_tables(figures, rows.CALIBRATED)
     found = [
-        [f"{name}, {f.unit}", number(f.published), number(f.found), _error(f), number(calibrated[name].found), here(f)]
+        [
+            f"{name}, {f.unit}",
+            number(f.published),
+            number(f.found),
+            _error(f),
+            number(calibrated[name].found),
+            _on_our_h100(name),
+        ]
         for name, f in _xla_tables(figures, rows.IDEALISED).items()
     ]
-    return _table(("", "XLA's table", "`8xH100`", "error", "`8xH100-calibrated`", "on a GPU of ours"), found, 1)
+    return _table(("", "XLA's table", "`8xH100`", "error", "`8xH100-calibrated`", "on our H100"), found, 1)
 
 
 def averages(figures: Sequence[Figure]) -> str:
@@ -186,19 +242,10 @@ def averages(figures: Sequence[Figure]) -> str:
     return _table(("group", "lens", "rows", "mean error", "bias", "spread", "goal", "", "published order"), found, 2)
 
 
-_MATMULS_HERE = {f"{rows.matmul_name(side)}, {rows.IDEALISED}": f"matmul bf16 {side}" for side in rows.MATMULS}
-
-
-def here(figure: Figure) -> str:
-    """The same figure as measured on our GPU, from the recorded files; most figures have no entry there."""
-    on_a5000 = figure.group in (MEMORY, TIME)
-    path = MEASUREMENTS / f"{'nvidia-rtx-a5000' if on_a5000 else 'nvidia-h100-80gb-hbm3'}.json"
-    kept = json.loads(path.read_text())["rows"] if path.exists() else {}
-    row = kept.get(f"step {figure.name}" if on_a5000 else _MATMULS_HERE.get(figure.name), {})
-    key, scale, form = {MEMORY: ("bytes", GB, ".2f"), TIME: ("seconds", 1.0, ".3f")}.get(
-        figure.group, ("rate", 1e12, ".4g")
-    )
-    return NOT_MEASURED if row.get(key) is None else f"{row[key] / scale:{form}} {figure.unit}"
+def _on_our_h100(name: str) -> str:
+    """The rate of a matmul of XLA's tables on an H100 of ours; of collectives there is none."""
+    row = recorded_rows(rows.H100).get(name.replace("³", "").replace("matmul ", "matmul bf16 "), {})
+    return f"{row['rate'] / 1e12:.4g}" if row.get("rate") else NOT_MEASURED
 
 
 def _ratios(figures: Sequence[Figure], group: str, lens: str, scale: float = 1.0) -> tuple[float | None, ...]:
@@ -219,6 +266,29 @@ def time_plot(figures: Sequence[Figure]) -> str:
     """Step times over published ones."""
     series = [Series(lens, _ratios(figures, TIME, lens), i) for i, lens in enumerate(("timeline", "replay"))]
     return _run_plot("Step time", figures, TIME, series, (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3), 0.1)
+
+
+def measured_memory_plot(figures: Sequence[Figure]) -> str:
+    """Peaks over those measured on our GPUs."""
+    return _measured_plot("Peak memory", figures, 0, ("liveness", "compiled"), (0.8, 0.9, 1.0, 1.1, 1.2), 0.05)
+
+
+def measured_time_plot(figures: Sequence[Figure]) -> str:
+    """Step times over those measured on our GPUs."""
+    return _measured_plot("Step time", figures, 1, ("timeline", "replay"), (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1), 0.0)
+
+
+def _measured_plot(
+    what: str, figures: Sequence[Figure], index: int, lenses: Sequence[str], ticks: Sequence[float], goal: float
+) -> str:
+    found = _measured(figures)
+    names = [f.name for f in _of(figures, next(iter(found.values()))[index], lenses[0])]
+    series = [
+        Series(f"{lens}, {kind.removeprefix('NVIDIA ')}", _ratios(figures, groups[index], lens), style, number > 0)
+        for number, (kind, groups) in enumerate(found.items())
+        for style, lens in enumerate(lenses)
+    ]
+    return ratio_svg(f"{what} on our GPUs, predicted over measured", names, series, ticks, goal)
 
 
 def _run_plot(
@@ -242,6 +312,8 @@ BLOCKS: dict[str, Callable[[Sequence[Figure]], str]] = {
     "closed forms": closed,
     "memory": memory,
     "time": time,
+    "measured": measured,
+    "measured spread": measured_spread,
     "spread": spread,
     "others": others,
     "tables": tables,
@@ -251,6 +323,8 @@ BLOCKS: dict[str, Callable[[Sequence[Figure]], str]] = {
 PLOTS: dict[str, Callable[[Sequence[Figure]], str]] = {
     "validation_memory.svg": memory_plot,
     "validation_time.svg": time_plot,
+    "validation_measured_memory.svg": measured_memory_plot,
+    "validation_measured_time.svg": measured_time_plot,
     "validation_tables.svg": tables_plot,
 }
 

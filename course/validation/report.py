@@ -67,7 +67,7 @@ def show(rows: Iterable[Figure]) -> list[Figure]:
     for row in rows:
         every.append(row)
         published, found, error = shown(row)
-        console.print(f"{row.group:<20}  {row.name:<42}  {row.lens:<8}  {published:>12}  {found:>12}  {error:>7}")
+        console.print(f"{row.group:<26}  {row.name:<42}  {row.lens:<8}  {published:>12}  {found:>12}  {error:>7}")
         if row.found is None:
             console.print(f"  {row.note}", style="dim", markup=False)
     console.print("\nMeans, of the rows that count (bias: with signs; spread: standard deviation):", style="bold")

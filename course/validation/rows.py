@@ -11,6 +11,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from course.machines import FREE_NETWORK, machine
+from course.measured.rows import NOT_MEASURED, recorded_rows
+from course.measured.single_device import PEAKS
 from course.mesh import abstract_mesh
 from course.planning.efficiency import factors
 from course.program import Program, ProgramError, bubble, costs, export, memory, parse, timeline
@@ -26,6 +28,8 @@ from course.validation.single_device import RUNS, Sizes, single_device
 MEMORY, TIME, TABLES = "A5000, memory", "A5000, time", "XLA's tables, 8xH100"
 PLANNED_TIME, PLANNED_MEMORY = "planner, time", "planner, memory"
 LOOPING, RINGS, CLOSED = "looping pipeline", "ring matmul, 8xH100", "closed forms"
+H100 = "NVIDIA H100 80GB HBM3"
+MEASURED = "measured with `make validate-gpu`: course/measurements"
 UVA = "P. Lippe, Training Models at Scale, University of Amsterdam, 2024"
 BUBBLES = [(s, m, r) for s in (1, 2, 4, 8) for m in (1, 2, 4, 8, 16) for r in (1, 2, 4)]
 SHORT_BUBBLES = [(8, 1, 1), (8, 16, 1), (4, 2, 2), (8, 8, 4)]
@@ -110,20 +114,37 @@ def _over_data(function: Callable[[jax.Array], jax.Array], shape: tuple[int, ...
     return export(lambda x: {"x": run(x)}, inputs, {"x": P("data")}, mesh=mesh, out_specs={"x": out})
 
 
+def measured_group(kind: str, what: str) -> str:
+    """The group of the published runs' ``memory`` or ``time`` as measured on a kind of GPU, as JAX names it."""
+    return f"our {kind.removeprefix('NVIDIA ')}, {what}"
+
+
 def single_gpu(short: bool, aot: bool) -> Iterator[Figure]:
-    """The six published runs on one A5000: memory by liveness and by the compiler, time by timeline and by replay."""
-    runs = RUNS[3:4] if short else RUNS
-    for run in runs:
-        report, why = _compiled(lambda run=run: compiled_run(run), aot)
+    """The six published runs on one A5000, and as measured on each of our kinds of GPU.
+
+    Memory is by liveness and by the compiler, time by timeline and by replay.
+    """
+    for run in RUNS[3:4] if short else RUNS:
         program = single_device(run)
         module = parse(program)
-        for group, lens, published, found, unit in (
-            (MEMORY, "liveness", run.peak / 1e9, memory(module, program).peak / 1e9, "GB"),
-            (MEMORY, "compiled", run.peak / 1e9, report and report.memory.peak / 1e9, "GB"),
-            (TIME, "timeline", run.seconds, timeline(module, A5000).seconds, "s"),
-            (TIME, "replay", run.seconds, report and report.replay.seconds, "s"),
-        ):
-            yield Figure(group, run.name, lens, published, found, unit, UVA, note="" if found is not None else why)
+        peak = memory(module, program).peak
+        compared = [("8xA5000", MEMORY, run.peak, TIME, run.seconds, UVA)]
+        for kind, name in PEAKS.items():
+            row = recorded_rows(kind).get(f"step {run.name}", {NOT_MEASURED: "no file"})
+            groups = measured_group(kind, "memory"), measured_group(kind, "time")
+            if NOT_MEASURED not in row:
+                compared.append((name, groups[0], row["bytes"], groups[1], row["seconds"], MEASURED))
+        for name, of_memory, measured, of_time, seconds, source in compared:
+            report, why = _compiled(lambda run=run, name=name: compiled_run(run, name), aot)
+            for group, lens, published, found, unit in (
+                (of_memory, "liveness", measured / 1e9, peak / 1e9, "GB"),
+                (of_memory, "compiled", measured / 1e9, report and report.memory.peak / 1e9, "GB"),
+                (of_time, "timeline", seconds, timeline(module, machine(name)).seconds, "s"),
+                (of_time, "replay", seconds, report and report.replay.seconds, "s"),
+            ):
+                yield Figure(
+                    group, run.name, lens, published, found, unit, source, note="" if found is not None else why
+                )
 
 
 def _compiled(report: Callable[[], GpuReport], aot: bool) -> tuple[GpuReport | None, str]:

@@ -21,8 +21,8 @@ from course.predict import predict
 from course.program import costs, export, memory, parse
 from course.render import memory_svg
 from course.validation import single_device as study
-from course.validation.page import here
 from course.validation.report import recorded
+from course.validation.rows import H100, measured_group
 from course.validation.single_device import RUNS, Sizes
 from solutions.single_device import chunked_attention
 
@@ -179,7 +179,7 @@ def attention() -> Table:
 def ladder() -> dict[str, object]:
     """The six published steps compared with the GPU compiler's results, and the effect of each technique."""
     tables, rows = {}, recorded().rows
-    found = {}
+    found, on_h100 = {}, {}
     for group, lens, unit, form, ours in (
         ("memory", "compiled", "GB", ".1f", ".2f"),
         ("time", "replay", "s", ".2f", ".3f"),
@@ -191,14 +191,23 @@ def ladder() -> dict[str, object]:
             "of the first .2f",
             f"{name} {ours}",
             "of its first .2f",
-            "on a GPU of ours s",
+            f"our H100 {ours}",
+            "of the H100's first .2f",
         )
         tables[group], first = Table("step", *columns), found[group][0]
-        for row in found[group]:
-            tables[group].add(
-                row.name, row.published, row.published / first.published, row.found, row.found / first.found, here(row)
-            )
-    columns = "memory, measured .2f", "predicted .2f", "time, measured .2f", "time predicted .2f"
+        here = [row.published for row in rows if (row.group, row.lens) == (measured_group(H100, group), lens)]
+        for row, value in zip(found[group], here, strict=True):
+            shares = row.published / first.published, row.found / first.found, value / here[0]
+            tables[group].add(row.name, row.published, shares[0], row.found, shares[1], value, shares[2])
+        on_h100[group] = here
+    columns = (
+        "memory, measured by others .2f",
+        "predicted .2f",
+        "on our H100 .2f",
+        "time, measured by others .2f",
+        "time predicted .2f",
+        "time on our H100 .2f",
+    )
     tables["techniques"] = Table("change", *columns)
     for name, before, after in (
         ("float32 to bfloat16", 0, 1),
@@ -208,9 +217,9 @@ def ladder() -> dict[str, object]:
         ("one batch instead of 4 microbatches", 3, 5),
     ):
         ratios = [
-            getattr(of[after], which) / getattr(of[before], which)
-            for of in found.values()
-            for which in ("published", "found")
+            values[after] / values[before]
+            for group, of in found.items()
+            for values in ([row.published for row in of], [row.found for row in of], on_h100[group])
         ]
         tables["techniques"].add(name, *ratios)
     columns = (

@@ -7,7 +7,7 @@ from showing import example, say
 
 from autograder.commands.train import train
 from autograder.proof.train_e2e import LIMIT, STEPS, THREE
-from course.measured.rows import FOLDER
+from course.measured.rows import FOLDER, recorded_rows
 from course.training.cards import lines
 from course.training.checkpoints import KEPT
 from course.training.loop import Run, baseline
@@ -40,3 +40,20 @@ def run() -> str:
         every=inspect.signature(train).parameters["save_every"].default,
     )
     return "\n".join(printed)
+
+
+@example("measured")
+def gpu() -> dict[str, str]:
+    kept = json.loads((FOLDER / "nvidia-h200.json").read_text())
+    (cpu,), rows = recorded_rows("cpu").values(), recorded_rows("NVIDIA H200")
+    trained = {name: row for name, row in rows.items() if name.startswith("train ")}
+    printed = {}
+    for key, (name, row) in zip(("small", "large"), trained.items(), strict=True):
+        card = {"rows": {name: row}, "cards": [kept["cards"][row["card"]]]}
+        printed[key] = "\n".join(f"{what:13} {text}" for what, text in lines(card).items())
+    same = trained["train compiler data=1"]
+    assert {k: same[k] for k in ("sizes", "schedule", "batch", "seed")} == {
+        k: cpu[k] for k in ("sizes", "schedule", "batch", "seed")
+    }
+    say(here=f"{same['validation_loss']:.4f}", cpu=f"{cpu['validation_loss']:.4f}")
+    return printed
