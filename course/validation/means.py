@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 
-from course.measured.single_device import PEAKS
+from course.validation.gpus import ours
 from course.validation.rows import (
     CLOSED,
     LOOPING,
@@ -16,7 +16,6 @@ from course.validation.rows import (
     RINGS,
     TIME,
     Figure,
-    measured_group,
 )
 
 GOALS = {
@@ -35,9 +34,7 @@ GOALS = {
 }
 # The goals for memory, set for the A5000, hold on every GPU. For time on other GPUs there is none: their machines reach
 # every peak, so a prediction in seconds is a bound.
-GOALS |= {
-    (measured_group(kind, "memory"), lens): GOALS[MEMORY, lens] for kind in PEAKS for lens in ("liveness", "compiled")
-}
+GOALS |= {(own.memory, lens): GOALS[MEMORY, lens] for _, own in ours() for lens in ("liveness", "compiled")}
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from statistics import fmean, pstdev
 
 from course.measured.card import file_name
 from course.measured.rows import FOLDER, recorded_rows
-from course.measured.single_device import PEAKS
 from course.planning.efficiency import factors
 from course.render.page_parts import write_parts
 from course.validation import rows
+from course.validation.gpus import H100, ours
 from course.validation.means import means
 from course.validation.plot import Series, ratio_svg
 from course.validation.rows import (
@@ -97,21 +97,15 @@ def time(figures: Sequence[Figure]) -> str:
 
 def measured(figures: Sequence[Figure]) -> str:
     """Memory and time of the same runs on our GPUs, a table for each kind: errors in memory, and ratios of times."""
-    head = ("measured, GB", "liveness", "compiled", "measured, s", "timeline / measured", "replay / measured")
+    head = ("measured, GB", "liveness", "compiled", "measured, s", "timeline", "replay", "timeline, own rates")
 
     def cells(figure: Figure, found: float) -> list[str]:
         return [_error(figure) if figure.unit == "GB" else f"{found / figure.published:.2f}"]
 
     return "\n\n".join(
-        f"**{kind}**, {_installed(kind)}:\n\n" + _runs(figures, groups, head, cells, digits=True)
-        for kind, groups in _measured(figures).items()
+        f"**{kind}**, {_installed(kind)}:\n\n" + _runs(figures, [own.memory, own.time], head, cells, digits=True)
+        for kind, own in ours()
     )
-
-
-def _measured(figures: Sequence[Figure]) -> dict[str, list[str]]:
-    """The kinds of GPU that runs were measured on, with their groups of memory and of time."""
-    groups = {kind: [rows.measured_group(kind, what) for what in ("memory", "time")] for kind in PEAKS}
-    return {kind: own for kind, own in groups.items() if _of(figures, own[0])}
 
 
 def _installed(kind: str) -> str:
@@ -149,13 +143,13 @@ def spread(figures: Sequence[Figure]) -> str:
 
 def measured_spread(figures: Sequence[Figure]) -> str:
     """The same on our GPUs, whose machines have no factors."""
-    return _spread(figures, [groups[1] for groups in _measured(figures).values()])
+    return _spread(figures, [own.time for _, own in ours()])
 
 
 def _spread(figures: Sequence[Figure], groups: Sequence[str]) -> str:
     found = []
     for group in groups:
-        for lens in ("timeline", "replay"):
+        for lens in ("timeline", "replay", *((rows.OWN_RATES,) if group != TIME else ())):
             ratios = [ratio for ratio in _ratios(figures, group, lens) if ratio is not None]
             if not ratios:
                 found.append([group, lens, *[NOT_MEASURED] * 4])
@@ -244,7 +238,7 @@ def averages(figures: Sequence[Figure]) -> str:
 
 def _on_our_h100(name: str) -> str:
     """The rate of a matmul of XLA's tables on an H100 of ours; of collectives there is none."""
-    row = recorded_rows(rows.H100).get(name.replace("³", "").replace("matmul ", "matmul bf16 "), {})
+    row = recorded_rows(H100).get(name.replace("³", "").replace("matmul ", "matmul bf16 "), {})
     return f"{row['rate'] / 1e12:.4g}" if row.get("rate") else NOT_MEASURED
 
 
@@ -270,22 +264,28 @@ def time_plot(figures: Sequence[Figure]) -> str:
 
 def measured_memory_plot(figures: Sequence[Figure]) -> str:
     """Peaks over those measured on our GPUs."""
-    return _measured_plot("Peak memory", figures, 0, ("liveness", "compiled"), (0.8, 0.9, 1.0, 1.1, 1.2), 0.05)
+    groups = [own.memory for _, own in ours()]
+    return _measured_plot("Peak memory", figures, groups, ("liveness", "compiled"), (0.8, 0.9, 1.0, 1.1, 1.2), 0.05)
 
 
 def measured_time_plot(figures: Sequence[Figure]) -> str:
     """Step times over those measured on our GPUs."""
-    return _measured_plot("Step time", figures, 1, ("timeline", "replay"), (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1), 0.0)
+    groups, ticks = [own.time for _, own in ours()], (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1)
+    return _measured_plot("Step time", figures, groups, ("timeline", rows.OWN_RATES), ticks)
 
 
 def _measured_plot(
-    what: str, figures: Sequence[Figure], index: int, lenses: Sequence[str], ticks: Sequence[float], goal: float
+    what: str,
+    figures: Sequence[Figure],
+    groups: Sequence[str],
+    lenses: Sequence[str],
+    ticks: Sequence[float],
+    goal: float = 0.0,
 ) -> str:
-    found = _measured(figures)
-    names = [f.name for f in _of(figures, next(iter(found.values()))[index], lenses[0])]
+    names = [figure.name for figure in _of(figures, groups[0], lenses[0])]
     series = [
-        Series(f"{lens}, {kind.removeprefix('NVIDIA ')}", _ratios(figures, groups[index], lens), style, number > 0)
-        for number, (kind, groups) in enumerate(found.items())
+        Series(f"{lens}, {group.partition(',')[0]}", _ratios(figures, group, lens), style, number > 0)
+        for number, group in enumerate(groups)
         for style, lens in enumerate(lenses)
     ]
     return ratio_svg(f"{what} on our GPUs, predicted over measured", names, series, ticks, goal)

@@ -11,16 +11,16 @@ import pytest
 
 from course.machines import machine
 from course.measured.rows import recorded_rows
-from course.measured.single_device import PEAKS
 from course.program import ProgramError
 from course.program.compiled.plugin import AotMissing, find_plugin
 from course.render.page_parts import generated
 from course.validation import page
 from course.validation import rows as validation_rows
 from course.validation.gap import gaps
+from course.validation.gpus import H100, ours
 from course.validation.means import means
 from course.validation.report import main, mean_text, recorded, show, versions
-from course.validation.rows import H100, MEMORY, TABLES, TIME, every, measured_group, rings, single_gpu
+from course.validation.rows import MEMORY, OWN_RATES, TABLES, TIME, every, rings, single_gpu
 from course.validation.single_device import RUNS, Sizes, parameters
 
 
@@ -104,17 +104,17 @@ def test_rows_that_a_lens_has_itself_used_are_in_no_mean(short):
 
 
 def test_our_gpus_are_compared_by_what_was_measured_on_them_and_with_the_goals_of_the_a5000():
-    own = {kind: recorded_rows(kind) for kind in PEAKS}
-    kinds = {kind for kind, rows in own.items() if "step float32, scan" in rows}
-    assert H100 in kinds
-    for kind in kinds:
-        rows = [row for row in RECORDED.rows if row.group == measured_group(kind, "memory")]
+    assert H100 in dict(ours())
+    for kind, own in ours():
+        rows = [row for row in RECORDED.rows if row.group == own.memory]
+        kept = recorded_rows(kind)
         assert [row.published * 1e9 for row in rows] == [
-            pytest.approx(own[kind][f"step {run.name}"]["bytes"]) for run in RUNS for _ in ("liveness", "compiled")
+            pytest.approx(kept[f"step {run.name}"]["bytes"]) for run in RUNS for _ in ("liveness", "compiled")
         ]
         assert [mean.goal for mean in means(rows)] == [
             mean.goal for mean in means(RECORDED.rows) if mean.group == MEMORY
         ]
+        assert own.own_rates and 0.6 < own.own_rates.efficiency.matmul < own.own_rates.efficiency.memory < 0.9
 
 
 def test_timeline_of_a_run_splits_into_products_and_other_kernels_as_recorded():
@@ -157,14 +157,17 @@ def test_numbers_in_the_text_are_those_recorded():
     compiled = [row for row in RECORDED.rows if row.group == MEMORY and row.lens == "compiled" and row.found]
     assert all((row.found or 0) > row.published > (row.found or 0) * page.GB / page.GIB for row in compiled)
     assert "above all six published values" in text and len(compiled) == 6
-    ours = [
-        row.published for row in RECORDED.rows if (row.group, row.lens) == (measured_group(H100, "memory"), "compiled")
-    ]
+    here = [r.published for r in RECORDED.rows if (r.group, r.lens) == (dict(ours())[H100].memory, "compiled")]
     units = [
         min((1.0, page.GIB / page.GB), key=lambda unit: abs(unit * r.published / o - 1))
-        for r, o in zip(compiled, ours, strict=True)
+        for r, o in zip(compiled, here, strict=True)
     ]
     assert units == [1.0] * 2 + [page.GIB / page.GB] * 4 and "the other four read as" in text
+    short = [mean.error for mean in means(RECORDED.rows) if mean.lens == OWN_RATES]
+    assert [round(1 / (error or 1)) for error in short] == [
+        10,
+        7,
+    ] and "a tenth too short on the H100 and a seventh" in text
     times = [[r for r in RECORDED.rows if (r.group, r.lens) == (TIME, lens)] for lens in ("timeline", "replay")]
     worst = [max(rows, key=lambda r: abs(r.error or 0)) for rows in times]
     assert [(row.name, (row.error or 0) < 0) for row in worst] == [("float32, scan", True), ("float32, scan", False)]
@@ -177,9 +180,9 @@ def test_a_compile_that_runs_out_of_time_says_so_in_its_rows_and_the_others_go_o
     monkeypatch.setattr(validation_rows, "compiled_run", slow)
     rows = show(single_gpu(short=True, aot=True))
     lenses = [("liveness", False), ("compiled", True), ("timeline", False), ("replay", True)]
-    gpus = len({row.group for row in rows}) // 2
-    assert gpus == 3 and [(row.lens, row.found is None) for row in rows] == lenses * gpus
-    assert capsys.readouterr().out.count("stopped after 300 seconds") == 2 * gpus
+    kinds = len(list(ours()))
+    assert [(row.lens, row.found is None) for row in rows] == lenses + [*lenses, (OWN_RATES, False)] * kinds
+    assert capsys.readouterr().out.count("stopped after 300 seconds") == 2 + 2 * kinds
 
 
 def test_rows_are_printed_as_they_come(capsys):

@@ -11,26 +11,23 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from course.machines import FREE_NETWORK, machine
-from course.measured.rows import NOT_MEASURED, recorded_rows
-from course.measured.single_device import PEAKS
 from course.mesh import abstract_mesh
 from course.planning.efficiency import factors
 from course.program import Program, ProgramError, bubble, costs, export, memory, parse, timeline
 from course.program.compiled import GpuReport, compile_for
 from course.program.compiled.plugin import AotMissing
 from course.schedules import num_ticks
-from course.validation.gap import A5000, compiled_run
+from course.validation.gap import compiled_run
+from course.validation.gpus import A5000, UVA, ours
 from course.validation.pipelines import pipeline, uva_pipeline
 from course.validation.rings import gather_matmul
 from course.validation.runs import factor, others, runs
 from course.validation.single_device import RUNS, Sizes, single_device
 
-MEMORY, TIME, TABLES = "A5000, memory", "A5000, time", "XLA's tables, 8xH100"
+MEMORY, TIME, TABLES = A5000.memory, A5000.time, "XLA's tables, 8xH100"
 PLANNED_TIME, PLANNED_MEMORY = "planner, time", "planner, memory"
 LOOPING, RINGS, CLOSED = "looping pipeline", "ring matmul, 8xH100", "closed forms"
-H100 = "NVIDIA H100 80GB HBM3"
-MEASURED = "measured with `make validate-gpu`: course/measurements"
-UVA = "P. Lippe, Training Models at Scale, University of Amsterdam, 2024"
+OWN_RATES = "timeline, own rates"
 BUBBLES = [(s, m, r) for s in (1, 2, 4, 8) for m in (1, 2, 4, 8, 16) for r in (1, 2, 4)]
 SHORT_BUBBLES = [(8, 1, 1), (8, 16, 1), (4, 2, 2), (8, 8, 4)]
 
@@ -114,37 +111,32 @@ def _over_data(function: Callable[[jax.Array], jax.Array], shape: tuple[int, ...
     return export(lambda x: {"x": run(x)}, inputs, {"x": P("data")}, mesh=mesh, out_specs={"x": out})
 
 
-def measured_group(kind: str, what: str) -> str:
-    """The group of the published runs' ``memory`` or ``time`` as measured on a kind of GPU, as JAX names it."""
-    return f"our {kind.removeprefix('NVIDIA ')}, {what}"
-
-
 def single_gpu(short: bool, aot: bool) -> Iterator[Figure]:
-    """The six published runs on one A5000, and as measured on each of our kinds of GPU.
+    """The six published runs, on one A5000 and on each kind of GPU that we measured.
 
-    Memory is by liveness and by the compiler, time by timeline and by replay.
+    Memory is by liveness and by the compiler; time by timeline and by replay, and on our GPUs by the timeline at the
+    rates that the card itself reached.
     """
     for run in RUNS[3:4] if short else RUNS:
         program = single_device(run)
         module = parse(program)
         peak = memory(module, program).peak
-        compared = [("8xA5000", MEMORY, run.peak, TIME, run.seconds, UVA)]
-        for kind, name in PEAKS.items():
-            row = recorded_rows(kind).get(f"step {run.name}", {NOT_MEASURED: "no file"})
-            groups = measured_group(kind, "memory"), measured_group(kind, "time")
-            if NOT_MEASURED not in row:
-                compared.append((name, groups[0], row["bytes"], groups[1], row["seconds"], MEASURED))
-        for name, of_memory, measured, of_time, seconds, source in compared:
-            report, why = _compiled(lambda run=run, name=name: compiled_run(run, name), aot)
-            for group, lens, published, found, unit in (
-                (of_memory, "liveness", measured / 1e9, peak / 1e9, "GB"),
-                (of_memory, "compiled", measured / 1e9, report and report.memory.peak / 1e9, "GB"),
-                (of_time, "timeline", seconds, timeline(module, machine(name)).seconds, "s"),
-                (of_time, "replay", seconds, report and report.replay.seconds, "s"),
-            ):
-                yield Figure(
-                    group, run.name, lens, published, found, unit, source, note="" if found is not None else why
-                )
+        for gpu in (A5000, *(own for _, own in ours())):
+            if run.name not in gpu.runs:
+                continue
+            taken, seconds = gpu.runs[run.name]
+            report, why = _compiled(lambda run=run, gpu=gpu: compiled_run(run, gpu.machine), aot)
+            found = [
+                (gpu.memory, "liveness", taken / 1e9, peak / 1e9, "GB"),
+                (gpu.memory, "compiled", taken / 1e9, report and report.memory.peak / 1e9, "GB"),
+                (gpu.time, "timeline", seconds, timeline(module, machine(gpu.machine)).seconds, "s"),
+                (gpu.time, "replay", seconds, report and report.replay.seconds, "s"),
+            ]
+            if gpu.own_rates:
+                found.append((gpu.time, OWN_RATES, seconds, timeline(module, gpu.own_rates).seconds, "s"))
+            for group, lens, published, value, unit in found:
+                note = why if value is None else ""
+                yield Figure(group, run.name, lens, published, value, unit, gpu.source, note=note)
 
 
 def _compiled(report: Callable[[], GpuReport], aot: bool) -> tuple[GpuReport | None, str]:
@@ -157,7 +149,7 @@ def _compiled(report: Callable[[], GpuReport], aot: bool) -> tuple[GpuReport | N
 
 def looping() -> Iterator[Figure]:
     """The time that looping saves a pipeline on 8 A5000s, as a ratio of two steps."""
-    plain, looped = (timeline(parse(uva_pipeline(which)), A5000).seconds for which in (False, True))
+    plain, looped = (timeline(parse(uva_pipeline(which)), machine(A5000.machine)).seconds for which in (False, True))
     yield Figure(LOOPING, "looped against plain, 8xA5000", "timeline", 190 / 205, looped / plain, "ratio", UVA)
 
 

@@ -6,7 +6,11 @@ from tempfile import TemporaryDirectory
 from showing import Table, example, say
 
 from course.machines import A5000, H100, H100_CALIBRATED, MACHINES, TPU_V5E, TWO_A100, load, machine, scaled
+from course.measured.rows import recorded_rows
+from course.measured.single_device import PEAKS
+from course.measured.validate import MATMUL_SIZES, MOVE_SIZES
 
+GPUS = ("NVIDIA H100 80GB HBM3", "NVIDIA H200")
 OWN = """\
 [machines.ours]
 like = "8xH100"
@@ -29,6 +33,24 @@ def figures() -> Table:
         peaks = *(m.matmul_flops.get(dtype) for dtype in ("bf16", "f32", "f8")), m.vector_flops
         shown = (f"{peak / 1e12:g}" if peak else "" for peak in peaks)
         table.add((f"`{m.name}`", m.device, m.num_devices), *shown, m.memory_bytes / 1e9, m.memory_bandwidth / 1e9)
+    return table
+
+
+@example("measured")
+def reached() -> Table:
+    """Rates that our GPUs reach, as shares of the published peaks."""
+    columns = [f"{name.removeprefix('NVIDIA ')} s" for name in GPUS]
+    columns = [column for name in columns for column in (name, f"of {name.removesuffix(' s')}'s peak s")]
+    table, rows = Table("operation", *columns), {name: recorded_rows(name) for name in GPUS}
+    for dtype, words in (("bf16", "bf16"), ("f32 default", "f32")):
+        for side in MATMUL_SIZES:
+            found = [(rows[name][f"matmul {dtype} {side}"]["rate"], machine(PEAKS[name])) for name in GPUS]
+            shown = [(f"{rate / 1e12:.0f} TFLOP/s", f"{100 * rate / m.peak(words):.0f}%") for rate, m in found]
+            table.add(f"product, {words}, {side:,} x {side:,}", *(text for pair in shown for text in pair))
+    for size in MOVE_SIZES[1:]:
+        found = [(rows[name][f"add {size // 2**20} MiB"]["rate"], machine(PEAKS[name])) for name in GPUS]
+        shown = [(f"{rate / 1e12:.2f} TB/s", f"{100 * rate / m.memory_bandwidth:.0f}%") for rate, m in found]
+        table.add(f"sum of two arrays of {size // 2**20:,} MiB", *(text for pair in shown for text in pair))
     return table
 
 

@@ -21,8 +21,8 @@ from course.predict import predict
 from course.program import costs, export, memory, parse
 from course.render import memory_svg
 from course.validation import single_device as study
+from course.validation.gpus import H100, ours
 from course.validation.report import recorded
-from course.validation.rows import H100, measured_group
 from course.validation.single_device import RUNS, Sizes
 from solutions.single_device import chunked_attention
 
@@ -179,8 +179,8 @@ def attention() -> Table:
 def ladder() -> dict[str, object]:
     """The six published steps compared with the GPU compiler's results, and the effect of each technique."""
     tables, rows = {}, recorded().rows
-    found, on_h100 = {}, {}
-    for group, lens, unit, form, ours in (
+    found, on_h100, h100 = {}, {}, dict(ours())[H100]
+    for group, lens, unit, form, digits in (
         ("memory", "compiled", "GB", ".1f", ".2f"),
         ("time", "replay", "s", ".2f", ".3f"),
     ):
@@ -189,13 +189,13 @@ def ladder() -> dict[str, object]:
         columns = (
             f"measured by others, {unit} {form}",
             "of the first .2f",
-            f"{name} {ours}",
+            f"{name} {digits}",
             "of its first .2f",
-            f"our H100 {ours}",
+            f"our H100 {digits}",
             "of the H100's first .2f",
         )
         tables[group], first = Table("step", *columns), found[group][0]
-        here = [row.published for row in rows if (row.group, row.lens) == (measured_group(H100, group), lens)]
+        here = [row.published for row in rows if (row.group, row.lens) == (f"{h100.name}, {group}", lens)]
         for row, value in zip(found[group], here, strict=True):
             shares = row.published / first.published, row.found / first.found, value / here[0]
             tables[group].add(row.name, row.published, shares[0], row.found, shares[1], value, shares[2])
