@@ -39,18 +39,18 @@ def figures() -> Table:
 @example("measured")
 def reached() -> Table:
     """Rates that our GPUs reach, as shares of the published peaks."""
-    columns = [f"{name.removeprefix('NVIDIA ')} s" for name in GPUS]
-    columns = [column for name in columns for column in (name, f"of {name.removesuffix(' s')}'s peak s")]
+    short = [name.split()[1] for name in GPUS]
+    columns = [column for name in short for column in (f"{name} s", f"of the {name}'s peak s")]
     table, rows = Table("operation", *columns), {name: recorded_rows(name) for name in GPUS}
     for dtype, words in (("bf16", "bf16"), ("f32 default", "f32")):
         for side in MATMUL_SIZES:
             found = [(rows[name][f"matmul {dtype} {side}"]["rate"], machine(PEAKS[name])) for name in GPUS]
-            shown = [(f"{rate / 1e12:.0f} TFLOP/s", f"{100 * rate / m.peak(words):.0f}%") for rate, m in found]
-            table.add(f"product, {words}, {side:,} x {side:,}", *(text for pair in shown for text in pair))
+            shown = [(f"{rate / 1e12:.0f}", f"{100 * rate / m.peak(words):.0f}%") for rate, m in found]
+            table.add(f"product, {words}, side {side:,}, TFLOP/s", *(text for pair in shown for text in pair))
     for size in MOVE_SIZES[1:]:
         found = [(rows[name][f"add {size // 2**20} MiB"]["rate"], machine(PEAKS[name])) for name in GPUS]
-        shown = [(f"{rate / 1e12:.2f} TB/s", f"{100 * rate / m.memory_bandwidth:.0f}%") for rate, m in found]
-        table.add(f"sum of two arrays of {size // 2**20:,} MiB", *(text for pair in shown for text in pair))
+        shown = [(f"{rate / 1e12:.2f}", f"{100 * rate / m.memory_bandwidth:.0f}%") for rate, m in found]
+        table.add(f"sum of two arrays of {size // 2**20:,} MiB, TB/s", *(text for pair in shown for text in pair))
     return table
 
 
