@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from showing import Table, draw, example, say
 
 from course.machines import machine
+from course.measured.rows import recorded_rows
 from course.measured.single_device import rates
 from course.model import transformer
 from course.predict import predict
@@ -166,6 +167,14 @@ def attention() -> Table:
             table.add(f"{seq:,} tokens, {name}", flops / first, largest, f"{held.temporaries / MIB:,.0f} MiB")
     assert abs(table["4,096 tokens, chunks of 512"].FLOPs - 7 / 6) < 0.001
     return table
+
+
+@example()
+def chunks() -> None:
+    """Plain attention against the exercise's on our H100."""
+    row = recorded_rows(H100)["check chunked_attention, keeps_the_square"]
+    say(chunks_bytes=f"{row['reference_bytes'] / MIB:,.0f}", plain_bytes=f"{row['bytes'] / MIB:,.0f}")
+    say(chunks_time=f"{1 / row['ratio']:.1f}")
 
 
 @example(
