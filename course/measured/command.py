@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from course.measured import fresh
 from course.measured.card import file_name
@@ -29,7 +30,12 @@ def parser(program: str, description: str) -> argparse.ArgumentParser:
 
 
 def measure(
-    options: argparse.Namespace, groups: Callable[[str], list[Group]], *, platform: str = "", as_json: bool = False
+    options: argparse.Namespace,
+    groups: Callable[[str], list[Group]],
+    *,
+    platform: str = "",
+    as_json: bool = False,
+    conclusion: Callable[[str, dict[str, Any]], str] = lambda kind, rows: "",
 ) -> int:
     """Measure, and return the exit status: 0 if every row is measured, 1 if some are not, 2 if nothing can be.
 
@@ -38,6 +44,7 @@ def measure(
         groups: The groups to measure on devices of a given kind.
         platform: ``cpu`` to try the command on emulated devices.
         as_json: Print one JSON object with the card and the rows.
+        conclusion: What follows from the kind's rows, in a line.
     """
     deadline = time.monotonic() + options.limit
     try:
@@ -63,6 +70,8 @@ def measure(
         return _nothing(f"{error}. Nothing was measured.", as_json)
     where = path if options.folder else path.name
     say(f"written: {where}; {len(missing)} rows are not measured" + (": run it again to continue" if missing else ""))
+    if text := conclusion(card["kind"], read(path, card)["rows"]):
+        say(text)
     return 1 if missing else 0
 
 

@@ -14,9 +14,11 @@ from typing import Any
 
 import jax
 
+from course.machine import Efficiency
+from course.machines import machine
 from course.measured import command, fresh
 from course.measured.rows import Group
-from course.measured.single_device import steps
+from course.measured.single_device import PEAKS, steps
 
 MiB = 2**20
 MATMUL_SIZES = (1024, 2048, 4096, 8192, 16384)
@@ -49,6 +51,19 @@ def kernel_name(kind: str, dtype: str, size: int) -> str:
     return f"{kind} {dtype} {size}" if kind == "matmul" else f"{kind} {size // MiB} MiB"
 
 
+def reached(kind: str, rows: dict[str, dict[str, Any]]) -> Efficiency | None:
+    """The factors of a machine: the shares of a kind's published peaks that its largest product and sum reached.
+
+    None for a kind without published peaks, and where one of the two is not measured.
+    """
+    product = rows.get(kernel_name("matmul", "bf16", MATMUL_SIZES[-1]), {}).get("rate")
+    traffic = rows.get(kernel_name("add", "f32 default", MOVE_SIZES[-1]), {}).get("rate")
+    if kind not in PEAKS or product is None or traffic is None:
+        return None
+    ideal = machine(PEAKS[kind])
+    return Efficiency(product / ideal.peak("bf16"), traffic / ideal.memory_bandwidth)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure, and return the exit status."""
     parser = command.parser("python -m course.measured.validate", __doc__ or "")
@@ -60,7 +75,13 @@ def main(arguments: list[str] | None = None) -> int:
         every = groups(kind, small=options.platform == "cpu")
         return [group for group in every if re.search(options.only, " ".join(group.rows))]
 
-    return command.measure(options, chosen, platform=options.platform)
+    return command.measure(options, chosen, platform=options.platform, conclusion=_conclusion)
+
+
+def _conclusion(kind: str, rows: dict[str, dict[str, Any]]) -> str:
+    found = reached(kind, rows)
+    factors = found and f"{{ matmul = {found.matmul:.3f}, memory = {found.memory:.3f} }}"
+    return f"in a machine file: like = {PEAKS[kind]!r} and efficiency = {factors}" if factors else ""
 
 
 if __name__ == "__main__":

@@ -5,14 +5,16 @@ import time
 
 import pytest
 
+from course.machines import machine
 from course.measured import fresh
 from course.measured.card import card, file_name, flags
 from course.measured.kernels import loops_for, measure
 from course.measured.memory import peak_memory
 from course.measured.rows import NOT_MEASURED, Group, measure_all, summary
 from course.measured.run_test import training
-from course.measured.validate import MiB, groups, kernel_name, main
+from course.measured.validate import MiB, groups, kernel_name, main, reached
 
+H100 = "NVIDIA H100 80GB HBM3"
 CARD = {"kind": "a kind", "platform": "gpu", "date": "today"}
 
 
@@ -81,6 +83,23 @@ def test_plumbing_from_the_command_to_the_file(tmp_path, capsys):
     step = kept["rows"]["step float32, scan"]
     assert step["seconds"] > 0 and step["steps"] >= 3 and step["bytes"] is None and step["device_seconds"] is None
     assert kept["cards"][0]["versions"]["jax"] and "[1/2]" in capsys.readouterr().err
+
+
+def test_the_factors_of_a_machine_file_are_shares_of_the_published_peaks(tmp_path, capsys, monkeypatch):
+    peak = machine("8xH100")
+    rows = {
+        "matmul bf16 16384": {"rate": 0.7 * peak.peak("bf16"), "unit": "FLOP/s"},
+        "add 1024 MiB": {"rate": 0.9 * peak.memory_bandwidth, "unit": "bytes/s"},
+    }
+    found = reached(H100, rows)
+    assert found and (found.matmul, found.memory) == pytest.approx((0.7, 0.9))
+    assert (
+        reached("a kind", rows) is None and reached(H100, {**rows, "add 1024 MiB": {NOT_MEASURED: "no room"}}) is None
+    )
+    (tmp_path / file_name(H100)).write_text(json.dumps({"kind": H100, "cards": [], "rows": rows}))
+    monkeypatch.setattr(fresh, "ask", lambda *_, **__: {**CARD, "kind": H100})
+    assert main(["--folder", str(tmp_path), "--only", "^nothing$"]) == 0
+    assert "like = '8xH100' and efficiency = { matmul = 0.700, memory = 0.900 }" in capsys.readouterr().err
 
 
 def test_a_backend_without_a_peak_measures_no_memory():

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from course.machine import Efficiency, Machine
+from course.machine import Machine
 from course.machines import machine
 from course.measured.rows import NOT_MEASURED, recorded_rows
 from course.measured.single_device import PEAKS
-from course.measured.validate import MATMUL_SIZES, MOVE_SIZES, kernel_name
+from course.measured.validate import reached
 from course.validation.single_device import RUNS
 
 UVA = "P. Lippe, Training Models at Scale, University of Amsterdam, 2024"
@@ -54,16 +54,6 @@ def ours() -> Iterator[tuple[str, Gpu]]:
         taken = {run.name: rows[f"step {run.name}"] for run in RUNS if f"step {run.name}" in rows}
         if taken:
             runs = {run: (row["bytes"], row["seconds"]) for run, row in taken.items()}
-            yield (
-                kind,
-                Gpu(f"our {kind.removeprefix('NVIDIA ')}", name, MEASURED, runs, _own_rates(machine(name), rows)),
-            )
-
-
-def _own_rates(ideal: Machine, rows: dict[str, dict[str, float]]) -> Machine | None:
-    product = rows.get(kernel_name("matmul", "bf16", MATMUL_SIZES[-1]))
-    traffic = rows.get(kernel_name("add", "f32 default", MOVE_SIZES[-1]))
-    if product is None or traffic is None:
-        return None
-    reached = Efficiency(product["rate"] / ideal.peak("bf16"), traffic["rate"] / ideal.memory_bandwidth)
-    return replace(ideal, efficiency=reached)
+            factors, name_of_group = reached(kind, rows), f"our {kind.removeprefix('NVIDIA ')}"
+            own = factors and replace(machine(name), efficiency=factors)
+            yield kind, Gpu(name_of_group, name, MEASURED, runs, own)

@@ -9,7 +9,16 @@ from course.machines import A5000, H100, H100_CALIBRATED, MACHINES, TPU_V5E, TWO
 from course.measured.rows import recorded_rows
 from course.measured.single_device import PEAKS
 from course.measured.validate import MATMUL_SIZES, MOVE_SIZES
+from course.validation.gpus import ours
 
+OWN_RATES = """\
+[machines.ours]
+like = "8xH100"
+efficiency = {{ matmul = {:.3f}, memory = {:.3f} }}
+
+[machines.ours.sources]
+efficiency = "the largest product and the largest sum of make validate-gpu"
+"""
 GPUS = ("NVIDIA H100 80GB HBM3", "NVIDIA H200")
 OWN = """\
 [machines.ours]
@@ -103,6 +112,21 @@ def own() -> str:
         file.write_text(OWN)
         assert load(file).links[1].shared
     return f"```toml\n{OWN}```"
+
+
+@example("measured")
+def own_rates() -> str:
+    """A machine file with the factors that our H100 reached; loaded, and compared with the validation's machine."""
+    where = dict(ours())[GPUS[0]].own_rates
+    assert where
+    factors = where.efficiency.matmul, where.efficiency.memory
+    text = OWN_RATES.format(*factors)
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "ours.toml")
+        file.write_text(text)
+        read = load(file)
+    assert (read.efficiency.matmul, read.efficiency.memory) == tuple(round(factor, 3) for factor in factors)
+    return f"```toml\n{text}```"
 
 
 @example("counted by closed form")
