@@ -60,7 +60,9 @@ def train(
     evaluation_batches: Annotated[
         int | None, _run("Batches of an evaluation, at most; all of the text, if left out.", min=1)
     ] = None,
-    machine: Annotated[str, _run("Machine to predict the step for.")] = "8xH100",
+    machine: Annotated[
+        str | None, _run("Machine to predict the step for. By default that of the GPUs it runs on, or 8xH100.")
+    ] = None,
     prompt: Annotated[str, _run("Start of the sample.")] = "\n",
     sample: Annotated[int, _run("Bytes of the sample at the end.", min=0)] = 400,
     seed: Annotated[int | None, _run("Seed of parameters and batches.")] = None,
@@ -96,7 +98,8 @@ def train(
     given = {name: value for name, value in figures.items() if value is not None}
     axes = parse_mesh(mesh)
     _check(axes, processes, distributed, real, run, resume, prompt)
-    find_machine(machine)
+    if machine:
+        find_machine(machine)
     with terminal.interruptible():
         _set_up_processes(processes, distributed, real, run)
         from autograder.learner.training import RunRequest

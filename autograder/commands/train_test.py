@@ -101,20 +101,22 @@ def test_a_run_leaves_a_card_a_log_a_sample_and_a_checkpoint(train, tmp_path):
     )
     assert row["steps"] == STEPS and row["schedule"]["warmup"] == STEPS // 10 and row["resumed_from"] == 0
     assert row["tokens_per_second"] == pytest.approx(64 / row["seconds"]) and row["mfu"] is None
-    assert row["predicted"]["seconds"] > 0 and row["steps_timed"] == STEPS - 2
+    assert row["predicted"]["machine"] == "8xH100" and row["predicted"]["seconds"] > 0
+    assert row["steps_timed"] == STEPS - 2
     (last,) = [event for event in events(tmp_path / "run", "evaluation") if event["step"] == STEPS]
     assert row["validation_loss"] == last["loss"] and row["loss"] == losses(tmp_path / "run")[STEPS]
     assert (tmp_path / "run" / "sample.txt").read_text().startswith("ROMEO:")
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == [str(STEPS), "8"]
 
 
-def test_stages_are_trained_by_transformer_3d_and_what_the_lenses_predict_stands_on_the_card(train, tmp_path):
+def test_stages_are_trained_by_transformer_3d_and_predicted_on_the_machine_of_the_devices(train, tmp_path, monkeypatch):
+    monkeypatch.setattr("autograder.learner.training.PEAKS", {"cpu": "8xH200"})
     stages = "--layers 2 --mesh pipe=2 --microbatches 2 --steps 4 --sample 0".split()
     found = train(*TINY, *stages)
     assert found.status == 0 and found.err.startswith("transformer_3d on pipe=2, data=1, tensor=1: compiled"), found.err
     (row,) = json.loads((tmp_path / "run" / "card.json").read_text())["rows"].values()
-    assert row["predicted"]["machine"] == "8xH100" and row["predicted"]["seconds"] > 0
-    assert "on 8xH100" in found.out and row["num_repeats"] == 1 and not row["rings"]
+    assert row["predicted"]["machine"] == "8xH200" and row["predicted"]["seconds"] > 0
+    assert "on 8xH200" in found.out and row["num_repeats"] == 1 and not row["rings"]
 
 
 def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_losses(train, tmp_path, whole, ctrl_c_after, monkeypatch):

@@ -14,6 +14,7 @@ import jax
 
 from autograder.learner import strategies
 from course.measured.card import write
+from course.measured.single_device import PEAKS
 from course.mesh import make_mesh
 from course.training.cards import predicted, rates, run_card
 from course.training.checkpoints import CheckpointError, Checkpoints, differences
@@ -38,7 +39,7 @@ class RunRequest:
         folder: The run's folder.
         resume: Whether to resume from the newest checkpoint there.
         save_every: Steps from one checkpoint to the next.
-        machine: The machine for which a step is predicted.
+        machine: The machine for which a step is predicted; None for that of the devices, as far as it is known.
         prompt: The beginning of the sample.
         length: Bytes of the sample, 0 for none.
     """
@@ -51,7 +52,7 @@ class RunRequest:
     folder: Path
     resume: bool
     save_every: int
-    machine: str
+    machine: str | None
     prompt: str
     length: int
 
@@ -122,7 +123,8 @@ def session(request: RunRequest, tell: Callable[[Event], None], stop: Callable[[
         trainer = _trainer(run, request, make)
         done = (kept.latest() or 0) if request.resume else 0
         state = kept.restore(trainer) if request.resume else initial(trainer)
-        prediction = predicted(make, run.sizes, request.axes, request.options, run.batch, request.machine)
+        where = request.machine or PEAKS.get(jax.devices()[0].device_kind, "8xH100")
+        prediction = predicted(make, run.sizes, request.axes, request.options, run.batch, where)
         record = _Record(request.folder / LOG, done, tell)
         about = _run_facts(trainer, prediction, request.options.dtype, time.perf_counter() - began)
         record({"event": "start", "step": done, **about})
