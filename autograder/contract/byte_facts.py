@@ -196,7 +196,7 @@ def _too_much_or_little(
     if total < low:
         if total >= low * (1 - FEW_BYTES):
             few = f"only {format_bytes(low - total)} are missing, about as much as a loss, a count or a small leaf"
-            return Said(f"{where} and should send at least {limit}: {few}. Which is never sent?")
+            return Said(f"{where} and should send at least {limit}: {few}. Which is never sent, or over too few axes?")
         cause = deficit_cause(sent, low, e.inputs, e.case) or Said(little or _NEVER_SENT)
         return Said(f"{where} and should send at least {limit}: {cause.text}", cause.about)
     many = _many(e, sent, total, high, low)[1]

@@ -8,6 +8,7 @@ questions in one Program, and its answers form a tuple.
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,7 +91,9 @@ def answer_or_refusal(function: Callable[..., Any], *arguments: Any) -> Any:
         return Refusal(str(error)[:200])
     except Exception as error:
         shown = (getattr(argument, "__name__", repr(argument)) for argument in arguments)
-        error.add_note(Call(f"{getattr(function, '__name__', '')}({', '.join(shown)})"))
+        meant = (traceback.extract_tb(error.__traceback__)[-1].line or "").startswith(("raise ", "assert "))
+        other = "; only ValueError counts as a refusal" if meant else ""
+        error.add_note(Call(f"{getattr(function, '__name__', '')}({', '.join(shown)}){other}"))
         raise
 
 

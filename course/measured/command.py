@@ -12,7 +12,7 @@ from typing import Any
 
 from course.measured import fresh
 from course.measured.card import file_name
-from course.measured.rows import FOLDER, Group, Report, measure_all, read, say
+from course.measured.rows import FOLDER, NOT_MEASURED, Group, Report, measure_all, read, say
 
 NO_GPU = (
     "no GPU: JAX sees {kind} ({platform}) here. This target measures real GPUs; run it on a machine that has one, with "
@@ -70,9 +70,27 @@ def measure(
         return _nothing(f"{error}. Nothing was measured.", as_json)
     where = path if options.folder else path.name
     say(f"written: {where}; {len(missing)} rows are not measured" + (": run it again to continue" if missing else ""))
-    if text := conclusion(card["kind"], read(path, card)["rows"]):
+    others, ours = _by_installation([name for group in found for name in group.rows], read(path, card), card)
+    if others:
+        say(
+            f"{len(others)} of these rows were measured with another machine or installation and kept. To measure them "
+            "on this one, name a --folder of your own, or --again to replace them"
+        )
+    if text := conclusion(card["kind"], ours):
         say(text)
     return 1 if missing else 0
+
+
+def _by_installation(
+    names: list[str], kept: dict[str, Any], card: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The measured rows of these names that another machine or installation has measured, and those of this one."""
+    same = [{**one, "date": ""} == {**card, "date": ""} for one in kept["cards"]]
+    rows = {name: kept["rows"][name] for name in names if NOT_MEASURED not in kept["rows"][name]}
+    found = {True: {}, False: {}}
+    for name, row in rows.items():
+        found[same[row["card"]]][name] = row
+    return found[False], found[True]
 
 
 def _nothing(why: str, as_json: bool) -> int:

@@ -96,10 +96,21 @@ def test_the_factors_of_a_machine_file_are_shares_of_the_published_peaks(tmp_pat
     assert (
         reached("a kind", rows) is None and reached(H100, {**rows, "add 1024 MiB": {NOT_MEASURED: "no room"}}) is None
     )
-    (tmp_path / file_name(H100)).write_text(json.dumps({"kind": H100, "cards": [], "rows": rows}))
-    monkeypatch.setattr(fresh, "ask", lambda *_, **__: {**CARD, "kind": H100})
-    assert main(["--folder", str(tmp_path), "--only", "^nothing$"]) == 0
-    assert "like = '8xH100' and efficiency = { matmul = 0.700, memory = 0.900 }" in capsys.readouterr().err
+    monkeypatch.setattr(fresh, "ask", lambda *_, **__: mine)
+    monkeypatch.setattr("course.measured.validate.groups", lambda *_, **__: [Group(tuple(rows), lambda *_: {})])
+    mine = {**CARD, "kind": H100}
+    for other, said in (
+        ({**mine, "date": "yesterday"}, "in a machine file: like = '8xH100' and efficiency = { matmul = 0.7"),
+        (
+            {**mine, "memory": 1},
+            "2 of these rows were measured with another machine or installation and kept. To measure",
+        ),
+    ):
+        kept = {"kind": H100, "cards": [other], "rows": {name: {**row, "card": 0} for name, row in rows.items()}}
+        (tmp_path / file_name(H100)).write_text(json.dumps(kept))
+        assert main(["--folder", str(tmp_path)]) == 0
+        err = capsys.readouterr().err
+        assert said in err and ("machine file" in err) is (other["date"] == "yesterday")
 
 
 def test_a_backend_without_a_peak_measures_no_memory():

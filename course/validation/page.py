@@ -142,7 +142,7 @@ def spread(figures: Sequence[Figure]) -> str:
 
 
 def measured_spread(figures: Sequence[Figure]) -> str:
-    """The same on our GPUs, whose machines have no factors."""
+    """The same on our GPUs, on idealised machines and at the cards' own rates."""
     return _spread(figures, [own.time for _, own in ours()])
 
 
@@ -233,7 +233,7 @@ def averages(figures: Sequence[Figure]) -> str:
         error = _percent(fmean(map(abs, errors)), ".2f") if errors else NOT_MEASURED
         apart = [_percent(fmean(errors)), _percent(pstdev(errors), ".1f")] if errors else ["", ""]
         found.append([f"{MEMORY}, read as GiB", lens, str(len(errors)), error, *apart, "", "", ""])
-    return _table(("group", "lens", "rows", "mean error", "bias", "spread", "goal", "", "published order"), found, 2)
+    return _table(("group", "lens", "rows", "mean error", "bias", "spread", "goal", "", "order"), found, 2)
 
 
 def _on_our_h100(name: str) -> str:

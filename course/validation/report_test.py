@@ -162,15 +162,32 @@ def test_numbers_in_the_text_are_those_recorded():
         min((1.0, page.GIB / page.GB), key=lambda unit: abs(unit * r.published / o - 1))
         for r, o in zip(compiled, here, strict=True)
     ]
-    assert units == [1.0] * 2 + [page.GIB / page.GB] * 4 and "the other four read as" in text
+    assert units == [1.0] * 2 + [page.GIB / page.GB] * 4 and "2^{30}$, the other four are" in text
     short = [mean.error for mean in means(RECORDED.rows) if mean.lens == OWN_RATES]
     assert [round(1 / (error or 1)) for error in short] == [
         10,
         7,
     ] and "a tenth too short on the H100 and a seventh" in text
+    for (_, own), percent in zip(ours(), ("15% on the H100", "9% on the H200"), strict=True):
+        ratios = [(r.found or 0) / r.published for r in RECORDED.rows if (r.group, r.lens) == (own.time, "timeline")]
+        assert f"{100 * (max(ratios) / min(ratios) - 1):.0f}%" == percent.partition(" ")[0] and percent in text
     times = [[r for r in RECORDED.rows if (r.group, r.lens) == (TIME, lens)] for lens in ("timeline", "replay")]
     worst = [max(rows, key=lambda r: abs(r.error or 0)) for rows in times]
     assert [(row.name, (row.error or 0) < 0) for row in worst] == [("float32, scan", True), ("float32, scan", False)]
+
+
+def test_on_our_gpus_the_timeline_is_closer_for_unrolling_and_recomputing_and_the_replay_for_other_changes():
+    for _, own in ours():
+        rows = {
+            lens: [r for r in RECORDED.rows if (r.group, r.lens) == (own.time, lens)] for lens in ("timeline", "replay")
+        }
+        ratios = {lens: [(r.found or 0) / r.published for r in found] for lens, found in rows.items()}
+        for before, after in ((1, 2), (1, 3), (1, 4)):
+            timeline, replay = (ratios[lens][after] / ratios[lens][before] - 1 for lens in ("timeline", "replay"))
+            assert abs(timeline) < 0.045 and -0.175 < replay < -0.115
+        for before, after in ((0, 1), (3, 5)):
+            timeline, replay = (abs(ratios[lens][after] / ratios[lens][before] - 1) for lens in ("timeline", "replay"))
+            assert 0.01 < replay < timeline < 0.08
 
 
 def test_a_compile_that_runs_out_of_time_says_so_in_its_rows_and_the_others_go_on(capsys, monkeypatch):

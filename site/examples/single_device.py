@@ -231,6 +231,7 @@ def ladder() -> dict[str, object]:
             for values in ([row.published for row in of], [row.found for row in of], on_h100[group])
         ]
         tables["techniques"].add(name, *ratios)
+        assert abs(ratios[5] - ratios[3]) < 0.09, "on our H100, within 0.09 of the published ratio of times"
     columns = (
         "its products, TFLOP .1f",
         "replay: products, s .2f",

@@ -42,7 +42,7 @@ def run() -> str:
     return "\n".join(printed)
 
 
-@example("measured")
+@example("measured", "predicted, idealised", "compiled")
 def gpu() -> dict[str, str]:
     kept = json.loads((FOLDER / "nvidia-h200.json").read_text())
     (cpu,), rows = recorded_rows("cpu").values(), recorded_rows("NVIDIA H200")

@@ -52,7 +52,7 @@ def explain_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evi
         _unwritten(measured, right)
         or _first_step(e, leaf, right)
         or next(filter(None, (_off_by_an_input(x, leaf) for x in every or [e])), Said())
-        or _elsewhere(measured, expected, tolerance * scale)
+        or _elsewhere(measured, expected, tolerance * scale, e.case)
         or _alike(measured, expected, tolerance * scale, e.case)
         or _unrounded(measured, expected, right)
         or _rounded((measured - expected) / scale, expected)
@@ -212,10 +212,11 @@ def _off_by_an_input(e: Evidence, leaf: str) -> Said:
     return Said()
 
 
-def _elsewhere(measured: np.ndarray, expected: np.ndarray, near: float) -> str:
+def _elsewhere(measured: np.ndarray, expected: np.ndarray, near: float, case: Case[Any]) -> str:
     if measured.size < 3 or np.max(np.abs(np.sort(measured, axis=None) - np.sort(expected, axis=None))) > near:
         return ""
-    return "All its numbers are right, but in the wrong places: in what order do the parts come, from which devices?"
+    devices = ", from which devices" if math.prod(case.mesh.values()) > 1 else ""
+    return f"All its numbers are right, but in the wrong places: in what order do the parts come{devices}?"
 
 
 def _alike(measured: np.ndarray, expected: np.ndarray, near: float, case: Case[Any]) -> str:

@@ -46,6 +46,12 @@ CAUSES = {
 }
 
 
+@pytest.mark.parametrize(("mesh", "asked"), [(CUBE, "come, from which devices?"), ({"data": 1}, "parts come?")])
+def test_devices_are_asked_about_only_where_there_are_several(mesh, asked):
+    e = replace(evidence(DRAWN[::-1], secret=False), case=Case("c", mesh, Model(width=1, hidden=1)))
+    assert asked in arrays_match("gradients", [e], "gradients", "A guess.").message
+
+
 @pytest.mark.parametrize("secret", [False, True])
 @pytest.mark.parametrize("what", CAUSES)
 def test_the_cause_of_wrong_numbers_is_said_where_they_show_it(what, secret):

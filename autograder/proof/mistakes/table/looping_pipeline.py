@@ -41,6 +41,11 @@ MISTAKES = {
         ),
     },
     "layers_of_stage": {
+        "refused by an assertion": Mistake(
+            r"AssertionError: 7 layers cannot be shared evenly.*in the call layers_of_stage\(3, 4, 2, 7\); only ValueError counts as a refusal",
+            {"raise ValueError(": "raise AssertionError("},
+            line="raise AssertionError(",
+        ),
         "no refusal": Mistake(
             r"cannot be shared evenly by \d stages? in \d repeats?: raise a ValueError that says how many were given",
             {"if num_layers % visits:": "if False:"},
