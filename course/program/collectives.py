@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
@@ -181,12 +181,13 @@ def check_everyone_comes(module: Module, classes: list[DeviceClass]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Meeting:
-    """A collective as reached by a device, and the classes of the other devices in its group."""
+    """A collective as reached by a device, whether inside a branch, and the classes of the devices in its group."""
 
     kind: str
     axes: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     line: str
+    in_branch: bool = field(compare=False)
     classes: frozenset[int]
 
 
@@ -197,25 +198,25 @@ def _meetings(module: Module, alike: DeviceClass, place: dict[int, int]) -> list
     decisions = iter(alike.decisions)
     known: dict[Op, _Meeting | None] = {}
 
-    def run(block: Block) -> Iterator[Op]:
+    def run(block: Block, in_branch: bool = False) -> Iterator[tuple[Op, bool]]:
         for op in steps[block]:
             if op.kind == "case":
-                yield from run(op.regions[next(decisions)])
+                yield from run(op.regions[next(decisions)], True)
             elif op.kind == "while":
-                yield from run(op.regions[0])
+                yield from run(op.regions[0], in_branch)
                 while next(decisions):
-                    yield from run(op.regions[1])
-                    yield from run(op.regions[0])
+                    yield from run(op.regions[1], in_branch)
+                    yield from run(op.regions[0], in_branch)
             else:
-                yield op
+                yield op, in_branch
 
     found: list[_Meeting] = []
-    for op in run(module.main):
+    for op, in_branch in run(module.main):
         if op not in known:
             groups = groups_of(op, module.mesh)
             group, shapes = groups.of(alike.device), tuple(operand.shape for operand in op.operands)
             meets = frozenset(place[device] for device in group)
-            known[op] = _Meeting(op.kind, groups.axes, shapes, op.line, meets) if group else None
+            known[op] = _Meeting(op.kind, groups.axes, shapes, op.line, in_branch, meets) if group else None
         if meeting := known[op]:
             found.append(meeting)
         if len(found) > MAX_COLLECTIVES:
@@ -228,9 +229,10 @@ def _deadlock(device: int, ours: _Meeting, other: int, theirs: _Meeting | None) 
         kind = plain_kind(meeting.kind) if meeting else ""
         return f"runs {kind} ({meeting.line or 'unknown line'})" if meeting else "runs no further collective"
 
+    to_blame = theirs if theirs and theirs.in_branch and not ours.in_branch else ours
     return ProgramError(
         f"devices would wait for each other forever: where device {device} "
         f"{said(ours)}, device {other} {said(theirs)}. A collective inside a branch must be reached by every device "
         "of its group: call it on all of them, and choose afterwards with jnp.where what is used.",
-        ours.line,
+        to_blame.line,
     )

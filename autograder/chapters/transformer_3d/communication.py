@@ -22,6 +22,7 @@ from course.schedules import num_ticks
 
 _NO_RINGS = "With rings, nothing travels over this axis in one piece: where is it gathered or scattered as a whole?"
 _RINGS = "With rings, only the embedding's sums travel over this axis in one piece: what else does?"
+_ROUNDED = "Where it is right in float32: what else is rounded, such as what one block passes on to the next?"
 _ASKED = "does this case ask for rings?"
 _LATER = "not measured yet: the cases {} are run once those before them pass"
 _NEEDED = "what does a device need that it does not have?"
@@ -303,13 +304,15 @@ def bfloat16_facts(
         count, products = runs(e.case), e.costs.products
         low, plainly = (products.get(f"{dtype} x {dtype}", 0) for dtype in ("bf16", "f32"))
         least, most, dense = 6 * count, 8 * count, (6 if e.case.sizes.parallel else 12) * count
-        near = worst([facts.arrays_match(names[0], [e], of, tolerance=rounded) for of in ("values", "gradients")])
+        near = worst(
+            [facts.arrays_match(names[0], [e], of, _ROUNDED, tolerance=rounded) for of in ("values", "gradients")]
+        )
         message = ""
         if low < dense or not least <= plainly <= most or low + plainly < sum(products.values()):
             message = (
                 f"with dtype bfloat16 there are {low} products of bfloat16 and "
                 f"{count_of(sum(products.values()) - low, 'other')}. "
-                "Those of dense layers, head included, are of bfloat16, forward and backward, and those of attention "
+                "Those of dense layers, and of a head, are of bfloat16, forward and backward, and those of attention "
                 f"of float32: here there should be between {least} and {most} of those, and there are {plainly}"
             )
         elif not near.passed:

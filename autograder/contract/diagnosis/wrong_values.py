@@ -56,6 +56,7 @@ def explain_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evi
         or _alike(measured, expected, tolerance * scale, e.case)
         or _unrounded(measured, expected, right)
         or _rounded((measured - expected) / scale, expected)
+        or _never_used(e, leaf)
         or (_as_dropped(e, expected, right, tolerance * scale) if _drops(e) else "")
         or (_masked(right) if _drops(e) and not _without(every, tolerance) else "")
         or ("" if whereabouts or not np.any(expected[right]) else _at_one_place(e, leaf, right))
@@ -301,6 +302,20 @@ def _rounded(errors: np.ndarray, expected: np.ndarray) -> Said:
     return Said(f"{text}precision, or by another formula, of which one only approximates the other?", (About.ROUNDING,))
 
 
+def _never_used(e: Evidence, leaf: str) -> str:
+    """Report a gradient that is zero throughout at some indices of a dim, on every device, and should not be."""
+    laid = layout(e, leaf) if leaf.startswith("gradients") else None
+    if laid is None:
+        return ""
+    measured, expected = (laid.of(side[leaf]) != 0 for side in (e.measured, e.expected))
+    for dim in range(1, measured.ndim):
+        others = tuple(other for other in range(measured.ndim) if other != dim)
+        used, needed = np.any(measured, axis=others), np.any(expected, axis=others)
+        if np.any(used) and np.any(needed & ~used):
+            return _along(used | ~needed, 0, laid.local[dim - 1 :], "zero throughout. Is what belongs there ever used?")
+    return ""
+
+
 def _at_one_place(e: Evidence, leaf: str, right: np.ndarray) -> str:
     """Locate the wrong elements: on some devices, or at few or contiguous indices of a device's own array."""
     laid = layout(e, leaf)
@@ -321,7 +336,7 @@ def _at_one_place(e: Evidence, leaf: str, right: np.ndarray) -> str:
     return _along(right, 0, range(right.ndim))
 
 
-def _along(right: np.ndarray, first: int, names: Sequence[int]) -> str:
+def _along(right: np.ndarray, first: int, names: Sequence[int], what: str = "wrong.") -> str:
     """Use the best dim from ``first`` on; ``names`` are the names of the dims."""
     found = []
     for dim in range(first, right.ndim):
@@ -334,4 +349,4 @@ def _along(right: np.ndarray, first: int, names: Sequence[int]) -> str:
     _, dim, wrong = min(found, key=lambda one: one[:2])
     which = f"{wrong[0]} to {wrong[-1]}" if len(wrong) > 4 else join_words(map(str, wrong))
     places = f"index {which} is" if len(wrong) == 1 else f"indices {which} are"
-    return f"Along dim {names[dim - first]}, of {right.shape[dim]}, only {places} wrong."
+    return f"Along dim {names[dim - first]}, of {right.shape[dim]}, only {places} {what}"

@@ -52,6 +52,18 @@ def test_devices_are_asked_about_only_where_there_are_several(mesh, asked):
     assert asked in arrays_match("gradients", [e], "gradients", "A guess.").message
 
 
+@pytest.mark.parametrize(
+    ("split", "said"), [((), "Along dim 0, of 4, only index 2 is"), (("pipe",), "Along dim 0, of 2, only")]
+)
+def test_indices_of_which_a_gradient_is_zero_throughout_are_named_though_the_rest_is_wrong_too(split, said):
+    idle = np.isin(np.arange(4), (0, 2) if split else (2,))[:, None]
+    e = evidence(np.float32(np.where(idle, 0, DRAWN + np.cos(9 * DRAWN))), secret=False)
+    leaf = Leaf("gradients/layers/up", (4, 8), "float32", (split, ()), "output")
+    e = replace(e, case=Case("c", CUBE, Model(width=1, hidden=1)), outputs=(leaf,))
+    message = arrays_match("gradients", [e], "gradients", "A guess.").message
+    assert said in message and "zero throughout. Is what belongs there ever used? A guess." in message
+
+
 @pytest.mark.parametrize("secret", [False, True])
 @pytest.mark.parametrize("what", CAUSES)
 def test_the_cause_of_wrong_numbers_is_said_where_they_show_it(what, secret):

@@ -1,6 +1,7 @@
 """Typical mistakes in ``schedules``, and the messages that they must get."""
+# ruff: noqa: E501  edits and quoted lines are a notebook's, whole
 
-from autograder.proof.mistakes import Mistake
+from autograder.proof.mistakes import EDITED, Mistake
 
 MISTAKES = {
     "one_f_one_b": {
@@ -78,6 +79,15 @@ MISTAKES = {
         "permute inside of a branch": Mistake(
             r"devices would wait for each other forever.*A collective inside a branch must be reached by every device",
             {'{"dx": dx, "pending"': '{"dx": lax.ppermute(dx, axis_name, behind), "pending"'},
+            line=EDITED,
+        ),
+        "permute moved into a branch": Mistake(
+            r"devices would wait for each other forever.*A collective inside a branch must be reached by every device",
+            {
+                'return state | {"dx": dx, "pending"': 'return state | {"dx": lax.ppermute(dx, axis_name, behind), "pending"',
+                'y, dx = lax.ppermute(state["y"], axis_name, ahead), lax.ppermute(state["dx"], axis_name, behind)': 'y, dx = lax.ppermute(state["y"], axis_name, ahead), state["dx"]',
+            },
+            line='return state | {"dx": lax.ppermute(dx, axis_name, behind), "pending"',
         ),
     },
     "two_weight_versions_step": {

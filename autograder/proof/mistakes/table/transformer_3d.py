@@ -31,7 +31,16 @@ MISTAKES = {
             r"Only devices at pipe 1 are wrong",
             {"layer_key(key, microbatch, first + j)": "layer_key(key, microbatch, j)"},
             never="Along dim 0",
-        )
+        ),
+        "the residual stream rounded": Mistake(
+            r"Where it is right in float32: what else is rounded, such as what one block passes on to the next\?",
+            {"block(one, x, layer": "block(one, x.astype(options.dtype).astype(x.dtype), layer"},
+        ),
+        "a layer left out": Mistake(
+            r"Along dim 0, of 2, only index 1 is zero throughout\. Is what belongs there ever used\?",
+            {"range(len(jax.tree.leaves(weights)[0]))": "range(len(jax.tree.leaves(weights)[0]) - 1)"},
+            never="mask",
+        ),
     },
     "train_step_3d": {
         "gradients not clipped": Mistake(
