@@ -102,8 +102,10 @@ def measured(figures: Sequence[Figure]) -> str:
     def cells(figure: Figure, found: float) -> list[str]:
         return [_error(figure) if figure.unit == "GB" else f"{found / figure.published:.2f}"]
 
+    origin = "<!-- origin: measured; predicted, idealised; predicted, calibrated; compiled -->"
     return "\n\n".join(
-        f"**{kind}**, {_installed(kind)}:\n\n" + _runs(figures, [own.memory, own.time], head, cells, digits=True)
+        f"**{kind}**, {_installed(kind)}:\n\n{origin}\n\n"
+        + _runs(figures, [own.memory, own.time], head, cells, digits=True)
         for kind, own in ours()
     )
 

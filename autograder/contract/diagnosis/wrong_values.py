@@ -312,7 +312,12 @@ def _never_used(e: Evidence, leaf: str) -> str:
         others = tuple(other for other in range(measured.ndim) if other != dim)
         used, needed = np.any(measured, axis=others), np.any(expected, axis=others)
         if np.any(used) and np.any(needed & ~used):
-            return _along(used | ~needed, 0, laid.local[dim - 1 :], "zero throughout. Is what belongs there ever used?")
+            return _along(
+                np.logical_or(used, ~needed),
+                0,
+                laid.local[dim - 1 :],
+                "zero throughout. Is what belongs there ever used?",
+            )
     return ""
 
 
