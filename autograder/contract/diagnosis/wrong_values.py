@@ -200,6 +200,8 @@ def _off_by_an_input(e: Evidence, leaf: str) -> Said:
     rows = (measured.astype(np.float64) - expected).reshape(-1, expected.shape[-1])
     vectors = {n: np.asarray(v) for n, v in e.drawn.items() if np.shape(v) == rows.shape[1:] and len(v) >= FEW}
     for name, vector in vectors.items():
+        if name.rpartition("/")[2] == leaf.rpartition("/")[2]:
+            continue  # a moment of `bias`, say, is a multiple of its gradient
         times = float(np.sum(rows[0] * vector) / max(float(np.sum(np.square(vector, dtype=np.float64))), 1e-30))
         if abs(times) <= ROUNDED or np.max(np.abs(rows - times * vector)) > ROUNDED * np.max(np.abs(rows)):
             continue

@@ -95,7 +95,7 @@ MISTAKES = {
             {"layer_key(key, microbatch, index)": "layer_key(key, microbatch, 0)"},
         ),
         "branches of a cond that vary differently": Mistake(
-            r"branches of a lax\.cond.*one gives float32\[\]\{V:pipe\}, the other float32\[\].*vary_alike",
+            r"branches of a lax\.cond.*one gives float32\[\]\{V:pipe\}, another float32\[\].*vary_alike",
             {
                 "return lax.psum(jnp.where(last, loss, 0.0), axis_name)": "return lax.psum(lax.cond(last, lambda: loss, lambda: 0.0), axis_name)",
                 "if rows % num_stages:": "if True:",
