@@ -1,5 +1,6 @@
 """An invalid answer is wrong whatever the right answer is, and is judged like any other."""
 
+import datetime
 import json
 
 import numpy as np
@@ -72,3 +73,32 @@ def test_answers_are_json_of_bounded_length():
 
 def test_ranges_in_an_answer_are_the_numbers_that_they_stand_for():
     assert answers._formed("layers", (range(2), [3], range(4, 4)), None) == ((0, 1), (3,), ())
+
+
+def asserted(count):
+    assert count, "none"
+
+
+def raising(count):
+    if not count:
+        raise KeyError("none")
+
+
+def dividing(count):
+    return 1 // count
+
+
+def raised_by_a_library(count):
+    return datetime.date.fromisocalendar(2026, 1, "a")
+
+
+@pytest.mark.parametrize(
+    ("function", "meant"),
+    [(asserted, True), (raising, True), (dividing, False), (raised_by_a_library, False)],
+)
+def test_only_an_error_that_the_function_itself_raises_is_told_that_a_refusal_is_another(function, meant):
+    with pytest.raises(Exception) as raised:
+        answers.answer_or_refusal(function, 0)
+    assert not isinstance(raised.value, ValueError)
+    (note,) = raised.value.__notes__
+    assert note.startswith(f"{function.__name__}(0)") and ("only ValueError counts" in note) is meant

@@ -7,6 +7,7 @@ questions in one Program, and its answers form a tuple.
 
 from __future__ import annotations
 
+import dis
 import json
 import traceback
 from collections.abc import Callable, Sequence
@@ -91,10 +92,16 @@ def answer_or_refusal(function: Callable[..., Any], *arguments: Any) -> Any:
         return Refusal(str(error)[:200])
     except Exception as error:
         shown = (getattr(argument, "__name__", repr(argument)) for argument in arguments)
-        meant = (traceback.extract_tb(error.__traceback__)[-1].line or "").startswith(("raise ", "assert "))
-        other = "; only ValueError counts as a refusal" if meant else ""
+        other = "; only ValueError counts as a refusal" if _raised_by(function, error) else ""
         error.add_note(Call(f"{getattr(function, '__name__', '')}({', '.join(shown)}){other}"))
         raise
+
+
+def _raised_by(function: Callable[..., Any], error: Exception) -> bool:
+    """Whether a ``raise`` or an ``assert`` of the learner's own code raised it, and nothing that this code called."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    raises = frame.f_code.co_code[frame.f_lasti] == dis.opmap["RAISE_VARARGS"]
+    return raises and frame.f_globals is getattr(function, "__globals__", None)
 
 
 def wrap_questions(name: str, function: Any, case: Case[Any], *, expected: str, most: int) -> Wrapped:

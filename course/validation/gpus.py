@@ -51,9 +51,9 @@ def ours() -> Iterator[tuple[str, Gpu]]:
     """The kinds of GPU, as JAX names them, that the runs were measured on."""
     for kind, name in PEAKS.items():
         rows = {row: found for row, found in recorded_rows(kind).items() if NOT_MEASURED not in found}
-        taken = {run.name: rows[f"step {run.name}"] for run in RUNS if f"step {run.name}" in rows}
-        if taken:
-            runs = {run: (row["bytes"], row["seconds"]) for run, row in taken.items()}
+        taken = {run.name: rows.get(f"step {run.name}", {}) for run in RUNS}
+        runs = {run: (row["bytes"], row["seconds"]) for run, row in taken.items() if row.get("bytes")}
+        if runs:
             factors, name_of_group = reached(kind, rows), f"our {kind.removeprefix('NVIDIA ')}"
             own = factors and replace(machine(name), efficiency=factors)
             yield kind, Gpu(name_of_group, name, MEASURED, runs, own)

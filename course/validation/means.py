@@ -7,16 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 
 from course.validation.gpus import ours
-from course.validation.rows import (
-    CLOSED,
-    LOOPING,
-    MEMORY,
-    PLANNED_MEMORY,
-    PLANNED_TIME,
-    RINGS,
-    TIME,
-    Figure,
-)
+from course.validation.rows import CLOSED, LOOPING, MEMORY, PLANNED_MEMORY, PLANNED_TIME, RINGS, TIME, Figure
 
 GOALS = {
     (CLOSED, "timeline"): 5e-5,

@@ -10,6 +10,7 @@ from statistics import fmean, pstdev
 
 from course.measured.card import file_name
 from course.measured.rows import FOLDER, recorded_rows
+from course.measured.validate import kernel_name
 from course.planning.efficiency import factors
 from course.render.page_parts import write_parts
 from course.validation import rows
@@ -238,9 +239,12 @@ def averages(figures: Sequence[Figure]) -> str:
     return _table(("group", "lens", "rows", "mean error", "bias", "spread", "goal", "", "order"), found, 2)
 
 
+_MATMULS_HERE = {rows.matmul_name(side): kernel_name("matmul", "bf16", side) for side in rows.MATMULS}
+
+
 def _on_our_h100(name: str) -> str:
     """The rate of a matmul of XLA's tables on an H100 of ours; of collectives there is none."""
-    row = recorded_rows(H100).get(name.replace("³", "").replace("matmul ", "matmul bf16 "), {})
+    row = recorded_rows(H100).get(_MATMULS_HERE.get(name, ""), {})
     return f"{row['rate'] / 1e12:.4g}" if row.get("rate") else NOT_MEASURED
 
 

@@ -164,10 +164,8 @@ def test_numbers_in_the_text_are_those_recorded():
     ]
     assert units == [1.0] * 2 + [page.GIB / page.GB] * 4 and "2^{30}$, the other four are" in text
     short = [mean.error for mean in means(RECORDED.rows) if mean.lens == OWN_RATES]
-    assert [round(1 / (error or 1)) for error in short] == [
-        10,
-        7,
-    ] and "a tenth too short on the H100 and a seventh" in text
+    assert [round(1 / (error or 1)) for error in short] == [10, 7]
+    assert "a tenth too short on the H100 and a seventh" in text
     for (_, own), percent in zip(ours(), ("15% on the H100", "9% on the H200"), strict=True):
         ratios = [(r.found or 0) / r.published for r in RECORDED.rows if (r.group, r.lens) == (own.time, "timeline")]
         assert f"{100 * (max(ratios) / min(ratios) - 1):.0f}%" == percent.partition(" ")[0] and percent in text

@@ -8,8 +8,8 @@ from showing import Table, example, say
 from course.machines import A5000, H100, H100_CALIBRATED, MACHINES, TPU_V5E, TWO_A100, load, machine, scaled
 from course.measured.rows import recorded_rows
 from course.measured.single_device import PEAKS
-from course.measured.validate import MATMUL_SIZES, MOVE_SIZES
-from course.validation.gpus import ours
+from course.measured.validate import MATMUL_SIZES, MOVE_SIZES, kernel_name
+from course.validation import gpus
 
 OWN_RATES = """\
 [machines.ours]
@@ -19,7 +19,7 @@ efficiency = {{ matmul = {:.3f}, memory = {:.3f} }}
 [machines.ours.sources]
 efficiency = "the largest product and the largest sum of make validate-gpu"
 """
-GPUS = ("NVIDIA H100 80GB HBM3", "NVIDIA H200")
+GPUS = (gpus.H100, "NVIDIA H200")
 OWN = """\
 [machines.ours]
 like = "8xH100"
@@ -53,11 +53,11 @@ def reached() -> Table:
     table, rows = Table("operation", *columns), {name: recorded_rows(name) for name in GPUS}
     for dtype, words in (("bf16", "bf16"), ("f32 default", "f32")):
         for side in MATMUL_SIZES:
-            found = [(rows[name][f"matmul {dtype} {side}"]["rate"], machine(PEAKS[name])) for name in GPUS]
+            found = [(rows[name][kernel_name("matmul", dtype, side)]["rate"], machine(PEAKS[name])) for name in GPUS]
             shown = [(f"{rate / 1e12:.0f}", f"{100 * rate / m.peak(words):.0f}%") for rate, m in found]
             table.add(f"product, {words}, side {side:,}, TFLOP/s", *(text for pair in shown for text in pair))
     for size in MOVE_SIZES[1:]:
-        found = [(rows[name][f"add {size // 2**20} MiB"]["rate"], machine(PEAKS[name])) for name in GPUS]
+        found = [(rows[name][kernel_name("add", "f32 default", size)]["rate"], machine(PEAKS[name])) for name in GPUS]
         shown = [(f"{rate / 1e12:.2f}", f"{100 * rate / m.memory_bandwidth:.0f}%") for rate, m in found]
         table.add(f"sum of two arrays of {size // 2**20:,} MiB, TB/s", *(text for pair in shown for text in pair))
     return table
@@ -117,7 +117,7 @@ def own() -> str:
 @example("measured")
 def own_rates() -> str:
     """A machine file with the factors that our H100 reached; loaded, and compared with the validation's machine."""
-    where = dict(ours())[GPUS[0]].own_rates
+    where = dict(gpus.ours())[gpus.H100].own_rates
     assert where
     factors = where.efficiency.matmul, where.efficiency.memory
     text = OWN_RATES.format(*factors)

@@ -45,15 +45,13 @@ def run() -> str:
 @example("measured", "predicted, idealised", "compiled")
 def gpu() -> dict[str, str]:
     kept = json.loads((FOLDER / "nvidia-h200.json").read_text())
-    (cpu,), rows = recorded_rows("cpu").values(), recorded_rows("NVIDIA H200")
-    trained = {name: row for name, row in rows.items() if name.startswith("train ")}
+    (cpu,) = recorded_rows("cpu").values()
+    trained = {name: row for name, row in kept["rows"].items() if name.startswith("train ")}
     printed = {}
     for key, (name, row) in zip(("small", "large"), trained.items(), strict=True):
         card = {"rows": {name: row}, "cards": [kept["cards"][row["card"]]]}
         printed[key] = "\n".join(f"{what:13} {text}" for what, text in lines(card).items())
     same = trained["train compiler data=1"]
-    assert {k: same[k] for k in ("sizes", "schedule", "batch", "seed")} == {
-        k: cpu[k] for k in ("sizes", "schedule", "batch", "seed")
-    }
+    assert all(same[what] == cpu[what] for what in ("sizes", "schedule", "batch", "seed"))
     say(here=f"{same['validation_loss']:.4f}", cpu=f"{cpu['validation_loss']:.4f}")
     return printed

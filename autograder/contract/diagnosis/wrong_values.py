@@ -314,12 +314,8 @@ def _never_used(e: Evidence, leaf: str) -> str:
         others = tuple(other for other in range(measured.ndim) if other != dim)
         used, needed = np.any(measured, axis=others), np.any(expected, axis=others)
         if np.any(used) and np.any(needed & ~used):
-            return _along(
-                np.logical_or(used, ~needed),
-                0,
-                laid.local[dim - 1 :],
-                "zero throughout. Is what belongs there ever used?",
-            )
+            what = "zero throughout. Is what belongs there ever used?"
+            return _along(np.logical_or(used, ~needed), 0, laid.local[dim - 1 :], what)
     return ""
 
 
