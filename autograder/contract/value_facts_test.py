@@ -1,7 +1,7 @@
 """An invalid answer is wrong whatever the right answer is, and is judged like any other."""
 
-import datetime
 import json
+import random
 
 import numpy as np
 import pytest
@@ -89,7 +89,7 @@ def dividing(count):
 
 
 def raised_by_a_library(count):
-    return datetime.date.fromisocalendar(2026, 1, "a")
+    return random.choice(range(count))
 
 
 @pytest.mark.parametrize(
