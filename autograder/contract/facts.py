@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder.contract.comparing import is_under, norm, rounding, scale_of, shapes_on_a_device
-from autograder.contract.diagnosis import factors, wrong_values
+from autograder.contract.diagnosis import dropout, factors, wrong_values
 from autograder.contract.diagnosis.misplaced import layout, rank_of
 from autograder.contract.output_checks import broadcast, show_spec
 from autograder.contract.said import About, Said
@@ -95,7 +95,7 @@ def arrays_match(
             before = [x for x, fact in before if not fact.passed and fact.unit == Unit.RELATIVE]
             alike = [wrong_values.explain_values(e, x, tolerance, evidence) for x in before]
             partly = partly or any(About.RIGHT_MASKS in one.about for one in alike)
-            asks = Said() if swap else wrong_values.question(cause, hint, *cases, nothing_right=keys and not partly)
+            asks = Said() if swap else dropout.question(cause, hint, *cases, nothing_right=keys and not partly)
             about = (*cause.about, *asks.about)
             sentences += [cause.text, asks.text]
             if kind is Kind.GRADIENTS and cause and cause in alike:

@@ -49,6 +49,7 @@ class Evidence:
         exposed: Seconds that communication over ``Task.exposed_axes`` adds to the timeline.
         form: A canonical form of the Program, to find others equivalent to it.
         drawn: The inputs by name, to locate them in ``measured``; empty for a Program that is only analysed.
+        squeezed: The axis whose dim, of one on each device, the function does not see.
     """
 
     case: Case[Any]
@@ -65,6 +66,7 @@ class Evidence:
     exposed: float | None = None
     form: str = ""
     drawn: Mapping[str, np.ndarray] = field(default_factory=dict)
+    squeezed: str = ""
 
 
 class ChapterError(Exception):

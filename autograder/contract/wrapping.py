@@ -49,7 +49,8 @@ def returned_by(function: Callable[..., Any]) -> Iterator[None]:
 class Wrapped:
     """A learner's function, wrapped for export: see ``course.program.export``.
 
-    ``inputs`` holds trees of shapes; ``out_specs`` may be a callable that is called after tracing.
+    ``inputs`` holds trees of shapes; ``out_specs`` may be a callable that is called after tracing. ``squeezed`` is an
+    axis whose dim, of one on each device, the function does not see.
     """
 
     function: Callable[..., dict[str, Any]]
@@ -58,6 +59,7 @@ class Wrapped:
     out_specs: dict[str, Any] | Callable[[], dict[str, Any]]
     roles: dict[str, str] = field(default_factory=dict)
     donate: tuple[str, ...] = ()
+    squeezed: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ def on_mesh(
     results: dict[str, Any],
     roles: dict[str, str] | None = None,
     donate: tuple[str, ...] = (),
+    squeezed: str = "",
 ) -> Wrapped:
     """Wrap a per-device function for the case's mesh as one function of whole arrays.
 
@@ -116,6 +119,7 @@ def on_mesh(
         results: Specs of the outputs of ``local``.
         roles: ``state``, ``batch`` (the default) or ``key``, by input.
         donate: Inputs whose buffers the step may reuse.
+        squeezed: The axis whose dim ``local`` takes away before it calls the function.
     """
     shapes = {name: tree for name, (tree, _) in inputs.items()}
     specs = {name: tree for name, (_, tree) in inputs.items()}
@@ -125,7 +129,7 @@ def on_mesh(
         mapped = jax.shard_map(local, mesh=mesh, in_specs=tuple(specs.values()), out_specs=results)
         return mapped(*(arrays[name] for name in specs))
 
-    return Wrapped(program, shapes, specs, results, roles or {}, donate)
+    return Wrapped(program, shapes, specs, results, roles or {}, donate, squeezed)
 
 
 def with_own_specs(local: Callable[[Any], tuple[Any, Any]], case: Case[Any], shapes: Any) -> Wrapped:

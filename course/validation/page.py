@@ -13,10 +13,10 @@ from course.measured.rows import FOLDER, recorded_rows
 from course.measured.validate import kernel_name
 from course.planning.efficiency import factors
 from course.render.page_parts import write_parts
-from course.validation import rows
+from course.validation import plot, rows
 from course.validation.gpus import H100, ours
 from course.validation.means import means
-from course.validation.plot import Series, ratio_svg
+from course.validation.plot import GB, GIB
 from course.validation.rows import (
     CLOSED,
     LOOPING,
@@ -24,16 +24,17 @@ from course.validation.rows import (
     PLANNED_MEMORY,
     PLANNED_TIME,
     RINGS,
-    TABLES,
     TIME,
     Figure,
     bubble_name,
+    figures_of,
+    ratios_of,
+    xla_tables,
 )
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "site" / "pages" / "validation.md"
 FIGURES = ROOT / "site" / "figures"
-GB, GIB = 1e9, 2.0**30
 # The pipelines that the page lists individually; the rest share one row.
 LISTED = [bubble_name(8, m, r) for m, r in ((1, 1), (8, 1), (16, 1), (8, 2), (8, 4))]
 SUMMED = {bubble_name(*size) for size in rows.BUBBLES} - {*LISTED}
@@ -44,10 +45,6 @@ _DIGITS = {"GB": ".2f", "s": ".3f"}
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> str:
     rule = "|" + "---|" * left + "---:|" * (len(columns) - left)
     return "\n".join([f"| {' | '.join(columns)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])
-
-
-def _of(figures: Sequence[Figure], group: str, lens: str = "") -> list[Figure]:
-    return [figure for figure in figures if figure.group == group and lens in ("", figure.lens)]
 
 
 def number(value: float | None) -> str:
@@ -67,7 +64,7 @@ def _error(figure: Figure) -> str:
 
 def closed(figures: Sequence[Figure]) -> str:
     """The closed forms: the named ones, and the largest error of all other pipelines."""
-    every = _of(figures, CLOSED)
+    every = figures_of(figures, CLOSED)
     found = [
         [f.name, f.lens, number(f.published), number(f.found), f.unit, _error(f)] for f in every if f.name not in SUMMED
     ]
@@ -130,7 +127,7 @@ def _runs(
     """
     table: dict[str, list[str]] = {}
     for group in groups:
-        for figure in _of(figures, group):
+        for figure in figures_of(figures, group):
             row = table.setdefault(figure.name, [figure.name])
             if figure.lens in ("liveness", "timeline"):
                 row.append(f"{figure.published:{_DIGITS[figure.unit] if digits else 'g'}}")
@@ -153,7 +150,7 @@ def _spread(figures: Sequence[Figure], groups: Sequence[str]) -> str:
     found = []
     for group in groups:
         for lens in ("timeline", "replay", *((rows.OWN_RATES,) if group != TIME else ())):
-            ratios = [ratio for ratio in _ratios(figures, group, lens) if ratio is not None]
+            ratios = [ratio for ratio in ratios_of(figures, group, lens) if ratio is not None]
             if not ratios:
                 found.append([group, lens, *[NOT_MEASURED] * 4])
                 continue
@@ -169,7 +166,7 @@ def others(figures: Sequence[Figure]) -> str:
     """The looping pipeline and the ring: ratios and counts."""
     found = [
         [f.name, f.lens, number(f.published), number(f.found), _error(f)]
-        for f in (*_of(figures, LOOPING), *_of(figures, RINGS))
+        for f in (*figures_of(figures, LOOPING), *figures_of(figures, RINGS))
     ]
     return _table(("", "lens", "published or counted", "lens gives", "error"), found, 2)
 
@@ -177,7 +174,7 @@ def others(figures: Sequence[Figure]) -> str:
 def planner(figures: Sequence[Figure]) -> str:
     """Published runs by the planner: step time at the chip's factor and at the other papers', and memory."""
     kinds = (PLANNED_TIME, "planner"), (PLANNED_TIME, "unseen"), (PLANNED_MEMORY, "planner")
-    seconds, unseen, sizes = ({f.name: f for f in _of(figures, *kind)} for kind in kinds)
+    seconds, unseen, sizes = ({f.name: f for f in figures_of(figures, *kind)} for kind in kinds)
     found = []
     for name, f in seconds.items():
         held = sizes.get(name)
@@ -198,16 +195,9 @@ def chips(_: Sequence[Figure]) -> str:
     return _table(("chip", "fitted on", "factor", "single runs", "runs", "mean error", "unseen"), found, 2)
 
 
-def _xla_tables(figures: Sequence[Figure], machine: str) -> dict[str, Figure]:
-    """The figures of XLA's tables on a machine, by name."""
-    by_name = {figure.name: figure for figure in _of(figures, TABLES)}
-    names = [*map(rows.matmul_name, rows.MATMULS), *map(rows.gather_name, rows.GATHERS)]
-    return {name: by_name[f"{name}, {machine}"] for name in names}
-
-
 def tables(figures: Sequence[Figure]) -> str:
     """XLA's tables compared with both H100 machines."""
-    calibrated = _xla_tables(figures, rows.CALIBRATED)
+    calibrated = xla_tables(figures, rows.CALIBRATED)
     found = [
         [
             f"{name}, {f.unit}",
@@ -217,7 +207,7 @@ def tables(figures: Sequence[Figure]) -> str:
             number(calibrated[name].found),
             _on_our_h100(name),
         ]
-        for name, f in _xla_tables(figures, rows.IDEALISED).items()
+        for name, f in xla_tables(figures, rows.IDEALISED).items()
     ]
     return _table(("", "XLA's table", "`8xH100`", "error", "`8xH100-calibrated`", "on our H100"), found, 1)
 
@@ -232,7 +222,7 @@ def averages(figures: Sequence[Figure]) -> str:
         apart = [_percent(mean.bias), _percent(mean.spread, ".1f")] if mean.rows > 1 else ["", ""]
         found.append([mean.group, mean.lens, str(mean.rows), error, *apart, _percent(mean.goal, ".3g"), met, order])
     for lens in ("liveness", "compiled"):
-        errors = [ratio - 1 for ratio in _ratios(figures, MEMORY, lens, GB / GIB) if ratio is not None]
+        errors = [ratio - 1 for ratio in ratios_of(figures, MEMORY, lens, GB / GIB) if ratio is not None]
         error = _percent(fmean(map(abs, errors)), ".2f") if errors else NOT_MEASURED
         apart = [_percent(fmean(errors)), _percent(pstdev(errors), ".1f")] if errors else ["", ""]
         found.append([f"{MEMORY}, read as GiB", lens, str(len(errors)), error, *apart, "", "", ""])
@@ -248,71 +238,6 @@ def _on_our_h100(name: str) -> str:
     return f"{row['rate'] / 1e12:.4g}" if row.get("rate") else NOT_MEASURED
 
 
-def _ratios(figures: Sequence[Figure], group: str, lens: str, scale: float = 1.0) -> tuple[float | None, ...]:
-    return tuple(f.found and scale * f.found / f.published for f in _of(figures, group, lens))
-
-
-def memory_plot(figures: Sequence[Figure]) -> str:
-    """Peaks over published ones, GB read as 10^9 bytes (filled) and as 2^30 (open)."""
-    series = [
-        Series(lens + (", if GiB" if scale < 1 else ""), _ratios(figures, MEMORY, lens, scale), style, scale < 1)
-        for scale in (1.0, GB / GIB)
-        for style, lens in enumerate(("liveness", "compiled"))
-    ]
-    return _run_plot("Peak memory", figures, MEMORY, series, (0.8, 0.9, 1.0, 1.1, 1.2), 0.05)
-
-
-def time_plot(figures: Sequence[Figure]) -> str:
-    """Step times over published ones."""
-    series = [Series(lens, _ratios(figures, TIME, lens), i) for i, lens in enumerate(("timeline", "replay"))]
-    return _run_plot("Step time", figures, TIME, series, (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3), 0.1)
-
-
-def measured_memory_plot(figures: Sequence[Figure]) -> str:
-    """Peaks over those measured on our GPUs."""
-    groups = [own.memory for _, own in ours()]
-    return _measured_plot("Peak memory", figures, groups, ("liveness", "compiled"), (0.8, 0.9, 1.0, 1.1, 1.2), 0.05)
-
-
-def measured_time_plot(figures: Sequence[Figure]) -> str:
-    """Step times over those measured on our GPUs."""
-    groups, ticks = [own.time for _, own in ours()], (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1)
-    return _measured_plot("Step time", figures, groups, ("timeline", rows.OWN_RATES), ticks)
-
-
-def _measured_plot(
-    what: str,
-    figures: Sequence[Figure],
-    groups: Sequence[str],
-    lenses: Sequence[str],
-    ticks: Sequence[float],
-    goal: float = 0.0,
-) -> str:
-    names = [figure.name for figure in _of(figures, groups[0], lenses[0])]
-    series = [
-        Series(f"{lens}, {group.partition(',')[0]}", _ratios(figures, group, lens), style, number > 0)
-        for number, group in enumerate(groups)
-        for style, lens in enumerate(lenses)
-    ]
-    return ratio_svg(f"{what} on our GPUs, predicted over measured", names, series, ticks, goal)
-
-
-def _run_plot(
-    what: str, figures: Sequence[Figure], group: str, series: list[Series], ticks: Sequence[float], goal: float
-) -> str:
-    names = list(dict.fromkeys(figure.name for figure in _of(figures, group)))
-    return ratio_svg(f"{what} on one A5000, predicted over published", names, series, ticks, goal)
-
-
-def tables_plot(figures: Sequence[Figure]) -> str:
-    """The idealised H100 over XLA's tables."""
-    ideal = _xla_tables(figures, rows.IDEALISED)
-    series = [Series("8xH100, idealised", tuple(f.found / f.published for f in ideal.values() if f.found), 0)]
-    return ratio_svg(
-        "Rates of the idealised 8xH100 over XLA's measured tables", list(ideal), series, (0.8, 1.0, 1.5, 2, 3, 4)
-    )
-
-
 BLOCKS: dict[str, Callable[[Sequence[Figure]], str]] = {
     "means": averages,
     "closed forms": closed,
@@ -326,17 +251,10 @@ BLOCKS: dict[str, Callable[[Sequence[Figure]], str]] = {
     "planner": planner,
     "chips": chips,
 }
-PLOTS: dict[str, Callable[[Sequence[Figure]], str]] = {
-    "validation_memory.svg": memory_plot,
-    "validation_time.svg": time_plot,
-    "validation_measured_memory.svg": measured_memory_plot,
-    "validation_measured_time.svg": measured_time_plot,
-    "validation_tables.svg": tables_plot,
-}
 
 
 def write(figures: Sequence[Figure]) -> None:
     """Bring the page's tables and its plots up to date."""
     write_parts(PAGE, {name: make(figures) for name, make in BLOCKS.items()})
-    for name, make in PLOTS.items():
+    for name, make in plot.PLOTS.items():
         (FIGURES / name).write_text(make(figures) + "\n")

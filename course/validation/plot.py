@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from course.render.svg import AXES, MATMUL, svg, text, unique
+from course.validation import rows
+from course.validation.gpus import ours
+from course.validation.rows import MEMORY, TIME, Figure, figures_of, ratios_of, xla_tables
+
+# What a published “GB” may mean.
+GB, GIB = 1e9, 2.0**30
 
 LEFT, WIDTH, RIGHT = 250.0, 330.0, 20.0
 HEAD, STEP, MARK = 26.0, 24.0, 5.0
@@ -100,3 +106,73 @@ def _legend(series: Sequence[Series], y: float) -> tuple[str, float]:
         parts += [_dot(one, x, y, one.name), text(one.name, x + 12, y + 4)]
         x += width
     return "".join(parts), y + 14
+
+
+def memory_plot(figures: Sequence[Figure]) -> str:
+    """Peaks over published ones, GB read as 10^9 bytes (filled) and as 2^30 (open)."""
+    series = [
+        Series(lens + (", if GiB" if scale < 1 else ""), ratios_of(figures, MEMORY, lens, scale), style, scale < 1)
+        for scale in (1.0, GB / GIB)
+        for style, lens in enumerate(("liveness", "compiled"))
+    ]
+    return _run_plot("Peak memory", figures, MEMORY, series, (0.8, 0.9, 1.0, 1.1, 1.2), 0.05)
+
+
+def time_plot(figures: Sequence[Figure]) -> str:
+    """Step times over published ones."""
+    series = [Series(lens, ratios_of(figures, TIME, lens), i) for i, lens in enumerate(("timeline", "replay"))]
+    return _run_plot("Step time", figures, TIME, series, (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3), 0.1)
+
+
+def measured_memory_plot(figures: Sequence[Figure]) -> str:
+    """Peaks over those measured on our GPUs."""
+    groups = [own.memory for _, own in ours()]
+    return _measured_plot("Peak memory", figures, groups, ("liveness", "compiled"), (0.8, 0.9, 1.0, 1.1, 1.2), 0.05)
+
+
+def measured_time_plot(figures: Sequence[Figure]) -> str:
+    """Step times over those measured on our GPUs."""
+    groups, ticks = [own.time for _, own in ours()], (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1)
+    return _measured_plot("Step time", figures, groups, ("timeline", rows.OWN_RATES), ticks)
+
+
+def _measured_plot(
+    what: str,
+    figures: Sequence[Figure],
+    groups: Sequence[str],
+    lenses: Sequence[str],
+    ticks: Sequence[float],
+    goal: float = 0.0,
+) -> str:
+    names = [figure.name for figure in figures_of(figures, groups[0], lenses[0])]
+    series = [
+        Series(f"{lens}, {group.partition(',')[0]}", ratios_of(figures, group, lens), style, number > 0)
+        for number, group in enumerate(groups)
+        for style, lens in enumerate(lenses)
+    ]
+    return ratio_svg(f"{what} on our GPUs, predicted over measured", names, series, ticks, goal)
+
+
+def _run_plot(
+    what: str, figures: Sequence[Figure], group: str, series: list[Series], ticks: Sequence[float], goal: float
+) -> str:
+    names = list(dict.fromkeys(figure.name for figure in figures_of(figures, group)))
+    return ratio_svg(f"{what} on one A5000, predicted over published", names, series, ticks, goal)
+
+
+def tables_plot(figures: Sequence[Figure]) -> str:
+    """The idealised H100 over XLA's tables."""
+    ideal = xla_tables(figures, rows.IDEALISED)
+    series = [Series("8xH100, idealised", tuple(f.found / f.published for f in ideal.values() if f.found), 0)]
+    return ratio_svg(
+        "Rates of the idealised 8xH100 over XLA's measured tables", list(ideal), series, (0.8, 1.0, 1.5, 2, 3, 4)
+    )
+
+
+PLOTS: dict[str, Callable[[Sequence[Figure]], str]] = {
+    "validation_memory.svg": memory_plot,
+    "validation_time.svg": time_plot,
+    "validation_measured_memory.svg": measured_memory_plot,
+    "validation_measured_time.svg": measured_time_plot,
+    "validation_tables.svg": tables_plot,
+}

@@ -14,11 +14,12 @@ from course.measured.rows import recorded_rows
 from course.program import ProgramError
 from course.program.compiled.plugin import AotMissing, find_plugin
 from course.render.page_parts import generated
-from course.validation import page
+from course.validation import page, plot
 from course.validation import rows as validation_rows
 from course.validation.gap import gaps
 from course.validation.gpus import H100, ours
 from course.validation.means import means
+from course.validation.plot import GB, GIB
 from course.validation.report import main, mean_text, recorded, show, versions
 from course.validation.rows import MEMORY, OWN_RATES, TABLES, TIME, every, rings, single_gpu
 from course.validation.single_device import RUNS, Sizes, parameters
@@ -129,15 +130,15 @@ def test_table_on_the_page_is_what_is_recorded(name):
     assert generated(page.PAGE, name) == page.BLOCKS[name](RECORDED.rows), AGAIN
 
 
-@pytest.mark.parametrize("name", page.PLOTS)
+@pytest.mark.parametrize("name", plot.PLOTS)
 def test_plot_on_the_page_is_what_is_recorded(name):
-    drawn = page.PLOTS[name](RECORDED.rows)
+    drawn = plot.PLOTS[name](RECORDED.rows)
     assert (page.FIGURES / name).read_text() == drawn + "\n", AGAIN
     ElementTree.fromstring(drawn)
 
 
 def test_plot_has_a_dot_for_every_figure_and_says_them_in_words():
-    drawn = ElementTree.fromstring(page.memory_plot(RECORDED.rows))
+    drawn = ElementTree.fromstring(plot.memory_plot(RECORDED.rows))
     space = "{http://www.w3.org/2000/svg}"
     dots = [e for tag in ("circle", "path") for e in drawn.iter(f"{space}{tag}")]
     assert len(dots) == 4 * len(RUNS) + 4
@@ -151,18 +152,18 @@ def test_numbers_in_the_text_are_those_recorded():
     for words in (
         f"{sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameters(Sizes()))):,} parameters",
         f"{efficiency.matmul:g} of the matrix peak and {efficiency.memory:g} of the memory bandwidth",
-        f"differ by {100 * (page.GIB / page.GB - 1):.1f}%",
+        f"differ by {100 * (GIB / GB - 1):.1f}%",
     ):
         assert words in text, words
     compiled = [row for row in RECORDED.rows if row.group == MEMORY and row.lens == "compiled" and row.found]
-    assert all((row.found or 0) > row.published > (row.found or 0) * page.GB / page.GIB for row in compiled)
+    assert all((row.found or 0) > row.published > (row.found or 0) * GB / GIB for row in compiled)
     assert "above all six published values" in text and len(compiled) == 6
     here = [r.published for r in RECORDED.rows if (r.group, r.lens) == (dict(ours())[H100].memory, "compiled")]
     units = [
-        min((1.0, page.GIB / page.GB), key=lambda unit: abs(unit * r.published / o - 1))
+        min((1.0, GIB / GB), key=lambda unit: abs(unit * r.published / o - 1))
         for r, o in zip(compiled, here, strict=True)
     ]
-    assert units == [1.0] * 2 + [page.GIB / page.GB] * 4 and "2^{30}$, the other four are" in text
+    assert units == [1.0] * 2 + [GIB / GB] * 4 and "2^{30}$, the other four are" in text
     short = [mean.error for mean in means(RECORDED.rows) if mean.lens == OWN_RATES]
     assert [round(1 / (error or 1)) for error in short] == [10, 7]
     assert "a tenth too short on the H100 and a seventh" in text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -229,3 +229,20 @@ def every(short: bool = False, aot: bool = True) -> Iterator[Figure]:
     yield from rings(aot)
     yield from tables()
     yield from planned(short)
+
+
+def figures_of(figures: Sequence[Figure], group: str, lens: str = "") -> list[Figure]:
+    """Those of a group, by one analysis or by all."""
+    return [figure for figure in figures if figure.group == group and lens in ("", figure.lens)]
+
+
+def ratios_of(figures: Sequence[Figure], group: str, lens: str, scale: float = 1.0) -> tuple[float | None, ...]:
+    """What an analysis gives for each figure of a group over what was published."""
+    return tuple(f.found and scale * f.found / f.published for f in figures_of(figures, group, lens))
+
+
+def xla_tables(figures: Sequence[Figure], machine: str) -> dict[str, Figure]:
+    """The figures of XLA's tables on a machine, by name."""
+    by_name = {figure.name: figure for figure in figures_of(figures, TABLES)}
+    names = [*map(matmul_name, MATMULS), *map(gather_name, GATHERS)]
+    return {name: by_name[f"{name}, {machine}"] for name in names}

@@ -129,7 +129,7 @@ def wrap_execute(function: Any, case: Case[Looped]) -> Wrapped:
         "upstream": (activations, rows),
         "key": (KEY, P()),
     }
-    return on_mesh(local, case, inputs, results, {"layers": "state"})
+    return on_mesh(local, case, inputs, results, {"layers": "state"}, squeezed=pipe)
 
 
 def _stage(layers: Any, key: jax.Array, case: Case[Looped]) -> Any:
@@ -199,7 +199,8 @@ def wrap_step(function: Any, case: Case[Looped]) -> Wrapped:
         "key": (jax.ShapeDtypeStruct((steps, *KEY.shape), KEY.dtype), P()),
         "learning_rate": (LEARNING_RATE, P()),
     }
-    return on_mesh(local, case, inputs, {"values": {"loss": each, "params": kept}, "gradients": kept}, _STATE)
+    results = {"values": {"loss": each, "params": kept}, "gradients": kept}
+    return on_mesh(local, case, inputs, results, _STATE, squeezed=pipe)
 
 
 _LAYERS = "(stage, num_stages, num_repeats, num_layers)"

@@ -54,11 +54,11 @@ def layout(e: Evidence, name: str, *, summed: bool = False) -> Layout | None:
     leaf, wanted = next((output for output in e.outputs if output.name == name), None), e.expected[name].shape
     rank = rank_of(e, name)
     if leaf is None or leaf.shape == wanted:
-        return leaf and Layout(leaf, e.case.mesh, rank)
+        return leaf and Layout(leaf, e.case.mesh, rank, e.squeezed)
     for dim in range(len(leaf.shape) if summed else 0):
         shape, spec = ((*a[:dim], *a[dim + 1 :]) for a in (leaf.shape, leaf.spec))
         if leaf.spec[dim] and shape == wanted:
-            return Layout(replace(leaf, shape=shape, spec=spec), e.case.mesh, rank)
+            return Layout(replace(leaf, shape=shape, spec=spec), e.case.mesh, rank, e.squeezed)
     return None
 
 
@@ -93,7 +93,7 @@ def device_at(axes: Sequence[str], places: Sequence[int], mesh: Mapping[str, int
 class Layout:
     """The layout of a leaf: which device holds which block of it."""
 
-    def __init__(self, leaf: Leaf, mesh: Mapping[str, int], rank: int | None = None):
+    def __init__(self, leaf: Leaf, mesh: Mapping[str, int], rank: int | None = None, squeezed: str = ""):
         self.leaf, self.mesh, self.name, self.shape = leaf, mesh, leaf.name, leaf.shape
         self.parts = [math.prod(mesh[axis] for axis in axes) for axes in leaf.spec]
         self.axes = axes = [axis for entry in leaf.spec for axis in entry if mesh[axis] > 1]
@@ -107,7 +107,9 @@ class Layout:
         before = len(self.parts) - rank if rank is not None else -1
         if before >= 0 and list(self.shape[:before]) == self.parts[:before]:
             self.front = before
-        self.local = [d - self.front for d in self.dims]
+        gone = {d for d, n in enumerate(self.parts) if leaf.spec[d] == (squeezed,) and leaf.shape[d] == n}
+        self.own = [d for d in range(self.front, len(self.parts)) if d not in gone]
+        self.local = [d - self.front - sum(self.front <= g < d for g in gone) for d in self.dims]
 
     def coordinates(self, axis: str) -> np.ndarray:
         """Each device's place on an axis."""
@@ -125,8 +127,7 @@ class Layout:
 
     def index(self, place: Sequence[int]) -> list[int]:
         """Of an element, in the array of a device that has it."""
-        sizes = zip(place, self.shape, self.parts, strict=True)
-        return [int(at) % (size // parts) for at, size, parts in sizes][self.front :]
+        return [int(place[d]) % (self.shape[d] // self.parts[d]) for d in self.own]
 
     def of(self, array: np.ndarray) -> np.ndarray:
         """The blocks of the array, ``[devices, ...]``."""

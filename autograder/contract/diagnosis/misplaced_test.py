@@ -156,3 +156,22 @@ def test_a_grid_ends_its_message_and_is_not_shown_where_inputs_are_secret():
     shown = arrays_match("values", [e, other], "values", picture=lambda _: table)
     assert shown.kind is Kind.VALUES and shown.message.endswith(table) and "also fails in: another" in shown.message
     assert "yours" not in arrays_match("values", [replace(e, secret=True)], "values", picture=lambda _: table).message
+
+
+def test_an_index_leaves_out_the_dim_of_one_that_the_function_does_not_see():
+    expected = np.random.default_rng(1).standard_normal((2, 3, 2, 5)).astype(np.float32)
+    weights = Leaf("weights", expected.shape[1:], "float32", ((), ("pipe",), ()), "state")
+    gradient = Leaf("gradients/weights", expected.shape, "float32", (("data",), (), ("pipe",), ()), "result")
+    e = Evidence(
+        Case("some", {"data": 2, "pipe": 2}, Sizes()),
+        (weights,),
+        (gradient,),
+        {gradient.name: changed(expected, ((1, 2, 0, 4), 9.0))},
+        {gradient.name: expected},
+        Costs(0, 0, 0, (), {}),
+        Memory(0, 0, 0, 0, ()),
+        drawn={"weights": expected[0]},
+    )
+    for squeezed, at in (("", [2, 0, 4]), ("pipe", [2, 4])):
+        message = arrays_match("gradients", [replace(e, squeezed=squeezed)], "gradients").message
+        assert f"at {at} (on the device at data 1 and pipe 0)" in message

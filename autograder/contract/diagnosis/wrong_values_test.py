@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autograder.contract.case import ModelSizes, Sizes
-from autograder.contract.diagnosis.wrong_values import KEYS, RIGHT_MASKS
+from autograder.contract.diagnosis.dropout import KEYS, RIGHT_MASKS
 from autograder.contract.facts import (
     arrays_match,
     global_norm_matches,

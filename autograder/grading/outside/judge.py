@@ -254,7 +254,8 @@ def _run(plan: GradingPlan, case: Case, programs: dict[str, bytes], line: str, e
         missing, extra = sorted(set(wanted) - set(measured)), sorted(set(measured) - set(wanted))
         raise ProgramError(f"the Program's results are not the contract's: missing {missing}, unknown {extra}")
     leaves, form = (program.inputs, program.outputs), str(answer.get("form", ""))[:32]
-    kept = {"secret": plan.official, "form": form, "drawn": drawn.inputs}
+    squeezed = plan.task.wrap(never_called, case).squeezed
+    kept = {"secret": plan.official, "form": form, "drawn": drawn.inputs, "squeezed": squeezed}
     return Evidence(case, *leaves, measured, wanted, *looked, line, **kept)
 
 
