@@ -1,4 +1,4 @@
-# Grading in a container: `docker build -t meshcraft .`, then as the page "Teaching with it" says.
+# Grading in a container: `docker build -t meshcraft .`, then follow the page "Teaching with it".
 FROM python:3.12-slim-bookworm
 
 # The sandbox: bubblewrap and its filter; unshare, prlimit and setpriv are in util-linux. git is for collect-git.
@@ -11,7 +11,7 @@ RUN pip install --no-cache-dir -c /opt/meshcraft/constraints.txt -e '/opt/meshcr
     && useradd --create-home --uid 1000 teacher \
     && mkdir /course && chown teacher: /course
 
-# An ordinary user: its user namespaces need no capability of the container.
+# An ordinary user, whose user namespaces need no container capabilities.
 USER teacher
 WORKDIR /course
 ENTRYPOINT ["meshcraft"]

@@ -17,30 +17,30 @@ demo: $(READY) system
 test: $(READY) system browser aot
 	$(BIN)/python -m pytest -n 3 $(ARGS)
 
-# With every mutant and every alternative on every mesh, and what else takes long; CHAPTER="fsdp or pipeline" takes those.
+# Adds every mutant and alternative on every mesh, and other long tests; CHAPTER="fsdp or pipeline" selects chapters.
 test-full: $(READY) system browser aot
 	MESHCRAFT_FULL=1 $(BIN)/python -m pytest -n 3 $(if $(CHAPTER),-k "$(CHAPTER)") $(ARGS)
 	@$(BIN)/python -m autograder.proof.coverage $(filter-out or,$(CHAPTER))
 
-# The same tests on the newest Python that is found here, with the jax that it gets.
+# The same tests on the newest Python found here, with the jax version that it gets.
 test-latest:
 	@for p in python3.14 python3.13 python3.12 $$(ls -d $$HOME/.pyenv/versions/3.1[234]*/bin/python 2>/dev/null | sort -rV); do \
 		$$p $(NEW_ENOUGH) && exec $(MAKE) test PYTHON=$$p VENV=.venv-latest; \
 	done; echo "no Python newer than 3.11 was found"; exit 1
 
-# Mechanical mistakes in every solution, and which of them no fact rejects; stopped, it goes on where it was.
+# Make mechanical mistakes in every solution, and report those that no fact rejects; a stopped run resumes.
 mutation: $(READY)
 	@$(BIN)/python -m autograder.proof.mutation $(ARGS)
 
 bench: $(READY) system
 	@$(BIN)/python -m autograder.proof.bench $(ARGS)
 
-# The long forms of what `make test` does briefly; ARGS="--help" says what each takes.
-# Every attack on the grader, and what stock nbgrader makes of it.
+# Long versions of what `make test` does briefly; ARGS="--help" lists the options of each.
+# Every attack on the grader, and how stock nbgrader handles it.
 attacks: $(READY) system
 	@$(BIN)/python -m autograder.proof.attacks $(ARGS)
 
-# Ten thousand mutations of real Programs; stopped, it goes on where it was.
+# Ten thousand mutations of real Programs; a stopped run resumes.
 fuzz: $(READY) system
 	@$(BIN)/python -m autograder.proof.attacks.campaign $(ARGS)
 
@@ -56,31 +56,31 @@ validate-gpu: $(READY)
 measure-single-device: $(READY)
 	@$(BIN)/python -m course.measured.single_device $(ARGS)
 
-# `meshcraft train` against itself: several meshes, killed and resumed, two processes; ARGS=--short takes a tiny model.
+# Compare runs of `meshcraft train`: several meshes, killed and resumed, two processes; ARGS=--short uses a tiny model.
 trials: $(READY)
 	@$(BIN)/python -m autograder.proof.train_e2e $(ARGS)
 
-# Every published figure against the lenses: ARGS="--short" for a few, "--write" to keep them.
+# Compare every published figure with the lenses: ARGS="--short" for a few, "--write" to save the result.
 validate: $(READY) aot
 	@$(BIN)/python -m course.validation $(ARGS)
 
-# A term of 120 students: late work, extensions, changed points, damaged files; every score against a table.
+# A term of 120 students: late work, extensions, changed points, damaged files; every score is checked against a table.
 term: $(READY)
 	@$(BIN)/python -m autograder.proof.term $(ARGS)
 
-# Submissions an hour, booking and feedback for a class of 120; ARGS="--before COMMIT" measures that commit first.
+# Submissions per hour, booking and feedback for a class of 120; ARGS="--before COMMIT" measures that commit first.
 throughput: $(READY) system
 	@$(BIN)/python -m autograder.proof.throughput $(ARGS)
 
-# What timeline and liveness make of programs, beside what the GPU compiler makes of it.
+# Compare the timeline and liveness of programs with the GPU compiler's results.
 kernels: $(READY) aot
 	@$(BIN)/python -m autograder.proof.kernels $(ARGS)
 
-# XLA's GPU compiler, which needs no GPU, in a folder of its own; without it the compiled lens says so.
+# Install XLA's GPU compiler, which needs no GPU, in its own folder; without it, the compiled lens says so.
 aot: $(READY)
 	@$(BIN)/python -m course.program.compiled
 
-# Exercises and references from the solutions.
+# Build exercises and references from the solutions.
 build: $(READY)
 	$(BIN)/meshcraft build
 
@@ -95,7 +95,7 @@ site: $(READY)
 serve: $(READY)
 	$(BIN)/mkdocs serve -f site/mkdocs.yml
 
-# The sandbox's system packages, where we may install them; without them grading falls back to Landlock and says so.
+# Install the sandbox's system packages if permitted; without them, grading falls back to Landlock and says so.
 system:
 	@command -v bwrap >/dev/null && ldconfig -p 2>/dev/null | grep -q libseccomp.so.2 && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -105,7 +105,7 @@ system:
 	echo "The sandbox works best with bubblewrap and libseccomp2, and they are not installed here."; \
 	echo "Install them with your package manager; 'meshcraft doctor' shows what is used without them."
 
-# A browser for the tests of the site and of formgrader, which are skipped without one and say so.
+# Install a browser for the tests of the site and of formgrader; without one, they are skipped and say so.
 browser:
 	@for b in chromium chromium-browser google-chrome; do command -v $$b >/dev/null && exit 0; done; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -121,7 +121,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,site]'
 	@touch $(READY)
 
-# Newest versions of everything, for the oldest and the newest Python that are found here.
+# Pin the newest versions of everything, for the oldest and the newest Python found here.
 constraints:
 	$(PYTHON) constraints.py
 

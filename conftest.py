@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 
-# A shell starts what runs in its background deaf to Ctrl-C, as would be all that tests start and interrupt.
+# A shell makes background jobs ignore Ctrl-C, and the processes that tests start and interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -62,7 +62,7 @@ def pytest_xdist_make_scheduler(config, log):
             file = nodeid.partition("::")[0]
             if file in SHARE_NOTHING:
                 return nodeid
-            found = chapter.search(nodeid) if file.startswith("autograder/chapters/") else None
-            return found.group() if found else "site" if file.startswith("site/") else file
+            match = chapter.search(nodeid) if file.startswith("autograder/chapters/") else None
+            return match.group() if match else "site" if file.startswith("site/") else file
 
     return ByChapterOrFile(config, log)

@@ -12,7 +12,7 @@ HEAD = """\
 # Renew: make constraints
 """
 HERE = Path(__file__).resolve().parent
-# The oldest patch release that the course installs on: that of Debian 12. Packages that need a newer one get two lines.
+# The oldest patch release that the course installs on, from Debian 12. Packages that need a newer one get two lines.
 OLDEST, NEEDS = "3.11.2", re.compile(r"^Requires-Python: >=(3\.11\.[3-9]|3\.11\.\d\d)", re.MULTILINE)
 
 
@@ -22,10 +22,10 @@ PATCHED: dict[str, tuple[str, str]] = {}  # by package: the patch release it nee
 def python(versions: list[str]) -> str:
     """Path of the first of these Pythons that is installed, on the PATH or under pyenv."""
     for version in versions:
-        found = shutil.which(f"python{version}")
-        below = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
-        if found or below:
-            return found or str(below[-1])
+        on_path = shutil.which(f"python{version}")
+        in_pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+        if on_path or in_pyenv:
+            return on_path or str(in_pyenv[-1])
     sys.exit(f"none of Python {', '.join(versions)} was found")
 
 
@@ -39,18 +39,18 @@ def installed(interpreter: str) -> dict[str, str]:
         subprocess.run([*pip, "install", "-q", "--no-deps", "nvidia-cuda-nvcc-cu12"], check=True)
         frozen = subprocess.run([*pip, "freeze", "--exclude", "meshcraft"], check=True, capture_output=True, text=True)
         for path in Path(folder).glob("lib/python3.11/site-packages/*.dist-info/METADATA"):
-            if found := NEEDS.search(path.read_text(errors="replace")):
+            if match := NEEDS.search(path.read_text(errors="replace")):
                 name = re.search(r"^Name: (.*)$", path.read_text(errors="replace"), re.MULTILINE)
                 assert name
-                PATCHED[name[1].lower()] = (found[1], older(name[1], folder))
+                PATCHED[name[1].lower()] = (match[1], older(name[1], folder))
     return dict(line.split("==") for line in frozen.stdout.split() if "==" in line)
 
 
 def older(name: str, folder: str) -> str:
     """The newest version of a package that installs on ``OLDEST``."""
     place = Path(folder) / "older"
-    which = ["--python-version", OLDEST, "--only-binary=:all:", "--no-deps", "-d", str(place), name]
-    subprocess.run([f"{folder}/bin/python", "-m", "pip", "-q", "download", *which], check=True)
+    options = ["--python-version", OLDEST, "--only-binary=:all:", "--no-deps", "-d", str(place), name]
+    subprocess.run([f"{folder}/bin/python", "-m", "pip", "-q", "download", *options], check=True)
     stem = name.lower().replace("-", "_")
     return next(path.name.split("-")[1] for path in place.iterdir() if path.name.lower().startswith(f"{stem}-"))
 

@@ -39,15 +39,17 @@ autograder.contract
 solutions
 course"""
 # Tests may import anything; mutants and alternatives are covered by the modules that import them.
-BESIDE = re.compile(r"_test$|\.(mutants|alternatives)(\.|$)|\.submitted\.|\.conftest$")
+EXEMPT = re.compile(r"_test$|\.(mutants|alternatives)(\.|$)|\.submitted\.|\.conftest$")
 
 
 def test_imports_point_down():
     graph = grimp.build_graph(*OURS, cache_dir=None)
-    for name in [name for name in graph.modules if BESIDE.search(name) and not name.startswith("autograder.proof")]:
+    for name in [name for name in graph.modules if EXEMPT.search(name) and not name.startswith("autograder.proof")]:
         graph.remove_module(name)
     up = graph.find_illegal_dependencies_for_layers([grimp.Layer(*line.split()) for line in LAYERS.split("\n")])
-    assert not up, [(found.importer, found.imported, *(route.middle for route in found.routes)) for found in up]
+    assert not up, [
+        (dependency.importer, dependency.imported, *(route.middle for route in dependency.routes)) for dependency in up
+    ]
 
 
 def test_no_modules_import_each_other_in_a_cycle():
@@ -60,23 +62,23 @@ def test_chapters_and_what_the_sandbox_shows_of_them_stand_alone():
     for entry in CHAPTERS:
         own = f"autograder.chapters.{entry.name}"
         for name in {own, *graph.find_descendants(own)}:
-            if BESIDE.search(name):
+            if EXEMPT.search(name):
                 continue
-            found = {other for other in graph.find_modules_directly_imported_by(name) if "chapters." in other}
+            imported = {other for other in graph.find_modules_directly_imported_by(name) if "chapters." in other}
             wraps = f"{name}.".startswith(f"{own}.wrapping.")
             fine = (
                 r"autograder\.chapters\.\w+\.wrapping"
                 if wraps
                 else rf"{own}|autograder\.chapters\.(closed_forms|draws)"
             )
-            assert all(re.match(rf"({fine})(\.|$)", other) for other in found), (name, found)
+            assert all(re.match(rf"({fine})(\.|$)", other) for other in imported), (name, imported)
 
 
 def test_a_solution_imports_earlier_ones_alone():
     for entry in CHAPTERS:
         fine = {"course", *(f"solutions.{before.name}" for before in earlier(entry.name))}
-        found = {name for name in imports(ROOT / "solutions" / f"{entry.name}.py") if name.split(".")[0] in OURS}
-        up = {name for name in found if not any(f"{name}.".startswith(f"{good}.") for good in fine)}
+        imported = {name for name in imports(ROOT / "solutions" / f"{entry.name}.py") if name.split(".")[0] in OURS}
+        up = {name for name in imported if not any(f"{name}.".startswith(f"{good}.") for good in fine)}
         assert not up, f"{entry.name} may import {sorted(fine)} and imports {sorted(up)}"
 
 

@@ -89,7 +89,7 @@ class MoreFacts(Protocol):
 def check(
     function: Callable[..., Any], *, variant: str | None = None, limits: Mapping[str, float] | None = None
 ) -> CheckResult:
-    """Judge a function as defined in this kernel: on the quick cases, then, if they pass, on all others of grading.
+    """Judge a function as defined in this kernel: on the quick cases and, if they pass, on all other cases of grading.
 
     Args:
         function: One of a chapter's functions, identified by its name.
@@ -99,13 +99,13 @@ def check(
     name = name_of(function, sys._getframe(1).f_globals)
     chapter, task = find_task(name)
     executor().start_early()
-    read = notebook_here()
+    notebook = notebook_here()
     if variant is None:
-        variant = requested_variants(read.cells).get(name, "") if read else ""
+        variant = requested_variants(notebook.cells).get(name, "") if notebook else ""
     if limits is None:
-        limits = requested_limits(read.cells).get(name, {}) if read else {}
+        limits = requested_limits(notebook.cells).get(name, {}) if notebook else {}
     planned = plan(chapter, task, stretched=True, variant=variant, factors=limits)
-    disk = _trace_in_background(task, FromNotebook(chapter, read), planned.traced[:1]) if read else None
+    disk = _trace_in_background(task, FromNotebook(chapter, notebook), planned.traced[:1]) if notebook else None
     labels, line = labels_of(function), Line()
 
     def first_case(other: Task) -> Result:
@@ -123,7 +123,7 @@ def check(
     if again := stale(task, function):
         result = replace(result, message=f"{again} {result.message}".strip())
     differences = notes(traced, disk.result(), used) if disk else ()
-    following = _remember_and_suggest(chapter, result, kept=bool(read) and not differences)
+    following = _remember_and_suggest(chapter, result, agrees=bool(notebook) and not differences)
     messages = (
         *differences,
         *variant_notes(task, variant),
@@ -134,11 +134,11 @@ def check(
     return CheckResult(Report(chapter, (result,), notes=messages))
 
 
-def _remember_and_suggest(chapter: str, result: Result, *, kept: bool) -> tuple[str, ...]:
+def _remember_and_suggest(chapter: str, result: Result, *, agrees: bool) -> tuple[str, ...]:
     """Record the verdict if file and kernel agree; after a pass, suggest the next step."""
     names = [task.name for task in load(chapter).tasks]
     path = path_here()
-    if kept and path:
+    if agrees and path:
         remember(path, chapter, [result])
     passed = (passing(path, chapter) if path else {}) | {result.name: result.verdict == PASS}
     return (next_step(chapter, result, next_function(names, passed)),) if result.verdict == PASS else ()
@@ -201,7 +201,9 @@ def check_cells(
         for task in tasks
     ]
     alone = len(tasks) == 1 and not more
-    exports = [(one.task, (one.first if alone else one).traced, "cpu") for one in planned]
+    exports = [
+        (grading_plan.task, (grading_plan.first if alone else grading_plan).traced, "cpu") for grading_plan in planned
+    ]
     exports += [export for each in more for task in tasks if task.at_scale for export in each.exports(task)]
     progress("running the notebook's cells")
     source.trace(_missing(exports))
@@ -214,7 +216,7 @@ def check_cells(
         return judge_traced(small, source.programs(other, small.traced, "cpu"))
 
     def with_more(task: Task, result: Result) -> Result:
-        used = [found.uses for found in source.traced.get((task.name, "cpu"), ()) if isinstance(found, Traced)]
+        used = [traced.uses for traced in source.traced.get((task.name, "cpu"), ()) if isinstance(traced, Traced)]
         result = blame_callee(chapter, result, used[0] if used else {}, partial(judged, caller=result))
         return quote_lines(result, notebook.line)
 
@@ -235,8 +237,8 @@ def check_solution(
 ) -> Report:
     """Judge the course's own solution; arguments as for ``check_notebook``.
 
-    ``limits`` has factors on limits, by function and fact.
-    Without ``stretched``, on all meshes and at the realistic size, but not on the cases in between.
+    ``limits`` has factors on limits, by function and fact. Without ``stretched``, functions are judged on all meshes
+    and at the realistic size, but not on the cases in between.
 
     Raises:
         LookupError: There is no such chapter or function.
@@ -268,25 +270,25 @@ def _judged(
 ) -> Report:
     executor().start_early()
     results = []
-    for one in planned:
-        function, locate = find(one.task)
-        name = one.task.name
-        result, _ = judge_function(one, function, locate, lambda text, name=name: progress(f"{name}: {text}"))
-        for each in more if one.task.at_scale and result.facts and not result.message else ():
-            result = with_facts(result, each.facts(one.task, result, function, locate))
+    for grading_plan in planned:
+        function, locate = find(grading_plan.task)
+        name = grading_plan.task.name
+        result, _ = judge_function(grading_plan, function, locate, lambda text, name=name: progress(f"{name}: {text}"))
+        for each in more if grading_plan.task.at_scale and result.facts and not result.message else ():
+            result = with_facts(result, each.facts(grading_plan.task, result, function, locate))
         results.append(result)
     return Report(chapter, tuple(results), notes=tuple(note for each in more for note in each.notes))
 
 
 def _missing(exports: list[Export]) -> list[Export]:
     """Drop the exports that an earlier one already contains."""
-    kept: list[Export] = []
+    distinct: list[Export] = []
     for task, cases, platform in exports:
         names = {case.name for case in cases}
-        known = (other for other in kept if (other[0].name, other[2]) == (task.name, platform))
+        known = (other for other in distinct if (other[0].name, other[2]) == (task.name, platform))
         if not any(names <= {case.name for case in other[1]} for other in known):
-            kept.append((task, cases, platform))
-    return kept
+            distinct.append((task, cases, platform))
+    return distinct
 
 
 def _tasks(chapter: str, functions: list[str] | None) -> list[Task]:

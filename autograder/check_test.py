@@ -36,10 +36,10 @@ HEAD = "import jax\nfrom jax import lax\nfrom jax.sharding import PartitionSpec 
 @pytest.fixture
 def notebook(tmp_path):
     def write(*cells, name="fsdp.ipynb"):
-        made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-        for cell, word in zip(made.cells, ("one", "two", "three"), strict=False):
+        document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        for cell, word in zip(document.cells, ("one", "two", "three"), strict=False):
             cell.id = word
-        nbformat.write(made, tmp_path / name)
+        nbformat.write(document, tmp_path / name)
         return tmp_path / name
 
     return write
@@ -83,7 +83,7 @@ def test_notebook_without_the_function_says_what_is_run(notebook):
     assert "no function shard_params(params, axis_name, min_size)" in result.message
 
 
-def test_function_with_another_signature_is_told_the_right_one(notebook):
+def test_a_message_about_another_signature_gives_the_right_one(notebook):
     result = judged(notebook("def shard_params(params, min_size):\n    return params"))
     assert result.verdict == FAIL
     assert result.facts[0].message.startswith(
@@ -115,13 +115,13 @@ RETURNS = "return {}, jax.tree.map(lambda _: {}, params)"
         ),
     ],
 )
-def test_result_of_another_form_is_told_what_was_given_and_expected(notebook, body, message):
+def test_a_message_about_another_form_gives_the_measured_and_the_expected_one(notebook, body, message):
     result = judged(notebook(HEAD, f"def shard_params(params, axis_name, min_size):\n    {body}"))
     assert (result.verdict, result.points) == (FAIL, 0)
     assert message in next(fact.message for fact in result.facts if fact.passed is False)
 
 
-def test_a_shape_that_broadcasting_made_is_said_to_be_that(notebook):
+def test_a_message_says_that_broadcasting_caused_a_shape(notebook):
     body = "jax.tree.map(lambda x: x + jax.numpy.zeros((2, *(1 for _ in x.shape))), params)"
     cells = HEAD, f"def shard_params(params, axis_name, min_size):\n    {RETURNS.format(body, 'P()')}"
     (fact, *_) = judged(notebook(*cells)).facts
@@ -161,10 +161,10 @@ def test_a_stopped_function_stays_as_it_is_whatever_is_added(notebook):
 
 def test_cells_run_once_for_all_functions_and_all_platforms(tmp_path):
     log = tmp_path / "runs"
-    made = nbformat.read(RIGHT, as_version=4)
-    made.cells.insert(0, nbformat.v4.new_code_cell(f"open({str(log)!r}, 'a').write('x')"))
+    document = nbformat.read(RIGHT, as_version=4)
+    document.cells.insert(0, nbformat.v4.new_code_cell(f"open({str(log)!r}, 'a').write('x')"))
     path = tmp_path / "fsdp.ipynb"
-    nbformat.write(made, path)
+    nbformat.write(document, path)
     names = ("shard_params", "gather_params", "fsdp_loss")
     report = check_notebook(path, "fsdp", [*names], more=[CompiledFacts("fsdp")])
     assert log.read_text() == "x"
@@ -233,10 +233,10 @@ def test_python_that_never_ends_is_stopped_at_its_line(notebook, monkeypatch):
 
 @pytest.mark.parametrize("module", ["autograder.chapters.fsdp.tasks", "course.training", "solutions.fsdp"])
 def test_a_notebook_can_import_what_official_grading_can_and_no_more(notebook, module):
-    here = notebook(
+    path = notebook(
         HEAD, f"def shard_params(params, axis_name, min_size):\n    import {module}\n    return params, params"
     )
-    result = judged(here)
+    result = judged(path)
     assert result.verdict == STUDENT_ERROR and f"No module named '{module}'" in result.message, result
 
 
@@ -277,7 +277,7 @@ def test_a_cell_that_failed_is_named_where_an_older_function_is_judged(monkeypat
     monkeypatch.setattr(kernel, "get_ipython", lambda: shell)
     exec("found = check(gather_params)", space)
     message = space["found"].report.functions[0].message
-    assert message.startswith("This judges gather_params as In[1] had it. In[2], which defines it again, does not run")
+    assert message.startswith("This judges gather_params as defined in In[1]. In[2], which redefines it, does not run")
     assert "SyntaxError" in message and "`def gather_params(:`" in message
 
 

@@ -123,7 +123,7 @@ def test_a_stub_of_an_older_release_is_not_started_for_list_as_for_check(meshcra
     nbformat.write(notebook, path)
     meshcraft("check", "fsdp", "gather_params")
     (row,) = json.loads(meshcraft("list", "fsdp", "--json").out)["chapters"]
-    states = {one["function"]: one["state"] for one in row["functions"]}
+    states = {entry["function"]: entry["state"] for entry in row["functions"]}
     assert states["shard_params"] == states["gather_params"] == "not started"
     assert states["fsdp_loss"] == "not judged", "what has been written counts, though the last line was left there"
 

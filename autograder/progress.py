@@ -18,7 +18,7 @@ STUB = "raise NotImplementedError()"
 
 
 class Best(msgspec.Struct, frozen=True):
-    """The lowest figure a passing answer has measured, with the reference's; ``unit`` is as displayed."""
+    """The lowest figure measured for a passing answer, and the reference's; ``unit`` is as displayed."""
 
     yours: float
     reference: float
@@ -26,9 +26,9 @@ class Best(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct):
-    """Progress in a chapter by function: passed when last judged, number of hints shown, and best figure by fact.
+    """Progress in a chapter, by function: passed when last judged, number of hints shown, and best figure by fact.
 
-    ``prints`` holds fingerprints of the judged code, if ``watch`` judged it; ``cells``, those of each function's cell.
+    ``prints`` has fingerprints of the judged code, if ``watch`` judged it; ``cells`` has those of each function's cell.
     """
 
     passed: dict[str, bool] = {}
@@ -38,7 +38,7 @@ class Progress(msgspec.Struct):
     cells: dict[str, str] = {}
 
     def changed(self, name: str, cells: Mapping[str, str]) -> bool:
-        """Whether a function's cell differs from when it was judged; no where that is not known."""
+        """Return True if a function's cell has changed since it was judged; False if that is not known."""
         return self.cells.get(name) not in (None, _digest(cells.get(name, "")))
 
 
@@ -54,43 +54,43 @@ def recall(notebook: Path, chapter: str) -> Progress:
 
 def remember(notebook: Path, chapter: str, results: Iterable[Result], prints: Mapping[str, str] = NONE) -> None:
     """Save the verdicts, and each figure that beats the previous best."""
-    known = (every := _recall_all(notebook)).setdefault(chapter, Progress())
+    known = (by_chapter := _recall_all(notebook)).setdefault(chapter, Progress())
     cells = graded_cells(notebook)
     for result in results:
         known.cells[result.name] = _digest(cells.get(result.name, ""))
         known.passed[result.name] = result.verdict == PASS
         ours = known.best.setdefault(result.name, {}) if result.verdict == PASS else {}
         for name, best in bests(result).items():
-            ours[name] = min(ours.get(name, best), best, key=lambda one: one.yours)
+            ours[name] = min(ours.get(name, best), best, key=lambda entry: entry.yours)
     known.prints.update(prints)
-    _keep(notebook, every)
+    _keep(notebook, by_chapter)
 
 
 def remember_hint(notebook: Path, chapter: str, function: str, shown: int) -> None:
     """Save the number of hints shown for a function."""
-    known = (every := _recall_all(notebook)).setdefault(chapter, Progress())
+    known = (by_chapter := _recall_all(notebook)).setdefault(chapter, Progress())
     known.hints[function] = shown
-    _keep(notebook, every)
+    _keep(notebook, by_chapter)
 
 
 def forget(notebook: Path, chapter: str, functions: Collection[str]) -> None:
     """Reset functions: drop their verdicts and hints, keep personal bests."""
-    known = (every := _recall_all(notebook)).setdefault(chapter, Progress())
+    known = (by_chapter := _recall_all(notebook)).setdefault(chapter, Progress())
     for name in functions:
         known.passed.pop(name, None)
         known.cells.pop(name, None)
         known.hints.pop(name, None)
-    _keep(notebook, every)
+    _keep(notebook, by_chapter)
 
 
 def passing(notebook: Path, chapter: str) -> dict[str, bool]:
-    """Whether each function that was judged passes, as it is now: one that was changed since does not."""
+    """Return, for each judged function, whether it passes as it is now; one that has changed since does not."""
     known, cells = recall(notebook, chapter), graded_cells(notebook)
     return {name: passed and not known.changed(name, cells) for name, passed in known.passed.items()}
 
 
 def graded_cells(notebook: Path | str) -> dict[str, str]:
-    """The source of each cell that a notebook is graded by, by its name; of a file that is no notebook nothing."""
+    """The source of each cell that has a grade id, by that id; empty if the file is not a notebook."""
     try:
         text = notebook.read_text(encoding="utf-8") if isinstance(notebook, Path) else notebook
         cells = [
@@ -102,13 +102,15 @@ def graded_cells(notebook: Path | str) -> dict[str, str]:
 
 
 def is_stub(source: str, name: str) -> bool:
-    """Whether a cell defines this function as every release leaves it: it ends by raising that it is not written."""
+    """Return True if a cell defines this function as a stub, as in every release: it ends with ``STUB``."""
     try:
         body = ast.parse(source).body
     except (SyntaxError, ValueError):
         return False
-    found = [node.body for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
-    return bool(found) and ast.unparse(found[-1][-1]) == STUB and not any(isinstance(n, ast.Return) for n in found[-1])
+    bodies = [node.body for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
+    return (
+        bool(bodies) and ast.unparse(bodies[-1][-1]) == STUB and not any(isinstance(n, ast.Return) for n in bodies[-1])
+    )
 
 
 def _digest(source: str) -> str:
@@ -122,7 +124,7 @@ def next_function(names: Iterable[str], passed: Mapping[str, bool]) -> str:
 
 def bests(result: Result) -> dict[str, Best]:
     """The times and bytes in which one correct answer can beat another."""
-    found = {}
+    by_fact = {}
     for fact in result.facts:
         least, most = fact.limit if isinstance(fact.limit, tuple) else (fact.reference, fact.reference)
         least = fact.reference if fact.reference is not None or least == most else least
@@ -131,8 +133,8 @@ def bests(result: Result) -> dict[str, Best]:
             and least is not None
             and isinstance(fact.measured, int | float)
         ):
-            found[fact.name] = Best(float(fact.measured), float(least), fact.unit_text)
-    return found
+            by_fact[fact.name] = Best(float(fact.measured), float(least), fact.unit_text)
+    return by_fact
 
 
 def _recall_all(notebook: Path) -> dict[str, Progress]:
@@ -142,10 +144,10 @@ def _recall_all(notebook: Path) -> dict[str, Progress]:
         return {}
 
 
-def _keep(notebook: Path, every: dict[str, Progress]) -> None:
+def _keep(notebook: Path, by_chapter: dict[str, Progress]) -> None:
     """Write the file; an unwritable folder is not an error."""
     with suppress(OSError):
         folder = hidden_folder(notebook)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "progress.json.new").write_bytes(msgspec.json.encode(every))
+        (folder / "progress.json.new").write_bytes(msgspec.json.encode(by_chapter))
         (folder / "progress.json.new").replace(folder / "progress.json")

@@ -107,8 +107,8 @@ def facts_table(judgement: Report | Result) -> Group:
 class Prose:
     """Text for a terminal, broken between words and never within backticks, so that a command can be copied.
 
-    A command longer than the line stays whole: print it with ``crop=False``. Lines that begin with spaces, as of a
-    table, stay as they are.
+    A command longer than the line stays whole: print it with ``crop=False``. Lines that begin with spaces, such as
+    those of a table, stay as they are.
     """
 
     def __init__(self, text: str, style: str = "", indent: int = 0):
@@ -122,7 +122,7 @@ class Prose:
 
 
 def _broken(line: str, width: int) -> list[str]:
-    """Break a line between words; what is in backticks is one word, and other words longer than the line are cut."""
+    """Break a line between words; text in backticks is one word, and other words longer than the line are cut."""
     lines = [""]
     for word in _WORD.findall(line):
         cut = range(0, len(word), width) if "`" not in word else ()
@@ -175,7 +175,7 @@ def number(value: float | str | None) -> str:
 
 
 def quantity(value: float, unit: str) -> str:
-    """A number in that unit, which the reader sees elsewhere; a large number of bytes in MiB or GiB."""
+    """Format a number in a unit that the reader sees elsewhere; a large number of bytes in MiB or GiB."""
     return (binary_units(value) if unit == "bytes" else "") or number(value)
 
 
@@ -183,9 +183,9 @@ def _name(fact: Fact) -> tuple[str, str]:
     """The fact's name, and its unit if neither the name nor the figures show it."""
     name, unit = plain(fact.name), plain(fact.unit_text)
     unit = unit if unit not in name.split() and not _sizes(fact)[2] else ""
-    how = "half of the points" if fact.core and not fact.kind.required else "" if fact.weight else "advice"
-    both = ", ".join(filter(None, (unit, how)))
-    return name, f"({both})" if both else ""
+    weight_text = "half of the points" if fact.core and not fact.kind.required else "" if fact.weight else "advice"
+    note = ", ".join(filter(None, (unit, weight_text)))
+    return name, f"({note})" if note else ""
 
 
 def _points(most: float) -> str:
@@ -193,7 +193,7 @@ def _points(most: float) -> str:
 
 
 def _sizes(fact: Fact) -> tuple[str, ...]:
-    """Columns of large byte counts, in larger units; empty if a column holds any other number, or hides a failure."""
+    """Columns of large byte counts in larger units; empty for any other number, or if rounding would hide a failure."""
     none = ("",) * len(COLUMNS)
     if fact.unit != Unit.BYTES:
         return none
@@ -245,17 +245,17 @@ def _result_html(result: Result) -> str:
     if result.original and not result.not_started:
         original = f'<pre style="{_TEXT}{_FAINT}">{_html(plain(result.original))}</pre>'
         remark += f'<details style="{_FAINT}"><summary>{ORIGINAL}</summary>{original}</details>'
-    beside = "".join(f'<div style="{_FAINT}{_APART}">{_html(plain(line))}</div>' for line in _lines_below(result))
+    lines_below = "".join(f'<div style="{_FAINT}{_APART}">{_html(plain(line))}</div>' for line in _lines_below(result))
     rows, folded = _rows(result)
     tables = table_html(rows, quoted=result.quoted)
     if folded:
         tables += f'<details style="{_FAINT}"><summary>{_html(_others(folded))}</summary>{table_html(folded)}</details>'
-    body = remark + tables + beside + _denied_html(result.denied)
+    body = remark + tables + lines_below + _denied_html(result.denied)
     return f'<div style="margin:10px 0 14px 0;"><div style="margin-bottom:4px;">{head}</div>{body}</div>'
 
 
 def _lines_below(result: Result) -> list[str]:
-    """The lines below a table: the reference's figures, and which cases were judged."""
+    """The lines below a table: the reference's figures, and the cases that were judged."""
     lines = [result.compared] if result.compared else []
     if result.verdict == PASS and result.cases:
         count, which = len(result.cases), "; ".join(result.cases)
@@ -297,8 +297,8 @@ def table_html(facts: tuple[Fact, ...], *, notes: bool = True, quoted: Mapping[s
 
     Args:
         facts: Its rows.
-        notes: Whether each failed fact is explained below its row.
-        quoted: The source text of the lines that the facts point at.
+        notes: True to explain each failed fact below its row.
+        quoted: The source text of the lines that the facts point to.
     """
     if not facts:
         return ""
@@ -415,8 +415,8 @@ def _line_rich(line: str, quoted: Mapping[str, str], *before: str | tuple[str, s
 
 def _remark_rich(where: Text, message: str) -> RenderableType:
     """The location and, indented below it at a readable width, the message."""
-    both = (Constrain(where, WIDEST), where.plain), (Prose(message, indent=2), message)
-    return Group(*(part for part, content in both if content))
+    pairs = (Constrain(where, WIDEST), where.plain), (Prose(message, indent=2), message)
+    return Group(*(part for part, content in pairs if content))
 
 
 def _facts_rich(facts: tuple[Fact, ...]) -> Table:

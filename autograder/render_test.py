@@ -1,4 +1,4 @@
-"""How a judgement is displayed: complete, and harmless whatever a student wrote."""
+"""The display of a judgement: complete, and harmless whatever a student wrote."""
 
 import io
 import math
@@ -26,8 +26,8 @@ from autograder.render import facts_html, facts_table, number, plain
 HOSTILE = '<script>alert(1)</script><img src="http://evil.example/x.png" onerror=x>\x1b[31m\u202e'
 
 
-def fact_in_bytes(name, measured, limit, reference=None, naive=None, passed=False, **how):
-    figures = {"reference": reference, "naive": naive, "unit": Unit.BYTES, "case": "data=8", **how}
+def fact_in_bytes(name, measured, limit, reference=None, naive=None, passed=False, **details):
+    figures = {"reference": reference, "naive": naive, "unit": Unit.BYTES, "case": "data=8", **details}
     return Fact(name, Kind.MEMORY, passed, measured, limit, **figures)
 
 
@@ -64,8 +64,8 @@ def test_large_numbers_of_bytes_are_readable_and_stay_exact_in_html():
         "",
         "",
     ]
-    both = fact_in_bytes("sent", 20, (11_534_336, 22_020_096), direction=Direction.BETWEEN)
-    result = Result("f", 0, 1, FAIL, (fact_in_bytes("peak", 5_436_121_096, 1_466_592_470), both))
+    between = fact_in_bytes("sent", 20, (11_534_336, 22_020_096), direction=Direction.BETWEEN)
+    result = Result("f", 0, 1, FAIL, (fact_in_bytes("peak", 5_436_121_096, 1_466_592_470), between))
     shown = facts_html(result)
     assert "5.063 GiB" in shown and "5,436,121,096" in shown and "5.063 GiB" in printed(result)
     assert "11 MiB to 21 MiB" in shown and "11,534,336 to 22,020,096" in shown
@@ -114,7 +114,7 @@ def test_at_80_columns_the_words_of_a_case_stay_whole():
     assert all(word in shown for word in ("microbatches,", "live temporaries", "(operations)", "1.399 GiB"))
 
 
-def test_what_a_fact_says_is_not_said_twice():
+def test_a_message_of_a_fact_is_not_repeated():
     fact = Fact(
         "values", Kind.FORM, False, "of the wrong structure", "as specified", line="f:1", message="expected a scalar"
     )
@@ -173,7 +173,7 @@ def test_numbers_are_short_and_exact_where_whole():
         (Fact("bytes", Kind.COMMUNICATION, False, 5, 4), ""),
     ],
 )
-def test_why_an_answer_earns_nothing_or_half_is_said_at_once(fact, expected):
+def test_the_reason_why_an_answer_earns_nothing_or_half_is_shown_first(fact, expected):
     result = Result("f", 0, 3, FAIL, (Fact("values", Kind.VALUES, True), fact))
     for shown in (facts_html(result), printed(result)):
         assert expected in shown
@@ -192,20 +192,20 @@ def test_a_pass_says_in_how_many_cases_and_large_sizes_are_readable():
     fact = fact_in_bytes("temporaries", 610_515_992, 700_000_000, 646_333_964, passed=True)
     shown = printed(Result("f", 1, 1, PASS, (fact,), cases=("tensor=8", "tensor=8, forward alone")), width=160)
     assert "Temporaries: yours 582.2 MiB, the reference 616.4 MiB" in shown
-    said = (
+    sentence = (
         "Passes in all 2 cases; grading draws inputs of its own, and one more case. Here: tensor=8; tensor=8, forward"
     )
-    assert said in " ".join(shown.split()) and "Passes in its one case;" in printed(
+    assert sentence in " ".join(shown.split()) and "Passes in its one case;" in printed(
         Result("f", 1, 1, PASS, (fact,), cases=("a",))
     )
 
 
-def test_points_for_the_first_cases_alone_are_said_to_be_that():
+def test_points_for_the_first_cases_alone_are_marked_as_such():
     missed = Fact("live temporaries", Kind.MEMORY, False, 2.0, 1.0, message="Look.")
     partial = Result("f", 2, 4, PARTIAL, (Fact("values", Kind.VALUES, True), missed), cases=("a", "b"), cases_left=6)
-    said = "These points are for the first 2 cases. Once everything passes there, 6 more are judged, and may fail."
+    sentence = "These points are for the first 2 cases. Once everything passes there, 6 more are judged, and may fail."
     for shown in (facts_html(partial), printed(partial, width=160)):
-        assert said in " ".join(shown.split())
+        assert sentence in " ".join(shown.split())
     for other in (replace(partial, cases_left=0), replace(partial, verdict=FAIL)):
         assert "first 2 cases" not in printed(other, width=160)
 
@@ -231,9 +231,9 @@ def test_at_80_columns_no_command_is_broken_and_words_longer_than_a_line_are_cut
     long = '`meshcraft site sequence_parallel "A heading that is so long that it goes past the end of a line"`'
     message = f"The transfer takes the whole of the step, or nearly: {command} shows where, and {long}; {'x' * 200}"
     failed = Fact("time", Kind.TIME, False, 2, 1, message=f"{message}\n  a row: 1 2\n  a row: 3 4")
-    found = Report("c", (Result("f", 0, 1, STUDENT_ERROR, (failed,), "f:1", message),), notes=(f"{message} Next.",))
+    judgement = Report("c", (Result("f", 0, 1, STUDENT_ERROR, (failed,), "f:1", message),), notes=(f"{message} Next.",))
     console = Console(file=io.StringIO(), width=80)
-    console.print(facts_table(found), crop=False)
+    console.print(facts_table(judgement), crop=False)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     for text in (command, long):
         assert sum(text in line for line in lines) == 3
@@ -250,9 +250,9 @@ def test_in_a_terminal_what_passes_is_one_line_and_a_command_stays_on_its_own():
         Fact("time", Kind.TIME, None),
     )
     command = f'meshcraft site sequence_parallel "{"A block that saves parts, " * 4}"'
-    found = Report("c", (Result("f", 1, 2, PARTIAL, facts),), notes=(f"f: to read on, `{command}`",))
+    judgement = Report("c", (Result("f", 1, 2, PARTIAL, facts),), notes=(f"f: to read on, `{command}`",))
     console = Console(file=io.StringIO(), width=80)
-    console.print(facts_table(found), crop=False)
+    console.print(facts_table(judgement), crop=False)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "2 other facts pass; not measured: time" in shown and "values" not in shown
     assert f"to read on:\n  {command}\n" in shown

@@ -14,7 +14,7 @@ from jax import lax
 
 from course.mesh import varying, varying_axes
 
-# The largest number of keys whose scores exist at the same time: memory grows with the number of queries alone.
+# Scores of at most this many keys exist at the same time, so memory grows with the number of queries alone.
 KEYS_AT_ONCE = 1024
 
 
@@ -22,7 +22,7 @@ KEYS_AT_ONCE = 1024
 def attend_chunks(
     q: jax.Array, k: jax.Array, v: jax.Array, q_chunks: jax.Array, k_chunks: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Causal attention of some chunks of queries to some chunks of keys and values.
+    """Causal attention from some chunks of queries to some chunks of keys and values.
 
     Args:
         q: Queries ``[batch, queries, num_heads, head_dim]``.
@@ -82,17 +82,17 @@ def attend_chunks_backward(
     """The part of attention's gradients that comes from these chunks of keys and values.
 
     Args:
-        q: As for ``attend_chunks``, like ``k`` and ``v``.
-        k: These keys.
-        v: These values.
-        out: The finished attention of ``q``, to the keys of *all* chunks.
-        lse: Its log-sum-exp, over all chunks too.
-        upstream: The gradient of the loss by ``out``.
+        q: As for ``attend_chunks``.
+        k: As for ``attend_chunks``.
+        v: As for ``attend_chunks``.
+        out: The finished attention of ``q`` to the keys of *all* chunks.
+        lse: Its log-sum-exp, also over all chunks.
+        upstream: The gradient of the loss with respect to ``out``.
         q_chunks: As for ``attend_chunks``.
         k_chunks: As for ``attend_chunks``.
 
     Returns:
-        What these keys add to the gradient of ``q``, and what these queries add to those of ``k`` and ``v``.
+        The contributions of these keys to the gradient of ``q``, and of these queries to those of ``k`` and ``v``.
     """
     inner = jnp.sum(out * upstream, axis=-1, keepdims=True)
 
@@ -111,12 +111,12 @@ def attend_chunks_backward(
                 return of_q + jnp.einsum("bkgqs,bskd->bkgqd", of_scores, keys), of_keys, of_values
 
             nothing = _alike((jnp.zeros_like(keys), jnp.zeros_like(values)), (q, k, v, upstream))
-            of_q, *more = lax.cond(start < first + q.shape[3], seen, lambda of_q: (of_q, *nothing), of_q)
-            return of_q, tuple(more)
+            of_q, *of_piece = lax.cond(start < first + q.shape[3], seen, lambda of_q: (of_q, *nothing), of_q)
+            return of_q, tuple(of_piece)
 
         (of_q,) = _alike((jnp.zeros_like(q),), (q, k, v, upstream))
-        of_q, more = lax.scan(add, of_q, pieces)
-        return jax.tree.map(jnp.add, of_kv, more), of_q
+        of_q, of_pieces = lax.scan(add, of_q, pieces)
+        return jax.tree.map(jnp.add, of_kv, of_pieces), of_q
 
     pieces = _in_pieces(k, k_chunks), _in_pieces(v, k_chunks), _starts(k, k_chunks)
     zeros = _alike(tuple(map(jnp.zeros_like, pieces[:2])), (q, k, v, upstream))
@@ -134,7 +134,7 @@ def _scores(q: jax.Array, keys: jax.Array) -> jax.Array:
 
 
 def _allowed(q: jax.Array, first: jax.Array, keys: jax.Array, start: jax.Array) -> jax.Array:
-    """Which keys of a piece each query sees, ``[queries, keys]``; the first of them are at these positions."""
+    """Mask of the keys of a piece that each query sees, ``[queries, keys]``; ``first`` and ``start`` are positions."""
     return first + jnp.arange(q.shape[3])[:, None] >= start + jnp.arange(keys.shape[1])
 
 
@@ -142,7 +142,7 @@ def _piece(x: jax.Array, chunks: jax.Array) -> int:
     """The number of keys in a piece.
 
     Raises:
-        ValueError: A chunk has more keys than fit one piece, and no multiple of them.
+        ValueError: A chunk has more keys than fit in one piece, and not a multiple of that number.
     """
     length = x.shape[1] // len(chunks)
     if length % min(length, KEYS_AT_ONCE):

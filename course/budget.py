@@ -117,7 +117,7 @@ def saved_per_layer(
     For each norm, two arrays of the width (its input, and the input of the products after it) and a mask are whole
     on every device of a tensor axis, or split along the sequence with ``sequence_parallel``. Queries, keys, values, the
     output of attention before projection and the MLP's arrays are split: two of its inner width, three if gated. A
-    layer of a mixture has those of the experts that compute a token, and a copy of the token for each routed one.
+    layer of a mixture saves those of the experts that compute a token, and a copy of the token for each routed expert.
     """
     s, mask, norms = sizes.seq, int(dropout), 1 if sizes.parallel else 2
     whole = norms * sizes.width * (2 * element + mask) / (tensor if sequence_parallel else 1)
@@ -149,13 +149,13 @@ def budget(
             in flight before the first backward pass; without a pipeline, one is in flight.
         mesh: Axis sizes: ``data`` splits the batch, ``tensor`` every matrix, ``pipe`` the layers.
         precision: One of ``PRECISIONS``.
-        optimizer: One of ``OPTIMIZERS``; ``adam16`` counts four bytes per parameter more than ``adam``.
+        optimizer: One of ``OPTIMIZERS``; ``adam16`` counts four more bytes per parameter than ``adam``.
         remat: ``none``; ``attention`` recomputes the attention scores, ``block`` whole layers.
         fsdp: Whether ``data`` splits parameters, gradients and optimizer state as well.
         min_size: Leaves with fewer elements stay whole under ``fsdp``.
         dropout: Whether dropout masks are saved.
         sequence_parallel: Whether ``tensor`` also splits the sequence between the products of a layer, and with it
-            what norms keep and the inputs of layers.
+            the arrays that norms save and the inputs of layers.
 
     Raises:
         ValueError: A name or an axis is unknown, or a size is not divisible; the message says which.
@@ -165,7 +165,7 @@ def budget(
     if sequence_parallel and sizes.seq % axes["tensor"]:
         raise ValueError(
             f"seq {sizes.seq} is not divisible by tensor = {axes['tensor']}, as sequence parallelism needs; "
-            "--no-sequence-parallel does without"
+            "--no-sequence-parallel turns it off"
         )
     dtypes = PRECISIONS[precision]
     state = _state_rows(sizes, axes, dtypes, optimizer, fsdp, min_size)
@@ -178,30 +178,30 @@ def budget(
 def _checked(
     sizes: Sizes, mesh: dict[str, int], counts: dict[str, int], precision: str, optimizer: str, remat: str
 ) -> dict[str, int]:
-    for what, given, known in (
+    for kind, name, known in (
         ("precision", precision, PRECISIONS),
         ("optimizer", optimizer, OPTIMIZERS),
         ("remat", remat, REMAT),
     ):
-        if given not in known:
-            raise ValueError(f"no {what} is called {given!r}; there are: {', '.join(known)}")
+        if name not in known:
+            raise ValueError(f"no {kind} is called {name!r}; there are: {', '.join(known)}")
     unknown = [axis for axis in mesh if axis not in AXES]
     if unknown:
         raise ValueError(f"mesh axis {unknown[0]!r} is not known here; the axes are: {', '.join(AXES)}")
-    for what, number in [*asdict(sizes).items(), *counts.items(), *mesh.items()]:
-        least = 0 if what in MAY_BE_ZERO or isinstance(number, bool) else 1
+    for name, number in [*asdict(sizes).items(), *counts.items(), *mesh.items()]:
+        least = 0 if name in MAY_BE_ZERO or isinstance(number, bool) else 1
         if number < least:
-            meaning = "" if least else f", which means {MAY_BE_ZERO[what]}"
-            raise ValueError(f"{what} is {number}, and it must be at least {least}{meaning}")
+            meaning = "" if least else f", which means {MAY_BE_ZERO[name]}"
+            raise ValueError(f"{name} is {number}, and it must be at least {least}{meaning}")
     axes = {axis: mesh.get(axis, 1) for axis in AXES}
-    for what, number, parts, by in (
+    for name, number, parts, by in (
         ("width", sizes.width, 1 if sizes.head_width else sizes.heads, "heads"),
         ("heads", sizes.heads, axes["tensor"], "tensor"),
         ("layers", sizes.layers, axes["pipe"], "pipe"),
         ("batch", counts["batch"], axes["data"] * counts["microbatches"], "data x microbatches"),
     ):
         if number % parts:
-            raise ValueError(f"{what} {number} is not divisible by {by} = {parts}")
+            raise ValueError(f"{name} {number} is not divisible by {by} = {parts}")
     return axes
 
 
@@ -224,7 +224,7 @@ def _state_rows(
 ) -> tuple[BudgetRow, ...]:
     own = resident_parameters(sizes, axes, fsdp, min_size)
     moments, extra = OPTIMIZERS[optimizer]
-    each = precision.master + moments * precision.moment + extra
+    per_parameter = precision.master + moments * precision.moment + extra
     note = ""
     if precision.master and moments == 2:
         # The other of the two common ways to count Adam's state.
@@ -235,14 +235,14 @@ def _state_rows(
             "parameters", precision.parameter * own, f"{precision.parameter} x {own:,}", "bytes x resident parameters"
         ),
         BudgetRow("gradients", precision.gradient * own, f"{precision.gradient} x {own:,}"),
-        BudgetRow("optimizer", each * own, f"{each} x {own:,}", note),
+        BudgetRow("optimizer", per_parameter * own, f"{per_parameter} x {own:,}", note),
     ]
     if fsdp and axes["data"] > 1:
         split = [leaf for leaf in _leaf_sizes(sizes) if leaf.layered and leaf.elements >= min_size]
         layer = sum(leaf.elements // sizes.layers // (axes["tensor"] if leaf.split else 1) for leaf in split)
-        each = precision.activation + precision.gradient
+        per_parameter = precision.activation + precision.gradient
         formula = f"({precision.activation} + {precision.gradient}) x {layer:,}"
-        rows.append(BudgetRow("one layer gathered", each * layer, formula, "weights and gradient, whole"))
+        rows.append(BudgetRow("one layer gathered", per_parameter * layer, formula, "weights and gradient, whole"))
     return tuple(rows)
 
 
@@ -261,12 +261,14 @@ def _activation_rows(
     flying = b * (microbatches if axes["pipe"] > 1 else 1)
     plain, scores = saved_per_layer(sizes, size, t, dropout, sequence_parallel)
     inputs = size * sizes.seq * sizes.width / (t if sequence_parallel else 1)
-    kept = {"none": plain + scores, "attention": plain, "block": inputs}[remat]
-    again = {"none": 0.0, "attention": scores, "block": plain + scores}[remat]
-    formula = f"{flying:,} x {local:,} x {round(kept):,}"
-    rows = [BudgetRow("activations", round(flying * local * kept), formula, "sequences x layers x bytes")]
-    if again:
-        rows.append(BudgetRow("recomputed", round(b * again), f"{b:,} x {round(again):,}", "one layer at a time"))
+    saved = {"none": plain + scores, "attention": plain, "block": inputs}[remat]
+    recomputed = {"none": 0.0, "attention": scores, "block": plain + scores}[remat]
+    formula = f"{flying:,} x {local:,} x {round(saved):,}"
+    rows = [BudgetRow("activations", round(flying * local * saved), formula, "sequences x layers x bytes")]
+    if recomputed:
+        rows.append(
+            BudgetRow("recomputed", round(b * recomputed), f"{b:,} x {round(recomputed):,}", "one layer at a time")
+        )
     tokens, vocab = b * sizes.seq, math.ceil(sizes.vocab / t)
     note = "4 bytes x tokens x vocabulary"
     return tuple(rows), (BudgetRow("logits", 4 * tokens * vocab, f"4 x {tokens:,} x {vocab:,}", note),)

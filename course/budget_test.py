@@ -27,18 +27,18 @@ def params_of(sizes):
     return jax.eval_shape(model_of(sizes).init, jax.random.key(0))
 
 
-def bytes_of(found, *names):
-    return sum(row.bytes for row in found.rows if row.name in names)
+def bytes_of(result, *names):
+    return sum(row.bytes for row in result.rows if row.name in names)
 
 
 # Closed forms
 
 
-def test_worked_example_is_reproduced_with_its_own_16_bytes_and_shows_12_beside():
+def test_worked_example_is_reproduced_with_its_own_16_bytes_and_mentions_12():
     sizes = replace(GPT, parameters=147_000_000)
-    found = budget(sizes, batch=1, precision="mixed", optimizer="adam16")
-    assert [row.bytes for row in found.rows] == [294_000_000, 294_000_000, 2_352_000_000, 349_175_808]
-    assert found.row("optimizer").note == "12 x with adam: 1,764 MB"
+    result = budget(sizes, batch=1, precision="mixed", optimizer="adam16")
+    assert [row.bytes for row in result.rows] == [294_000_000, 294_000_000, 2_352_000_000, 349_175_808]
+    assert result.row("optimizer").note == "12 x with adam: 1,764 MB"
     twelve = budget(sizes, batch=1, precision="mixed").row("optimizer")
     assert (twelve.bytes, twelve.note) == (1_764_000_000, "16 x with adam16: 2,352 MB")
     for batch in (1, 8, 64):
@@ -58,24 +58,24 @@ def test_activations_in_half_precision_are_the_papers_formula(t):
     forms[False] = s * b * h * layers * (10 + 24 / t + 5 * a * s / (h * t))
     for split, form in forms.items():
         assert activation_bytes(GPT, b, tensor=t, sequence_parallel=split) == form
-        found = budget(GPT, batch=b, mesh={"tensor": t}, sequence_parallel=split)
-        assert found.row("activations").bytes == form
+        result = budget(GPT, batch=b, mesh={"tensor": t}, sequence_parallel=split)
+        assert result.row("activations").bytes == form
         layer_inputs = budget(GPT, batch=b, mesh={"tensor": t}, remat="block", sequence_parallel=split)
         assert layer_inputs.row("activations").bytes == 2 * s * b * h * layers / (t if split else 1)
 
 
 @pytest.mark.parametrize(
-    ("remat", "kept", "again"), [("none", 34 + 40, 0), ("attention", 34, 40), ("block", 2, 34 + 40)]
+    ("remat", "saved", "recomputed"), [("none", 34 + 40, 0), ("attention", 34, 40), ("block", 2, 34 + 40)]
 )
-def test_recomputation_keeps_what_the_paper_says_and_one_layer_at_a_time(remat, kept, again):
+def test_recomputation_keeps_the_papers_bytes_and_one_layer_at_a_time(remat, saved, recomputed):
     sbh = 512 * 2 * 768
-    found = budget(GPT, batch=2, remat=remat)
-    assert found.row("activations").bytes == 12 * kept * sbh
-    assert bytes_of(found, "recomputed") == again * sbh
+    result = budget(GPT, batch=2, remat=remat)
+    assert result.row("activations").bytes == 12 * saved * sbh
+    assert bytes_of(result, "recomputed") == recomputed * sbh
 
 
 @pytest.mark.parametrize(
-    ("precision", "optimizer", "each"),
+    ("precision", "optimizer", "bytes_per_parameter"),
     [
         ("float32", "adam", 16),
         ("cast", "adam", 16),
@@ -87,9 +87,9 @@ def test_recomputation_keeps_what_the_paper_says_and_one_layer_at_a_time(remat, 
         ("float32", "momentum", 12),
     ],
 )
-def test_state_and_gradients_take_so_many_bytes_a_parameter(precision, optimizer, each):
-    found = budget(SMALL, precision=precision, optimizer=optimizer)
-    assert bytes_of(found, "parameters", "gradients", "optimizer") == each * SMALL.count
+def test_bytes_per_parameter_of_state_and_gradients(precision, optimizer, bytes_per_parameter):
+    result = budget(SMALL, precision=precision, optimizer=optimizer)
+    assert bytes_of(result, "parameters", "gradients", "optimizer") == bytes_per_parameter * SMALL.count
 
 
 def test_fsdp_leaves_one_nth_of_the_state_and_gathers_one_layer():
@@ -101,11 +101,11 @@ def test_fsdp_leaves_one_nth_of_the_state_and_gathers_one_layer():
     assert not bytes_of(whole, "one layer gathered")
 
 
-def test_fsdp_with_small_leaves_whole_holds_what_the_chapters_page_says():
+def test_fsdp_with_small_leaves_whole_matches_the_chapters_page():
     sizes = Sizes(layers=32, width=4096, heads=32, vocab=32_768, seq=2048)
-    found = budget(sizes, batch=8, mesh={"data": 8}, precision="float32", fsdp=True, min_size=1_048_576)
+    result = budget(sizes, batch=8, mesh={"data": 8}, precision="float32", fsdp=True, min_size=1_048_576)
     assert sizes.count == 6_720_229_376
-    assert found.row("parameters").bytes == 4 * 840_863_744
+    assert result.row("parameters").bytes == 4 * 840_863_744
 
 
 def test_pipeline_splits_layers_and_holds_every_microbatch():
@@ -143,7 +143,7 @@ def test_json_has_the_rows_and_their_sum():
         ({"batch": 0}, "batch is 0"),
     ],
 )
-def test_what_cannot_be_counted_says_why(options, message):
+def test_invalid_budgets_are_refused_with_the_reason(options, message):
     with pytest.raises(ValueError, match=message):
         budget(SMALL, **options)
 
@@ -152,11 +152,11 @@ def test_what_cannot_be_counted_says_why(options, message):
 
 
 def test_parameters_are_counted_as_the_courses_transformer_has_them():
-    found = {
+    elements = {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf.size
         for path, leaf in jax.tree.leaves_with_path(params_of(SMALL))
     }
-    assert found == {name: leaf.elements for name, leaf in leaves(SMALL).items()}
+    assert elements == {name: leaf.elements for name, leaf in leaves(SMALL).items()}
 
 
 def memory_of_state(mesh, specs):
@@ -198,10 +198,10 @@ def over_tensor(path, leaf):
     ("mesh", "spec"), [({"data": 4}, whole), ({"data": 4}, over_data), ({"data": 2, "tensor": 2}, over_tensor)]
 )
 def test_state_and_gradients_of_a_program_are_the_budgets_to_the_byte(mesh, spec):
-    found = memory_of_state(mesh, jax.tree.map_with_path(spec, params_of(SMALL)))
-    wanted = budget(SMALL, batch=4, mesh=mesh, precision="float32", fsdp=spec is over_data)
-    assert found.arguments == found.aliased == bytes_of(wanted, "parameters", "optimizer")
-    assert found.outputs - found.aliased == bytes_of(wanted, "gradients")
+    measured = memory_of_state(mesh, jax.tree.map_with_path(spec, params_of(SMALL)))
+    expected = budget(SMALL, batch=4, mesh=mesh, precision="float32", fsdp=spec is over_data)
+    assert measured.arguments == measured.aliased == bytes_of(expected, "parameters", "optimizer")
+    assert measured.outputs - measured.aliased == bytes_of(expected, "gradients")
 
 
 def gradient_memory(sizes, batch, remat=False):
@@ -227,15 +227,15 @@ def gradient_memory(sizes, batch, remat=False):
 GELU_STEPS = 4 if jax.__version__.startswith("0.10.") else 3
 
 
-def test_autodiff_saves_the_steps_of_norms_and_gelu_beside_what_the_formula_counts():
+def test_autodiff_saves_the_steps_of_norms_and_gelu_in_addition_to_the_formula():
     # The formula has 8 arrays of the width, 2 of the inner width and 2 of scores. Nothing here is fused, so autodiff
     # also saves intermediates of the two norms (4 of the width) and of gelu (of the inner width).
     sizes, batch = Sizes(layers=8, width=128, heads=4, vocab=64, seq=64), 2
-    found = gradient_memory(sizes, batch)
-    elements = [math.prod(alive.shape) for alive in found.alive if len(alive.shape) > 3 and alive.shape[0] == 8]
+    usage = gradient_memory(sizes, batch)
+    elements = [math.prod(alive.shape) for alive in usage.alive if len(alive.shape) > 3 and alive.shape[0] == 8]
     array = sizes.layers * batch * sizes.seq
-    each = [elements.count(array * n) for n in (sizes.width, sizes.inner, sizes.heads * sizes.seq)]
-    assert each == [8 + 4, 2 + GELU_STEPS, 2]
+    counts = [elements.count(array * n) for n in (sizes.width, sizes.inner, sizes.heads * sizes.seq)]
+    assert counts == [8 + 4, 2 + GELU_STEPS, 2]
 
 
 @pytest.mark.parametrize(("width", "seq"), [(64, 64), (128, 64), (64, 256)])
@@ -250,6 +250,6 @@ def test_activations_with_those_arrays_are_a_programs_within_15_percent(width, s
 @pytest.mark.parametrize(("width", "seq"), [(64, 64), (128, 64), (64, 256)])
 def test_program_of_recomputed_blocks_holds_their_inputs_and_one_to_two_layers_at_work(width, seq):
     sizes, batch = Sizes(layers=8, width=width, heads=4, vocab=64, seq=seq), 2
-    wanted = budget(sizes, batch=batch, precision="float32", remat="block", dropout=False)
-    kept, again = (wanted.row(name).bytes for name in ("activations", "recomputed"))
-    assert kept + again <= gradient_memory(sizes, batch, remat=True).temporaries <= kept + 2 * again
+    expected = budget(sizes, batch=batch, precision="float32", remat="block", dropout=False)
+    saved, recomputed = (expected.row(name).bytes for name in ("activations", "recomputed"))
+    assert saved + recomputed <= gradient_memory(sizes, batch, remat=True).temporaries <= saved + 2 * recomputed

@@ -1,7 +1,7 @@
 """Keep an installed CUDA plugin out of processes that compute on emulated devices.
 
 If the plugin is installed but there is no GPU, every ``import jax`` and every backend start writes to stderr, which
-nbgrader treats as an error; it also costs the process some 0.35 GiB of address space. Hide it before ``import jax``.
+nbgrader treats as an error; it also costs the process about 0.35 GiB of address space. Hide it before ``import jax``.
 """
 
 import os
@@ -13,7 +13,7 @@ _PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 
 
 def real_devices() -> bool:
-    """True if ``MESHCRAFT_MESH=real`` requests JAX's own choice of devices instead of emulated ones."""
+    """Return True if ``MESHCRAFT_MESH=real`` requests JAX's own choice of devices instead of emulated ones."""
     return os.environ.get("MESHCRAFT_MESH") == "real"
 
 
@@ -22,7 +22,7 @@ def hide_cuda_plugin() -> None:
     if real_devices():
         return
     for name in _PACKAGES:
-        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # None: the import system's "there is none"
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # None: an import raises ModuleNotFoundError
     for name in _PLUGINS:
         stub = types.ModuleType(name, "Hidden by course.cuda_plugin.")
         stub.initialize = lambda: None  # type: ignore[attr-defined]  # jax calls it on every plugin that it finds

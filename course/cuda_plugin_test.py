@@ -36,10 +36,10 @@ def start(folder, code, **environment):
 
 @pytest.mark.parametrize("environment", [{}, {"JAX_PLATFORMS": "cpu"}])
 def test_start_with_an_installed_plugin_is_silent_and_emulates_devices(noisy, environment):
-    done = start(noisy, SHOW, **environment)
-    assert (done.stdout, done.stderr) == ("8 cpu\n", "")
+    process = start(noisy, SHOW, **environment)
+    assert (process.stdout, process.stderr) == ("8 cpu\n", "")
 
 
 def test_real_devices_let_the_plugin_in(noisy):
-    done = start(noisy, SHOW, MESHCRAFT_MESH="real")
-    assert "no driver here" in done.stderr and done.stdout == "8 cpu\n"
+    process = start(noisy, SHOW, MESHCRAFT_MESH="real")
+    assert "no driver here" in process.stderr and process.stdout == "8 cpu\n"

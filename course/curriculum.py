@@ -1,6 +1,6 @@
-"""The single list of notebooks: the site's navigation, the command and the sandbox read their order here.
+"""The single list of notebooks: the site's navigation, the command and the sandbox read their order from it.
 
-A course folder may hold chapters of its own: ``chapters/NAME/chapter.toml`` below the folder that Python starts in, or
+A course folder can contain its own chapters: ``chapters/NAME/chapter.toml`` below the folder in which Python starts, or
 below ``$MESHCRAFT_COURSE``. They follow the chapters listed here.
 """
 
@@ -15,7 +15,7 @@ EASY, MEDIUM, HARD = "easy", "medium", "hard"
 
 @dataclass(frozen=True)
 class Function:
-    """A function that a chapter asks for, and the time it may take after reading the page: an estimate, not measured.
+    """A function that a chapter asks for, and an estimate (not measured) of the time it takes after reading the page.
 
     The estimate follows from how much code there is to write and how much is new: ``easy`` applies what the page shows,
     ``medium`` combines several such steps, ``hard`` needs a plan first, on paper.
@@ -256,22 +256,22 @@ COURSE = "MESHCRAFT_COURSE"
 
 
 def _own_chapters(folder: Path) -> tuple[tuple[Chapter, ...], dict[str, str]]:
-    """The chapters that a course folder holds, and the problem of each one that cannot be used."""
-    found, problems = [], {}
+    """The chapters in a course folder, and the problem with each one that cannot be used."""
+    chapters, problems = [], {}
     for path in sorted(folder.glob("chapters/*/chapter.toml")):
         name = path.parent.name
         try:
             if not name.isidentifier() or name in {entry.name for entry in CHAPTERS}:
-                raise ValueError(f"{name!r} is another chapter's name, or no Python name; rename the folder")
+                raise ValueError(f"{name!r} is another chapter's name, or not a Python name; rename the folder")
             table = tomllib.loads(path.read_text(encoding="utf-8"))
             functions = tuple(Function(**each) for each in table.pop("functions"))
-            found.append(Chapter(name, functions=functions, own=True, **table))
+            chapters.append(Chapter(name, functions=functions, own=True, **table))
         except (OSError, ValueError, KeyError, TypeError) as error:
             problems[name] = f"{path} cannot be used: {error}"
-    return tuple(found), problems
+    return tuple(chapters), problems
 
 
-# In a sandbox only what is mounted counts. Processes that are started from here see the same chapters.
+# In a sandbox, only the mounted folder counts. Processes started from here see the same chapters.
 OWN = Path(os.environ.get("MESHCRAFT_ROOT") or os.environ.get(COURSE) or ".")
 _OWN_CHAPTERS, PROBLEMS = _own_chapters(OWN)
 if _OWN_CHAPTERS:
@@ -279,7 +279,7 @@ if _OWN_CHAPTERS:
     os.environ[COURSE] = str(OWN)
     CHAPTERS = (*CHAPTERS, *_OWN_CHAPTERS)
 
-# The primer precedes the chapters and asks for nothing: it has a page and a notebook, but no contract.
+# The primer precedes the chapters and has no functions to write: it has a page and a notebook, but no contract.
 PRIMER = Chapter("primer", "Many devices in 15 minutes", "meshes, specs, shard_map, what varies, timelines")
 
 NOTEBOOKS = (PRIMER, *CHAPTERS)
@@ -307,12 +307,12 @@ def chapter(name: str) -> Chapter:
 
 
 def earlier(name: str) -> tuple[Chapter, ...]:
-    """The chapters before ``name``, whose solutions it may import; none of a course's own is among them."""
+    """The chapters before ``name``, whose solutions it can import, without those of a course folder."""
     return tuple(entry for entry in CHAPTERS[: CHAPTERS.index(chapter(name))] if not entry.own)
 
 
 def home(name: str) -> Path:
-    """The folder that holds a chapter: this repository, or the course folder for one of its own."""
+    """The folder that contains a chapter: this repository, or the course folder for its own chapters."""
     return OWN if is_own(name) else ROOT
 
 
@@ -322,7 +322,7 @@ def is_own(name: str) -> bool:
 
 
 def own_folders(name: str) -> list[str]:
-    """The folder of that name in the course folder, to import from, if the course has chapters of its own."""
+    """The import path of a folder inside the course folder; empty if the course has no chapters of its own."""
     return [str(OWN / name)] if _OWN_CHAPTERS else []
 
 
@@ -332,6 +332,6 @@ def contract_folder(name: str) -> Path:
 
 
 def own_page(name: str) -> Path | None:
-    """The page of a course's own chapter, in Markdown; None if it has none, or the chapter is not its own."""
+    """The Markdown page of a course's own chapter; None if there is no page, or the chapter is not its own."""
     path = contract_folder(name) / "page.md"
     return path if is_own(name) and path.is_file() else None

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 # --8<-- [start:options]
 @dataclass(frozen=True)
 class Options:
-    """How a step over ``data`` x ``pipe`` x ``tensor`` is computed; all combinations are allowed.
+    """Options for computing a step over ``data`` x ``pipe`` x ``tensor``; all combinations are allowed.
 
     Attributes:
         num_microbatches: Number of parts that a pipeline splits its rows into.
@@ -55,7 +55,7 @@ def split_dim(names: tuple[str, ...]) -> int | None:
 
 # --8<-- [start:specs]
 def tensor_specs(params: Any, axis_name: str) -> Any:
-    """The ``PartitionSpec`` of each leaf: of a Transformer with stacked ``layers``, of its parts, or of one layer.
+    """The ``PartitionSpec`` of each leaf of a Transformer with stacked ``layers``, of its parts, or of one layer.
 
     Args:
         params: Arrays or shapes; attention as returned by ``course.model.split_heads``.

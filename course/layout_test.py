@@ -23,8 +23,8 @@ def shapes():
 
 def test_leaves_are_split_as_the_memory_calculator_counts_them():
     specs = jax.tree.leaves_with_path(tensor_specs(shapes(), "tensor"))
-    found = {jax.tree_util.keystr(path, simple=True, separator="/"): "tensor" in spec for path, spec in specs}
-    assert found == {name: leaf.split for name, leaf in leaves(SIZES).items()}
+    splits = {jax.tree_util.keystr(path, simple=True, separator="/"): "tensor" in spec for path, spec in specs}
+    assert splits == {name: leaf.split for name, leaf in leaves(SIZES).items()}
 
 
 def test_every_split_dim_is_divided_by_the_devices():
@@ -36,6 +36,6 @@ def test_every_split_dim_is_divided_by_the_devices():
 def test_one_layer_is_split_like_the_stack_without_its_first_dim():
     params = shapes()
     layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params["layers"])
-    whole, one = tensor_specs(params, "tensor")["layers"], tensor_specs(layer, "tensor")
-    for stacked, own in zip(jax.tree.leaves(whole), jax.tree.leaves(one), strict=True):
+    whole, one_layer = tensor_specs(params, "tensor")["layers"], tensor_specs(layer, "tensor")
+    for stacked, own in zip(jax.tree.leaves(whole), jax.tree.leaves(one_layer), strict=True):
         assert own == P(*stacked[1:])

@@ -20,17 +20,18 @@ class Link:
     Attributes:
         name: For example ``NVLink``.
         group: Number of devices it connects: consecutive devices in groups of this size.
-        bandwidth: Bytes per second that one device sends over it, one way; over one wire of ``pairs`` or a ``torus``.
+        bandwidth: Bytes per second that one device sends over it, one way; for ``pairs`` or a ``torus``, over one wire.
         latency: Seconds that one step of a ring takes in addition to sending its bytes.
         shared: Whether all devices of an inner group share ``bandwidth``: one network adapter for a node.
         reduces: Whether its switches sum the data that passes through them, as NVLink SHARP does: in an all-reduce each
             device then sends the array once instead of 2 (n - 1) / n times. Only the times change; the bytes reported
             for a program stay those of a ring.
-        pairs: Whether every pair of devices has its own wire: a group of n sends over n - 1 of them, a permute over
-            one.
+        pairs: Whether every pair of devices has its own wire: in a group of n, each device sends over n - 1 of them, in
+            a permute over one.
         torus: Sizes of a grid whose neighbours are wired. Every mesh axis is assumed to have its own dimensions, as
             ``jax.experimental.mesh_utils`` assigns them where it can.
-        wraps: A dimension closes to a ring if its size is a multiple of this; those of a grid of three only together.
+        wraps: A dimension closes into a ring if its size is a multiple of this; in a grid of three dimensions, either
+            all close or none does.
         largest: The most devices it can connect when ``course.machines.scaled`` builds it; 0 means ``group``.
         rates: Measured bytes per second that a device sends, by collective and by size as passed to
             ``Machine.transfer``; used instead of ``bandwidth`` and ``latency``.
@@ -51,7 +52,7 @@ class Link:
     def rate(self, kind: str, n: int) -> float:
         """Bytes per second that each of n devices sends in a collective over this link alone.
 
-        In bytes of a ring, whichever algorithm runs: the time is a ring's bytes divided by this rate.
+        It is expressed in bytes of a ring, whichever algorithm runs: the time is a ring's bytes divided by this rate.
         """
         if self.pairs:
             return self.bandwidth * (n - 1)
@@ -90,17 +91,17 @@ def _dimensions(torus: tuple[int, ...], wraps: int, n: int) -> tuple[tuple[int, 
     closed = [wraps > 0 and size % wraps == 0 for size in torus]
     if len(torus) > 2:
         closed = [all(closed)] * len(torus)
-    found, left = [], n
+    occupied, left = [], n
     for size, ring in sorted(zip(torus, closed, strict=True), reverse=True):
         if size > 1 and left > 1 and left % size == 0:
-            found.append((size, ring))
+            occupied.append((size, ring))
             left //= size
-    return (*found, (left, False)) if left > 1 else tuple(found)
+    return (*occupied, (left, False)) if left > 1 else tuple(occupied)
 
 
 @dataclass(frozen=True)
 class Level:
-    """What a group of devices does over one link of a machine.
+    """The part of a group's work that goes over one link of a machine.
 
     Attributes:
         link: Index of the machine's link.
@@ -123,15 +124,15 @@ def levels(sizes: tuple[int, ...], devices: Sequence[int]) -> tuple[Level, ...]:
         sizes: Number of devices that each link of the machine connects.
         devices: The group: a tuple, or a range, which is faster to look up for thousands of devices.
     """
-    found, inner = [], 1
+    needed, inner = [], 1
     for index, size in enumerate(sizes):
         counts = Counter(device // inner for device in devices)
         last = index == len(sizes) - 1
         outer = Counter(0 if last else part * inner // size for part in counts)
         if len(outer) < len(counts):
-            found.append(Level(index, min(counts.values()), max(outer.values()), len(counts) - len(outer)))
+            needed.append(Level(index, min(counts.values()), max(outer.values()), len(counts) - len(outer)))
         inner = size
-    return tuple(found)
+    return tuple(needed)
 
 
 def grid(devices: int, dimensions: int) -> tuple[int, ...]:

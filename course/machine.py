@@ -48,8 +48,8 @@ class Machine:
         launch: Fixed overhead of each kernel in seconds.
         matmul_rates: Measured FLOP/s by FLOPs of one bfloat16 product, used instead of the peak.
         calibrated: Whether it has measured rates by size.
-        sources: Source of each figure, by the figure's name; ``latency`` is that of the links, ``rates`` are the
-            measured tables.
+        sources: Source of each figure, by the figure's name; ``latency`` refers to the links, ``rates`` to the measured
+            tables.
         compiler: Figures that only the deviceless GPU compiler reads: cores, clock, registers, compute capability.
     """
 
@@ -105,8 +105,8 @@ class Machine:
 
     def link_of(self, devices: Sequence[int]) -> int:
         """Index in ``links`` of the link that a group of devices uses: the innermost one that reaches all of them."""
-        found = self.levels(devices)
-        return found[-1].link if found else 0
+        needed = self.levels(devices)
+        return needed[-1].link if needed else 0
 
     def axis_links(self, mesh: Mapping[str, int]) -> dict[str, str]:
         """Name of the link used by each mesh axis.
@@ -149,7 +149,7 @@ class Machine:
         return levels(tuple(link.group for link in self.links), devices)
 
     def bandwidth_of(self, devices: Sequence[int]) -> float:
-        """Bytes per second that each device of a group sends in a ring over it.
+        """Bytes per second that each device of a group sends in a ring over the group.
 
         Members of the same inner group use their outer links in parallel, as NCCL's rings do, up to the inner
         link's bandwidth.
@@ -160,11 +160,11 @@ class Machine:
     def level_rates(self, kind: str, devices: Sequence[int]) -> list[tuple[int, float]]:
         """The links that a collective needs, and how fast each device would send if that link were the only one.
 
-        In bytes of a ring through all devices, equally many over every level: the slowest level decides. In an
-        all-to-all, only data for devices outside an inner group crosses the outer link, each device's part over its
-        own outer link.
+        Rates are in bytes of a ring through all devices, which sends the same number over every level: the slowest
+        level decides. In an all-to-all, only data for devices outside an inner group crosses the outer link, each
+        device's part over its own outer link.
         """
-        found = []
+        rates = []
         for level in self.levels(devices):
             link, n = self.links[level.link], len(devices)
             share = self.links[level.link - 1].group if link.shared and level.link else 1
@@ -172,15 +172,15 @@ class Machine:
                 rate = link.bandwidth * (n - 1) / (n - level.together) * (n - 1 if link.pairs else 1)
             else:
                 rate = level.together * link.rate(kind, level.parts)
-            found.append((level.link, self.efficiency.link * rate / share))
-        return found
+            rates.append((level.link, self.efficiency.link * rate / share))
+        return rates
 
     def transfer(
         self, kind: str, devices: Sequence[int], wire_bytes: float, size: float, *, pair: tuple[int, int] | None = None
     ) -> tuple[float, float]:
-        """Seconds that a collective takes before its bytes, and bytes per second that it then sends.
+        """The latency of a collective in seconds, and the bytes per second that it then sends.
 
-        The latency is that of a ring through all devices, some of whose steps go between nodes: NCCL counts them so
+        The latency is that of a ring through all devices, some of whose steps go between nodes, as NCCL counts them
         (src/graph/tuning.cc).
 
         Args:
@@ -201,8 +201,8 @@ class Machine:
                 apart = min((b - a for a, b in pairwise(sorted(devices))), default=1)
                 sharing = min(apart, self.links[index - 1].group)
             return link.latency, self.efficiency.link * link.bandwidth / sharing
-        found = [(self.links[level.link], level) for level in self.levels(devices)]
-        latency = sum(link.latency * link.steps(kind, level.parts, level.joined) for link, level in found)
+        link_levels = [(self.links[level.link], level) for level in self.levels(devices)]
+        latency = sum(link.latency * link.steps(kind, level.parts, level.joined) for link, level in link_levels)
         return latency, min(rate for _, rate in self.level_rates(kind, devices))
 
 

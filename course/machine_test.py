@@ -31,44 +31,44 @@ MIB = 2**20
 EIGHT = tuple(range(8))
 
 
-def seconds(found, kind, devices, wire, size, **kwargs):
-    latency, rate = found.transfer(kind, devices, wire, size, **kwargs)
+def seconds(hardware, kind, devices, wire, size, **kwargs):
+    latency, rate = hardware.transfer(kind, devices, wire, size, **kwargs)
     return latency + wire / rate
 
 
 # Figures
 
 
-@pytest.mark.parametrize("found", MACHINES, ids=lambda m: m.name)
-def test_every_figure_has_a_source(found):
-    wanted = {"matmul_flops", "vector_flops", "memory_bytes", "memory_bandwidth", "links", "latency", "efficiency"}
-    wanted |= {"launch"} | ({"network"} if found.network else set())
-    wanted |= {"compiler"} if found.compiler else set()
-    wanted |= {"rates"} if found.calibrated else set()
-    assert set(found.sources) == wanted
-    assert all(len(text) > 10 and "{" not in text for text in found.sources.values())
+@pytest.mark.parametrize("hardware", MACHINES, ids=lambda m: m.name)
+def test_every_figure_has_a_source(hardware):
+    figures = {"matmul_flops", "vector_flops", "memory_bytes", "memory_bandwidth", "links", "latency", "efficiency"}
+    figures |= {"launch"} | ({"network"} if hardware.network else set())
+    figures |= {"compiler"} if hardware.compiler else set()
+    figures |= {"rates"} if hardware.calibrated else set()
+    assert set(hardware.sources) == figures
+    assert all(len(text) > 10 and "{" not in text for text in hardware.sources.values())
 
 
-@pytest.mark.parametrize("found", MACHINES, ids=lambda m: m.name)
-def test_last_link_reaches_every_device_and_groups_nest(found):
-    groups = [link.group for link in found.links]
-    assert groups[-1] == found.num_devices
+@pytest.mark.parametrize("hardware", MACHINES, ids=lambda m: m.name)
+def test_last_link_reaches_every_device_and_groups_nest(hardware):
+    groups = [link.group for link in hardware.links]
+    assert groups[-1] == hardware.num_devices
     assert all(outer % inner == 0 for inner, outer in pairwise(groups))
 
 
-def test_machine_is_found_whatever_its_case_and_the_error_lists_all():
+def test_machine_name_ignores_case_and_the_error_lists_all():
     assert machine("8XH100") is H100
     assert machine("free network") not in MACHINES
     with pytest.raises(LookupError, match="no machine is called 'dgx'; there are: 8xA5000, 8xA100"):
         machine("dgx")
 
 
-@pytest.mark.parametrize("found", [m for m in MACHINES if m.compiler], ids=lambda m: m.name)
-def test_compilers_cores_and_clock_give_the_published_vector_peak(found):
-    c = found.compiler
+@pytest.mark.parametrize("hardware", [m for m in MACHINES if m.compiler], ids=lambda m: m.name)
+def test_compilers_cores_and_clock_give_the_published_vector_peak(hardware):
+    c = hardware.compiler
     # On Ampere's A100 the sheet gives the same product; 1% covers the sheets' three digits.
     assert 2 * c["core_count"] * c["fpus_per_core"] * c["clock_rate_ghz"] * 1e9 == pytest.approx(
-        found.vector_flops, rel=0.01
+        hardware.vector_flops, rel=0.01
     )
 
 
@@ -85,18 +85,18 @@ def test_dtypes_peaks_are_in_the_ratio_of_their_units(name, f8, f32):
 
 # Units, products per clock of each, and GHz: 1,024 in FP16 for a compute unit of AMD's CDNA 3; 128 x 128 matrix units.
 @pytest.mark.parametrize(
-    ("name", "units", "each", "clock"), [("8xMI300X", 304, 1024, 2.1), ("64xTPUv5p", 8, 128 * 128, 1.75)]
+    ("name", "units", "per_clock", "clock"), [("8xMI300X", 304, 1024, 2.1), ("64xTPUv5p", 8, 128 * 128, 1.75)]
 )
-def test_peak_is_that_of_the_units_and_their_clock(name, units, each, clock):
-    assert machine(name).peak("bf16") == pytest.approx(2 * units * each * clock * 1e9, rel=2e-3)
+def test_peak_is_that_of_the_units_and_their_clock(name, units, per_clock, clock):
+    assert machine(name).peak("bf16") == pytest.approx(2 * units * per_clock * clock * 1e9, rel=2e-3)
 
 
-@pytest.mark.parametrize("found", MACHINES, ids=lambda m: m.name)
-def test_figures_are_in_bytes_flops_and_seconds(found):
-    assert 1e13 < found.peak("bf16") < 1e16 and 1e12 < found.vector_flops < found.peak("bf16")
-    assert 1e10 < found.memory_bytes < 1e12 and 1e11 < found.memory_bandwidth < 1e14
-    for link in found.links:
-        assert 1e9 < link.bandwidth < found.memory_bandwidth and 1e-7 < link.latency < 1e-4
+@pytest.mark.parametrize("hardware", MACHINES, ids=lambda m: m.name)
+def test_figures_are_in_bytes_flops_and_seconds(hardware):
+    assert 1e13 < hardware.peak("bf16") < 1e16 and 1e12 < hardware.vector_flops < hardware.peak("bf16")
+    assert 1e10 < hardware.memory_bytes < 1e12 and 1e11 < hardware.memory_bandwidth < 1e14
+    for link in hardware.links:
+        assert 1e9 < link.bandwidth < hardware.memory_bandwidth and 1e-7 < link.latency < 1e-4
 
 
 # Kernels
@@ -132,18 +132,18 @@ def test_elementwise_work_takes_its_traffic_or_its_arithmetic_whichever_is_longe
 )
 def test_collective_takes_the_rings_closed_form(n, kind, wire, steps):
     size = 64 * MIB
-    found = seconds(A100, kind, tuple(range(n)), wire(n) * size, size)
-    assert found == pytest.approx(steps(n) * 1e-6 + wire(n) * size / 300e9)
+    duration = seconds(A100, kind, tuple(range(n)), wire(n) * size, size)
+    assert duration == pytest.approx(steps(n) * 1e-6 + wire(n) * size / 300e9)
 
 
 # On a torus of 4 x 4 x 4: the dimensions that n devices occupy, as bidirectional rings or lines.
 @pytest.mark.parametrize(("n", "wires", "steps"), [(2, 1, 1), (4, 2, 2), (8, 3, 3), (16, 4, 4), (64, 6, 6)])
 def test_torus_gathers_over_every_dimension_at_once(n, wires, steps):
-    found, group = machine("64xTPUv5p"), tuple(range(n))
+    torus, group = machine("64xTPUv5p"), tuple(range(n))
     wire = (n - 1) / n * MIB
-    assert seconds(found, "all_gather", group, wire, MIB) == pytest.approx(steps * 1e-6 + wire / (wires * 100e9))
-    assert found.transfer("all_reduce", group, 2 * wire, MIB) == (2 * steps * 1e-6, wires * 100e9)
-    assert found.transfer("collective_permute", group, MIB, MIB, pair=(0, 1)) == (1e-6, 100e9)
+    assert seconds(torus, "all_gather", group, wire, MIB) == pytest.approx(steps * 1e-6 + wire / (wires * 100e9))
+    assert torus.transfer("all_reduce", group, 2 * wire, MIB) == (2 * steps * 1e-6, wires * 100e9)
+    assert torus.transfer("collective_permute", group, MIB, MIB, pair=(0, 1)) == (1e-6, 100e9)
 
 
 def test_grid_without_wraps_sends_one_way_along_its_dimensions():
@@ -160,18 +160,18 @@ def test_all_to_all_on_a_ring_takes_a_quarter_of_a_gather():
 
 
 def test_wires_between_pairs_add_up_with_the_size_of_the_group():
-    found = machine("8xMI300X")
-    assert [found.bandwidth_of(tuple(range(n))) for n in (2, 4, 8)] == [64e9, 3 * 64e9, 7 * 64e9]
-    assert found.transfer("all_to_all", EIGHT, 7 / 8 * MIB, MIB)[1] == 7 * 64e9
-    assert found.transfer("collective_permute", EIGHT, MIB, MIB, pair=(0, 5))[1] == 64e9
+    hardware = machine("8xMI300X")
+    assert [hardware.bandwidth_of(tuple(range(n))) for n in (2, 4, 8)] == [64e9, 3 * 64e9, 7 * 64e9]
+    assert hardware.transfer("all_to_all", EIGHT, 7 / 8 * MIB, MIB)[1] == 7 * 64e9
+    assert hardware.transfer("collective_permute", EIGHT, MIB, MIB, pair=(0, 5))[1] == 64e9
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_switch_that_adds_up_takes_an_all_reduces_array_once(n):
-    found, group, wire = machine("8xH100-sharp"), tuple(range(n)), 2 * (n - 1) / n * MIB
-    assert seconds(found, "all_reduce", group, wire, MIB) == pytest.approx(2e-6 + MIB / 450e9)
+    hardware, group, wire = machine("8xH100-sharp"), tuple(range(n)), 2 * (n - 1) / n * MIB
+    assert seconds(hardware, "all_reduce", group, wire, MIB) == pytest.approx(2e-6 + MIB / 450e9)
     for kind in ("all_gather", "reduce_scatter", "all_to_all"):
-        assert found.transfer(kind, group, wire, MIB) == H100.transfer(kind, group, wire, MIB)
+        assert hardware.transfer(kind, group, wire, MIB) == H100.transfer(kind, group, wire, MIB)
 
 
 # Links
@@ -186,7 +186,7 @@ def test_pairs_of_a5000_talk_over_nvlink_and_others_over_pcie():
     assert A5000.bandwidth_of(EIGHT) == 56.25e9
 
 
-def test_group_of_16_over_two_nodes_uses_8_adapters_side_by_side():
+def test_group_of_16_over_two_nodes_uses_8_adapters_in_parallel():
     sixteen = tuple(range(16))
     assert TWO_A100.links[TWO_A100.link_of(sixteen)].name == "InfiniBand"
     assert TWO_A100.bandwidth_of(sixteen) == 8 * 25e9
@@ -199,47 +199,49 @@ def test_group_of_16_over_two_nodes_uses_8_adapters_side_by_side():
 
 # 64 devices on 8 nodes, in a ring through all of them as NCCL builds it: 56 steps within nodes and 7 between them.
 def test_ring_over_eight_nodes_goes_between_them_seven_times():
-    found, group = scaled(H100, 64, 8), tuple(range(64))
+    hardware, group = scaled(H100, 64, 8), tuple(range(64))
     wire = 63 / 64 * MIB
-    assert seconds(found, "all_gather", group, wire, MIB) == pytest.approx(56e-6 + 7 * 4e-6 + wire / (8 * 50e9))
-    assert seconds(found, "all_reduce", group, 2 * wire, MIB) == pytest.approx(2 * (84e-6 + wire / (8 * 50e9)))
+    assert seconds(hardware, "all_gather", group, wire, MIB) == pytest.approx(56e-6 + 7 * 4e-6 + wire / (8 * 50e9))
+    assert seconds(hardware, "all_reduce", group, 2 * wire, MIB) == pytest.approx(2 * (84e-6 + wire / (8 * 50e9)))
     one_of_each = tuple(range(3, 64, 8))
-    assert found.transfer("reduce_scatter", one_of_each, wire, MIB) == (7 * 4e-6, 50e9)
-    assert found.transfer("all_gather", tuple(range(8, 16)), wire, MIB) == (7e-6, 450e9)
+    assert hardware.transfer("reduce_scatter", one_of_each, wire, MIB) == (7 * 4e-6, 50e9)
+    assert hardware.transfer("all_gather", tuple(range(8, 16)), wire, MIB) == (7e-6, 450e9)
 
 
 def test_all_to_all_over_nodes_sends_every_devices_part_over_its_own_adapter():
-    found, group = scaled(H100, 64, 8), tuple(range(64))
-    rate = found.transfer("all_to_all", group, 63 / 64 * MIB, MIB)[1]
+    hardware, group = scaled(H100, 64, 8), tuple(range(64))
+    rate = hardware.transfer("all_to_all", group, 63 / 64 * MIB, MIB)[1]
     assert 63 / 64 * MIB / rate == pytest.approx(56 / 64 * MIB / 50e9)
 
 
 def test_network_adapter_of_a_node_is_shared_by_its_devices():
     inner, outer = scaled(H100, 64, 8).links
-    found = replace(scaled(H100, 64, 8), links=(inner, replace(outer, shared=True)))
-    assert found.bandwidth_of(tuple(range(64))) == 50e9
-    assert found.bandwidth_of((0, 8)) == 50e9 / 8  # seven parallel groups send at the same time
+    hardware = replace(scaled(H100, 64, 8), links=(inner, replace(outer, shared=True)))
+    assert hardware.bandwidth_of(tuple(range(64))) == 50e9
+    assert hardware.bandwidth_of((0, 8)) == 50e9 / 8  # seven parallel groups send at the same time
     permute = ("collective_permute", tuple(range(0, 64, 8)), MIB, MIB)
-    assert found.transfer(*permute, pair=(0, 8))[1] == 50e9 / 8
-    assert found.transfer("collective_permute", tuple(range(64)), MIB, MIB, pair=(7, 8))[1] == 50e9
+    assert hardware.transfer(*permute, pair=(0, 8))[1] == 50e9 / 8
+    assert hardware.transfer("collective_permute", tuple(range(64)), MIB, MIB, pair=(7, 8))[1] == 50e9
 
 
 def test_three_levels_are_as_fast_as_the_slowest():
     inner, outer = scaled(H100, 64, 8).links
     leaf = replace(outer, name="leaf", group=32)
-    found = replace(scaled(H100, 64, 8), links=(inner, leaf, replace(outer, name="spine", bandwidth=5e9, latency=6e-6)))
-    assert found.bandwidth_of(tuple(range(32))) == 8 * 50e9
-    assert found.bandwidth_of(tuple(range(64))) == 32 * 5e9
-    assert found.transfer("all_gather", tuple(range(64)), 1, 1)[0] == pytest.approx(56e-6 + 6 * 4e-6 + 6e-6)
+    hardware = replace(
+        scaled(H100, 64, 8), links=(inner, leaf, replace(outer, name="spine", bandwidth=5e9, latency=6e-6))
+    )
+    assert hardware.bandwidth_of(tuple(range(32))) == 8 * 50e9
+    assert hardware.bandwidth_of(tuple(range(64))) == 32 * 5e9
+    assert hardware.transfer("all_gather", tuple(range(64)), 1, 1)[0] == pytest.approx(56e-6 + 6 * 4e-6 + 6e-6)
 
 
-def test_links_side_by_side_give_no_more_than_the_inner_link():
+def test_parallel_links_give_no_more_than_the_inner_link():
     fast = replace(TWO_A100, links=(TWO_A100.links[0], replace(TWO_A100.links[1], bandwidth=100e9)))
     assert fast.bandwidth_of(tuple(range(16))) == 300e9
 
 
 @pytest.mark.parametrize(
-    ("found", "mesh", "links"),
+    ("hardware", "mesh", "links"),
     [
         (A5000, {"data": 4, "tensor": 2}, {"data": "PCIe", "tensor": "NVLink"}),
         (A5000, {"tensor": 2, "data": 4}, {"tensor": "PCIe", "data": "PCIe"}),
@@ -251,8 +253,8 @@ def test_links_side_by_side_give_no_more_than_the_inner_link():
         (H100, {"pipe": 2, "data": 2, "tensor": 2}, {"pipe": "NVLink", "data": "NVLink", "tensor": "NVLink"}),
     ],
 )
-def test_last_mesh_axis_runs_over_the_innermost_link(found, mesh, links):
-    assert found.axis_links(mesh) == links
+def test_last_mesh_axis_runs_over_the_innermost_link(hardware, mesh, links):
+    assert hardware.axis_links(mesh) == links
 
 
 def test_mesh_with_more_devices_than_the_machine_is_refused():
@@ -265,8 +267,8 @@ def test_mesh_with_more_devices_than_the_machine_is_refused():
 
 @pytest.mark.parametrize("module", [course.link, course.machine, course.machines], ids=lambda m: m.__name__)
 def test_examples_in_docstrings_hold(module):
-    found = doctest.testmod(module)
-    assert found.attempted and not found.failed
+    results = doctest.testmod(module)
+    assert results.attempted and not results.failed
 
 
 # Calibrated tables
@@ -281,15 +283,15 @@ def test_calibrated_rates_hit_their_tables_points_and_stay_level_beyond(kind):
         assert H100_CALIBRATED.transfer(kind, EIGHT, 1, size) == (0, pytest.approx(rate))
 
 
-# Blocks of 0.25, 1, 4, 16 MiB a device and the largest array, as whole arrays over eight.
+# Blocks of 0.25, 1, 4, 16 MiB per device and the largest array, as whole arrays over eight.
 @pytest.mark.parametrize(("mib", "rate"), [(2, 58), (8, 113), (32, 227), (128, 301), (1024, 344)])
 def test_calibrated_gather_sends_at_the_published_wire_rates(mib, rate):
-    found = H100_CALIBRATED.transfer("all_gather", EIGHT, mib * MIB * 7 / 8, mib * MIB)[1]
-    assert found == pytest.approx(rate * 1e9, rel=0.005)
+    bandwidth = H100_CALIBRATED.transfer("all_gather", EIGHT, mib * MIB * 7 / 8, mib * MIB)[1]
+    assert bandwidth == pytest.approx(rate * 1e9, rel=0.005)
 
 
 @pytest.mark.parametrize(
-    ("kind", "sent", "pair", "wanted", "within"),
+    ("kind", "sent", "pair", "expected", "tolerance"),
     [
         ("all_reduce", 14 / 8, None, 4 * MIB / 61.08e9, 1e-6),
         ("all_gather", 7 / 8, None, 4 * MIB / 88.98e9, 1e-6),
@@ -297,12 +299,14 @@ def test_calibrated_gather_sends_at_the_published_wire_rates(mib, rate):
         ("collective_permute", 1, (3, 4), 73e-6, 0.01),
     ],
 )
-def test_calibrated_collective_of_4_mib_takes_the_array_over_the_published_throughput(kind, sent, pair, wanted, within):
-    found = seconds(H100_CALIBRATED, kind, EIGHT, 4 * MIB * sent, 4 * MIB, pair=pair)
-    assert found == pytest.approx(wanted, rel=within)
+def test_calibrated_collective_of_4_mib_takes_the_array_over_the_published_throughput(
+    kind, sent, pair, expected, tolerance
+):
+    duration = seconds(H100_CALIBRATED, kind, EIGHT, 4 * MIB * sent, 4 * MIB, pair=pair)
+    assert duration == pytest.approx(expected, rel=tolerance)
 
 
-def test_calibrated_rates_lie_between_their_neighbours():
+def test_calibrated_rates_are_interpolated_between_their_neighbours():
     assert interpolate(((1.0, 10.0), (100.0, 30.0)), 10.0) == pytest.approx(20.0)
 
 
@@ -333,7 +337,7 @@ def test_only_the_calibrated_machine_carries_tables_and_idealised_ones_reach_the
 
 
 @pytest.mark.parametrize(
-    ("name", "devices", "nodes", "wanted", "groups"),
+    ("name", "devices", "nodes", "scaled_name", "groups"),
     [
         ("8xH100", 512, 64, "64x8xH100", [8, 512]),
         ("8xH100", 8, 2, "2x4xH100", [4, 8]),
@@ -346,11 +350,15 @@ def test_only_the_calibrated_machine_carries_tables_and_idealised_ones_reach_the
         ("64xTPUv5p", 1024, 2, "2x512xTPUv5p", [512, 1024]),
     ],
 )
-def test_machine_is_built_to_size_from_its_nodes(name, devices, nodes, wanted, groups):
-    found = scaled(machine(name), devices, nodes)
-    assert (found.name, found.num_devices, [link.group for link in found.links]) == (wanted, devices, groups)
-    assert found.peak("bf16") == machine(name).peak("bf16") and found.sources == machine(name).sources
-    assert all(math.prod(link.torus) == link.group for link in found.links if link.torus)
+def test_machine_is_built_to_size_from_its_nodes(name, devices, nodes, scaled_name, groups):
+    hardware = scaled(machine(name), devices, nodes)
+    assert (hardware.name, hardware.num_devices, [link.group for link in hardware.links]) == (
+        scaled_name,
+        devices,
+        groups,
+    )
+    assert hardware.peak("bf16") == machine(name).peak("bf16") and hardware.sources == machine(name).sources
+    assert all(math.prod(link.torus) == link.group for link in hardware.links if link.torus)
 
 
 def test_pod_of_v5e_is_a_torus_whose_dimensions_close():
@@ -379,7 +387,7 @@ def test_machine_that_cannot_be_built_is_refused(name, devices, nodes, message):
         scaled(machine(name), devices, nodes)
 
 
-def test_nodes_are_as_few_as_can_have_the_devices():
+def test_default_is_the_fewest_nodes_that_have_the_devices():
     assert chosen("8xh100") is H100
     assert [chosen("8xH100", n).name for n in (4, 64)] == ["4xH100", "8x8xH100"]
     assert chosen("8xH100", nodes=4).num_devices == 32
@@ -401,21 +409,21 @@ links = "our cluster: one adapter of 200 Gb/s a node; {sharp}"
 """
 
 
-def test_machine_file_takes_what_it_does_not_say_from_a_known_machine(tmp_path):
+def test_machine_file_takes_missing_figures_from_a_known_machine(tmp_path):
     (tmp_path / "my.toml").write_text(OWN)
-    found = load(tmp_path / "my.toml")
-    assert (found.name, found.num_devices, found.memory_bytes) == ("mine", 64, H100.memory_bytes)
-    assert found.links[1] == Link("Ethernet", 64, 25e9, 1e-5, shared=True) and found.links[0].reduces
-    assert found.sources["links"].startswith("our cluster") and "NVLink SHARP" in found.sources["links"]
-    assert chosen(str(tmp_path / "my.toml")) == found
+    hardware = load(tmp_path / "my.toml")
+    assert (hardware.name, hardware.num_devices, hardware.memory_bytes) == ("mine", 64, H100.memory_bytes)
+    assert hardware.links[1] == Link("Ethernet", 64, 25e9, 1e-5, shared=True) and hardware.links[0].reduces
+    assert hardware.sources["links"].startswith("our cluster") and "NVLink SHARP" in hardware.sources["links"]
+    assert chosen(str(tmp_path / "my.toml")) == hardware
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('like = "8xH100"', 'like = "8xH10"', "like '8xH10', and there are: 8xA5000"),
+        ('like = "8xH100"', 'like = "8xH10"', "like is '8xH10', which is not a known machine; there are: 8xA5000"),
         ('like = "8xH100"', "", "compiler|device is missing"),
-        ("num_devices = 64", "num_devices = 32", "the last of links joins 64 devices, and num_devices is 32"),
+        ("num_devices = 64", "num_devices = 32", "the last link joins 64 devices, and num_devices is 32"),
         ("num_devices = 64", 'num_devices = "64"', "num_devices: expected `int`, got `str`"),
         ("num_devices = 64", "devices = 64", "devices is not a figure of a machine; there are: compiler"),
         ("num_devices = 64", "num_devices = 64\nmemory_bytes = -80e9", "memory_bytes is -8e.10: it must be a positive"),
@@ -424,18 +432,18 @@ def test_machine_file_takes_what_it_does_not_say_from_a_known_machine(tmp_path):
         ("group = 8,", "size = 8,", "size is not a figure of a link; there are: bandwidth"),
         ("bandwidth = 25e9,", "", r"links\[1\]: object missing required field `bandwidth`"),
         ("bandwidth = 25e9", "bandwidth = 0.0", "bandwidth of Ethernet is 0: it must be a positive"),
-        ("reduces = true", "shared = true", "NVLink is shared by the devices of an inner group, and is the first link"),
+        ("reduces = true", "shared = true", "NVLink is shared by the devices of an inner group, but is the first link"),
         ("reduces = true", "torus = [2, 2]", "torus of NVLink must multiply to its group, 8"),
         ("[machines.mine.sources]", "[machines.other]", r"it must have one table \[machines.NAME\]"),
         ("[machines.mine.sources]", "[sources]", "unknown field `sources`"),
         ("[machines.mine.sources]", "[machines.mine.compiler]", "compiler.*: expected `float`, got `str`"),
-        ('like = "8xH100"', 'like = ["8xH100"]', "it is like .'8xH100'., and there are"),
+        ('like = "8xH100"', 'like = ["8xH100"]', "like is .'8xH100'., which is not a known machine"),
         ("num_devices = 64", "num_devices = 64\nlink_rates = { all_gather = [[8, 0]] }", "rates of all_gather"),
         ("num_devices = 64", "num_devices = 64\nlaunch = nan", "launch is nan"),
         ("[machines.mine]", "[machines.mine", "is not TOML"),
     ],
 )
-def test_machine_file_that_is_wrong_is_refused_with_what_is(tmp_path, old, new, message):
+def test_invalid_machine_file_is_refused_with_the_problem(tmp_path, old, new, message):
     assert old in OWN
     (tmp_path / "my.toml").write_text(OWN.replace(old, new, 1))
     with pytest.raises(BadMachineFile, match=r"my\.toml") as error:
@@ -443,6 +451,6 @@ def test_machine_file_that_is_wrong_is_refused_with_what_is(tmp_path, old, new, 
     assert error.match(message)
 
 
-def test_machine_file_that_is_not_there_is_said(tmp_path):
+def test_missing_machine_file_is_reported(tmp_path):
     with pytest.raises(BadMachineFile, match=r"no\.toml cannot be read: No such file"):
         chosen(str(tmp_path / "no.toml"))

@@ -52,19 +52,21 @@ def _machines(file: _File, known: dict[str, dict[str, Any]], notes: dict[str, st
     Raises:
         BadMachineFile: It does not contain valid machines.
     """
-    found = {}
+    machines = {}
     for name, own in file.machines.items():
         like = own.pop("like", None)
         if like is not None and (not isinstance(like, str) or like not in known):
-            raise BadMachineFile(f"it is like {like!r}, and there are: {', '.join(known)}")
+            raise BadMachineFile(f"like is {like!r}, which is not a known machine; there are: {', '.join(known)}")
         base: dict[str, Any] = known[like] if like else {}
         if "links" in own:  # measurements over other links, and the network between nodes, do not apply to this machine
             base = {figure: value for figure, value in base.items() if figure not in ("network", "link_rates")}
-            base["sources"] = {what: text for what, text in base.get("sources", {}).items() if what not in _OF_LINKS}
+            base["sources"] = {
+                figure: text for figure, text in base.get("sources", {}).items() if figure not in _OF_LINKS
+            }
         sources = _converted(own.pop("sources", {}), dict[str, str])
         known[name] = {**base, **own, "sources": base.get("sources", {}) | sources}
-        found[name] = _machine(name, known[name], notes | file.notes)
-    return found
+        machines[name] = _machine(name, known[name], notes | file.notes)
+    return machines
 
 
 def _machine(name: str, table: dict[str, Any], notes: dict[str, str]) -> Machine:
@@ -79,25 +81,25 @@ def _machine(name: str, table: dict[str, Any], notes: dict[str, str]) -> Machine
         figures["network"] = {"group": 0, **figures["network"]}
     for link in [*(figures["links"] if isinstance(figures["links"], list) else []), figures.get("network")]:
         _require_known(link if isinstance(link, dict) else {}, _LINK_FIGURES, "a link")
-    figures["sources"] = {what: _filled(text, notes) for what, text in figures["sources"].items()}
-    found: Machine = _converted(figures, Machine)
+    figures["sources"] = {figure: _filled(text, notes) for figure, text in figures["sources"].items()}
+    machine: Machine = _converted(figures, Machine)
     measured: dict[str, Table] = _converted(table.get("link_rates", {}), dict[str, Table])
     rates = {
         kind: tuple((kib * 1024.0, _SENT.get(kind, 1) * gb * 1e9) for kib, gb in points)
         for kind, points in measured.items()
     }
-    found = replace(
-        found,
-        links=tuple(replace(link, rates=rates) for link in found.links),
-        matmul_rates=tuple((2 * side**3, tera * 1e12) for side, tera in found.matmul_rates),
+    machine = replace(
+        machine,
+        links=tuple(replace(link, rates=rates) for link in machine.links),
+        matmul_rates=tuple((2 * side**3, tera * 1e12) for side, tera in machine.matmul_rates),
     )
-    _check(found, rates)
-    return found
+    _check(machine, rates)
+    return machine
 
 
-def _require_known(table: dict[str, Any], known: tuple[str, ...], what: str) -> None:
+def _require_known(table: dict[str, Any], known: tuple[str, ...], subject: str) -> None:
     if unknown := [figure for figure in table if figure not in known]:
-        raise BadMachineFile(f"{unknown[0]} is not a figure of {what}; there are: {', '.join(known)}")
+        raise BadMachineFile(f"{unknown[0]} is not a figure of {subject}; there are: {', '.join(known)}")
 
 
 def _converted(data: Any, kind: Any) -> Any:
@@ -113,7 +115,7 @@ def _converted(data: Any, kind: Any) -> Any:
 def _filled(text: str, notes: dict[str, str]) -> str:
     """Replace the notes that a source refers to with their text; a note may refer to others."""
     for _ in range(3):
-        text = re.sub(r"\{(\w+)\}", lambda found: notes.get(found[1], found[0]), text)
+        text = re.sub(r"\{(\w+)\}", lambda match: notes.get(match[1], match[0]), text)
     return text
 
 
@@ -142,19 +144,19 @@ def _check(machine: Machine, rates: Mapping[str, Table]) -> None:
     groups = [link.group for link in machine.links]
     if not groups or groups[-1] != machine.num_devices:
         last = groups[-1] if groups else "no"
-        raise BadMachineFile(f"the last of links joins {last} devices, and num_devices is {machine.num_devices}")
+        raise BadMachineFile(f"the last link joins {last} devices, and num_devices is {machine.num_devices}")
     if wrong := [f"{a} and {b}" for a, b in pairwise(groups) if b % a or a == b]:
-        raise BadMachineFile(f"links are innermost first, each of whole groups of the one before: {wrong[0]} are not")
+        raise BadMachineFile(f"links are innermost first, each group a multiple of the one before: {wrong[0]} are not")
     for index, link in enumerate(machine.links):
         if link.shared and not index:
-            raise BadMachineFile(f"{link.name} is shared by the devices of an inner group, and is the first link")
+            raise BadMachineFile(f"{link.name} is shared by the devices of an inner group, but is the first link")
         if link.torus and (index or math.prod(link.torus) != link.group):
             raise BadMachineFile(f"torus of {link.name} must multiply to its group, {link.group}, on the first link")
 
 
 _TABLES: dict[str, dict[str, Any]] = {}
 _DATA: _File = _converted(tomllib.loads(_FILE.read_text()), _File)
-_FOUND = _machines(_DATA, _TABLES, {})
+_BY_NAME = _machines(_DATA, _TABLES, {})
 
 
 def load(path: Path) -> Machine:
@@ -185,8 +187,8 @@ def scaled(machine: Machine, devices: int, nodes: int = 1) -> Machine:
     size, as close to a square or a cube as possible. Between nodes it has the machine's ``network``. A node is any
     unit without a network inside: eight GPUs, a rack of GB200, a slice of TPUs.
 
-    >>> found = scaled(H100, 512, 64)
-    >>> found.name, [(link.name, link.group) for link in found.links]
+    >>> cluster = scaled(H100, 512, 64)
+    >>> cluster.name, [(link.name, link.group) for link in cluster.links]
     ('64x8xH100', [('NVLink', 8), ('InfiniBand', 512)])
 
     Raises:
@@ -195,26 +197,26 @@ def scaled(machine: Machine, devices: int, nodes: int = 1) -> Machine:
     if devices < 1 or nodes < 1 or devices % nodes:
         raise ValueError(f"{devices} devices cannot be on {nodes} nodes, each with the same number")
     inside = _inside(machine)
-    each, most = devices // nodes, max(inside[-1].group, inside[-1].largest)
-    if each > most:
+    per_node, most = devices // nodes, max(inside[-1].group, inside[-1].largest)
+    if per_node > most:
         raise ValueError(
-            f"{devices} devices on {nodes} nodes are {each} on each, and one node of {machine.name} has at most "
+            f"{devices} devices on {nodes} nodes are {per_node} on each, and one node of {machine.name} has at most "
             f"{most}: use at least {-(-devices // most)} nodes, or a machine file with the links that yours has"
         )
     links: list[Link] = []
     for link in inside:
-        group = each if link is inside[-1] else min(link.group, each)
+        group = per_node if link is inside[-1] else min(link.group, per_node)
         if not links or group > links[-1].group:
             links.append(replace(link, group=group, torus=grid(group, len(link.torus)) if link.torus else ()))
     if any(b % a for a, b in pairwise(link.group for link in links)):
-        raise ValueError(f"{each} devices are not a multiple of the group size {links[0].group} of {links[0].name}")
+        raise ValueError(f"{per_node} devices are not a multiple of the group size {links[0].group} of {links[0].name}")
     if nodes > 1:
         if machine.network is None:
             raise ValueError(
                 f"no network is given between nodes of {machine.name}: use one node, or a machine file with `network`"
             )
         links = [link for link in links if link.group > 1] + [replace(machine.network, group=devices)]
-    size = f"{nodes}x{each}x" if nodes > 1 else f"{each}x"
+    size = f"{nodes}x{per_node}x" if nodes > 1 else f"{per_node}x"
     name = size + re.sub(r"^(\d+x)+", "", machine.name)
     return replace(machine, name=name, num_devices=devices, links=tuple(links))
 
@@ -226,10 +228,10 @@ def _inside(machine: Machine) -> tuple[Link, ...]:
 
 
 A5000, A100, H100, H100_CALIBRATED, TPU_V5E = (
-    _FOUND[name] for name in ("8xA5000", "8xA100", "8xH100", "8xH100-calibrated", "8xTPUv5e")
+    _BY_NAME[name] for name in ("8xA5000", "8xA100", "8xH100", "8xH100-calibrated", "8xTPUv5e")
 )
 TWO_A100 = scaled(A100, 16, 2)
-MACHINES = tuple(m for found in _FOUND.values() for m in ((found, TWO_A100) if found is A100 else (found,)))
+MACHINES = tuple(m for entry in _BY_NAME.values() for m in ((entry, TWO_A100) if entry is A100 else (entry,)))
 
 # Only compute takes time, so any idle time left comes from the schedule. No program runs on it, so no list of
 # machines includes it.
@@ -246,14 +248,14 @@ FREE_NETWORK = Machine(
 
 
 def machine(name: str) -> Machine:
-    """The machine of that name, ignoring case.
+    """The machine with that name, ignoring case.
 
     Raises:
         LookupError: There is none; the message lists the existing ones.
     """
-    for found in (*MACHINES, FREE_NETWORK):
-        if found.name.lower() == name.lower():
-            return found
+    for candidate in (*MACHINES, FREE_NETWORK):
+        if candidate.name.lower() == name.lower():
+            return candidate
     raise LookupError(f"no machine is called {name!r}; there are: {', '.join(m.name for m in MACHINES)}")
 
 
@@ -269,10 +271,10 @@ def chosen(name: str, devices: int | None = None, nodes: int | None = None) -> M
         LookupError: No machine has that name.
         ValueError: The file cannot be used, or there is no machine of that size.
     """
-    found = load(Path(name)) if name.endswith(".toml") else machine(name)
+    base = load(Path(name)) if name.endswith(".toml") else machine(name)
     if devices is None and nodes is None:
-        return found
-    node = _inside(found)[-1]
+        return base
+    node = _inside(base)[-1]
     if devices is None:
         devices = node.group * (nodes or 1)
-    return scaled(found, devices, nodes or -(-devices // max(node.group, node.largest)))
+    return scaled(base, devices, nodes or -(-devices // max(node.group, node.largest)))

@@ -16,7 +16,7 @@ from course.cuda_plugin import real_devices
 
 NUM_EMULATED_DEVICES = 8
 
-# XLA:CPU compiles in a fifth to a half of the time without its fusion emitters, and in a tenth less if it does not
+# XLA:CPU compiles in a fifth to a half of the time without its fusion emitters, and in a tenth less time if it does not
 # split small programs among threads. Only jaxlib 0.10 is known to accept both; an unknown flag ends the process.
 _FASTER_TO_COMPILE = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
@@ -56,10 +56,10 @@ def make_mesh(axes: dict[str, int], devices: Sequence[Any] | None = None) -> Mes
         ValueError: There are fewer devices than the axes need.
     """
     needed = math.prod(axes.values())
-    found = jax.devices() if devices is None else devices
-    if len(found) < needed:
-        raise ValueError(f"mesh {axes} needs {needed} devices and there are {len(found)}: use smaller axes")
-    grid = np.asarray(found[:needed]).reshape(tuple(axes.values()))
+    available = jax.devices() if devices is None else devices
+    if len(available) < needed:
+        raise ValueError(f"mesh {axes} needs {needed} devices and there are {len(available)}: use smaller axes")
+    grid = np.asarray(available[:needed]).reshape(tuple(axes.values()))
     return Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
@@ -74,8 +74,8 @@ def shard_map_with_specs(
     """``jax.shard_map`` for a function that chooses the shardings of its results.
 
     ``function`` runs on local blocks and returns ``(arrays, specs)``, two trees of the same structure. The
-    returned callable gives global arrays and the same specs. It traces ``function`` twice, once for the specs and once
-    with them. A result whose spec leaves an axis out must be the same along that axis, as ``shard_map`` demands.
+    returned callable returns global arrays and the same specs. It traces ``function`` twice, once for the specs and
+    once with them. A result whose spec leaves an axis out must be the same along that axis, as ``shard_map`` requires.
 
     Args:
         function: The local function.
@@ -84,15 +84,15 @@ def shard_map_with_specs(
     """
 
     def call(*arguments):
-        found = []
+        traced_specs = []
 
         def local(*blocks):
             arrays, specs = function(*blocks)
-            found.append(specs)
+            traced_specs.append(specs)
             return jax.tree.map(lambda _: jnp.zeros(()), arrays)
 
         jax.eval_shape(jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=P()), *arguments)
-        specs = found[-1]
+        specs = traced_specs[-1]
         arrays = jax.shard_map(lambda *blocks: function(*blocks)[0], mesh=mesh, in_specs=in_specs, out_specs=specs)
         return arrays(*arguments), specs
 

@@ -71,7 +71,7 @@ def full_loss(
 def layer_key(key: jax.Array, microbatch: jax.Array | int, layer: jax.Array | int) -> jax.Array:
     """The dropout key of one layer for one microbatch, independent of the number of devices and the order of compute.
 
-    So a batch in microbatches has the loss ``mean over m of full_loss(model, params, batch[m], fold_in(key, m))``.
+    A batch in microbatches then has the loss ``mean over m of full_loss(model, params, batch[m], fold_in(key, m))``.
 
     Args:
         key: The batch's key.
@@ -85,7 +85,7 @@ def layer_key(key: jax.Array, microbatch: jax.Array | int, layer: jax.Array | in
 
 
 def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Inverted dropout: zeros a fraction ``rate`` of the elements and scales up the others; nothing without a key.
+    """Inverted dropout: zero a fraction ``rate`` of the elements and scale up the others; a no-op without a key.
 
     Several keys, ``[parts]``, apply to equal parts of ``x`` ``[..., seq, width]`` along ``seq``, one key per part,
     as on devices that each have one part.
@@ -94,8 +94,8 @@ def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
         return x
     if key.ndim:
         parts = x.reshape(*x.shape[:-2], key.size, -1, x.shape[-1])
-        each = jax.vmap(lambda part, key: drop(part, rate, key), in_axes=(-3, 0), out_axes=-3)
-        return each(parts, key).reshape(x.shape)
+        drop_parts = jax.vmap(lambda part, key: drop(part, rate, key), in_axes=(-3, 0), out_axes=-3)
+        return drop_parts(parts, key).reshape(x.shape)
     return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
 
 
@@ -115,7 +115,7 @@ def split_heads(attention: Params, num_heads: int) -> Params:
 
     Args:
         attention: ``{"qkv": {"kernel": [..., width, 3 * width]}, "out": {"kernel": [..., width, width]}}``; leading
-            dims, such as that of stacked layers, stay.
+            dims, such as that of stacked layers, are kept.
         num_heads: Number of heads that the width is divided into.
 
     Returns:
@@ -204,7 +204,7 @@ class TokenEmbedding(nnx.Module):
 
 
 class Head(nnx.Module):
-    """Last norm and projection to the outputs."""
+    """Final norm and projection to the outputs."""
 
     def __init__(self, width: int, num_outputs: int, *, rngs: nnx.Rngs):
         self.norm = nnx.RMSNorm(width, rngs=rngs)
@@ -305,6 +305,6 @@ def pure_functions(make: Callable[[nnx.Rngs], nnx.Module]):
 
 
 def heads_apart(params: Params, num_heads: int) -> Params:
-    """The parameters of a Transformer with those of its attention as ``split_heads`` gives them."""
+    """The parameters of a Transformer, with those of its attention as returned by ``split_heads``."""
     layers = params["layers"]
     return {**params, "layers": {**layers, "attention": split_heads(layers["attention"], num_heads)}}

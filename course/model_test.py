@@ -108,7 +108,7 @@ def test_mesh_that_needs_more_devices_than_there_are_is_refused():
         make_mesh({"data": 16})
 
 
-def test_emulating_another_number_of_devices_after_the_start_says_restart():
+def test_emulating_another_number_of_devices_after_the_start_asks_for_a_restart():
     jax.devices()
     emulate_devices(8)
     with pytest.raises(RuntimeError, match="Restart the kernel"):
@@ -131,7 +131,7 @@ def test_nothing_is_dropped_without_a_key_or_a_rate(name):
     assert full_loss(DROPPING[name], params, batch, key) != loss
 
 
-def test_dropout_keeps_what_comes_in_and_scales_up_what_it_keeps_of_the_rest():
+def test_dropout_keeps_the_input_and_scales_up_the_elements_it_keeps():
     model, x = DROPPING["mlp"], jax.random.normal(jax.random.key(3), (256, 8))
     params = jax.tree.map(lambda leaf: leaf[0], model.init(jax.random.key(1))["layers"])
     whole, dropped = (model.layer(params, x, key) - x for key in (None, jax.random.key(4)))
@@ -153,19 +153,19 @@ def test_keys_of_layers_differ_by_microbatch_and_layer_and_agree_with_the_loss_o
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_masked_loss_is_the_mean_over_what_counts_and_zero_where_nothing_does(name):
+def test_a_masked_loss_is_the_mean_over_the_mask_and_zero_if_the_mask_is_empty(name):
     model, batch = MODELS[name]
     params, shape = model.init(jax.random.key(1)), batch["targets"].shape[: 1 if name == "mlp" else 2]
     batch = jax.tree.map(jnp.asarray, batch)
-    one = [jnp.zeros(shape).at[place].set(1) for place in ((0,) * len(shape), (-1,) * len(shape))]
-    losses = [full_loss(model, params, batch | {"mask": mask}) for mask in (*one, sum(one))]
+    masks = [jnp.zeros(shape).at[place].set(1) for place in ((0,) * len(shape), (-1,) * len(shape))]
+    losses = [full_loss(model, params, batch | {"mask": mask}) for mask in (*masks, sum(masks))]
     assert float(losses[2]) == pytest.approx(float((losses[0] + losses[1]) / 2), rel=1e-5)
     assert full_loss(model, params, batch | {"mask": jnp.zeros(shape)}) == 0
     whole = full_loss(model, params, batch | {"mask": jnp.ones(shape)})
     assert float(whole) == pytest.approx(float(full_loss(model, params, batch)), rel=1e-5)
 
 
-def test_parts_of_a_layer_by_name_compute_what_the_layer_does():
+def test_named_parts_of_a_layer_compute_the_same_as_the_layer():
     """The split parts of tensor parallelism: the norm as a function, and attention with a separate heads dim."""
     model = MODELS["transformer"][0]
     params = jax.jit(model.init)(jax.random.key(4))

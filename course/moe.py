@@ -22,13 +22,13 @@ class MoEModel:
     Attributes:
         num_layers: The leading dim of every leaf under ``params["layers"]``.
         num_experts: Number of routed experts in a layer.
-        k: Number of them that a token is sent to.
+        k: Number of routed experts that a token is sent to.
         balance: Weight of the load-balancing loss, the mean over layers.
         z: Weight of the router's z-loss, the mean over layers.
         init: ``key -> params``.
         embed: ``(params["embed"], tokens) -> x``: ``[batch, seq] -> [batch, seq, width]``.
-        attend: ``(one layer's params, x) -> (x, normed)``: ``x`` with attention added, and what router and experts
-            read.
+        attend: ``(one layer's params, x) -> (x, normed)``: ``x`` with attention added, and the input of the router and
+            the experts.
         loss: ``(params["head"], x, targets) -> scalar``: the mean over the tokens given.
     """
 
@@ -48,7 +48,7 @@ class MoEModel:
 
 # --8<-- [start:mlp]
 def expert_mlp(weights: Params, x: jax.Array) -> jax.Array:
-    """An expert, ``[tokens, width] -> [tokens, width]``; or several at once, each with its own leading index in both.
+    """Apply one expert, ``[tokens, width] -> [tokens, width]``, or several at once along a leading dim of both inputs.
 
     It has no biases, so an empty place, all zeros, gives zeros.
     """
@@ -60,7 +60,7 @@ def expert_mlp(weights: Params, x: jax.Array) -> jax.Array:
 
 # --8<-- [start:layer]
 def moe(params: Params, x: jax.Array, k: int, capacity: int) -> tuple[jax.Array, jax.Array]:
-    """The layer on one device: every expert computes all tokens, and only those that it was given count.
+    """The layer on one device: every expert computes all tokens, and only those that it serves count.
 
     Args:
         params: ``router``: ``kernel`` ``[width, experts]`` and ``bias`` ``[experts]``; ``experts``: ``up`` and
@@ -83,8 +83,8 @@ def moe(params: Params, x: jax.Array, k: int, capacity: int) -> tuple[jax.Array,
         gate = jnp.where(served, jnp.take(gates, expert, axis=-1), 0)
         return y + gate[:, None] * expert_mlp(weights, x), None
 
-    every = jnp.arange(logits.shape[-1]), params["experts"]
-    y, _ = jax.lax.scan(add_expert, expert_mlp(params["shared"], x), every)
+    numbered_experts = jnp.arange(logits.shape[-1]), params["experts"]
+    y, _ = jax.lax.scan(add_expert, expert_mlp(params["shared"], x), numbered_experts)
     return y, logits
 
 

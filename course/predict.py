@@ -61,33 +61,33 @@ def predict(
             not a positive number.
         ProgramError: The function cannot be traced, or an operation, a trip count or a branch cannot be resolved.
     """
-    same = False
+    from_function = False
     if callable(program) and not isinstance(program, type):
-        name, same = name or getattr(program, "__name__", ""), True
+        name, from_function = name or getattr(program, "__name__", ""), True
         programs = programs_of(program, args or (), kwargs, aot=aot)
         program, gpu_program = programs["cpu"], programs.get("cuda")
     elif args is not None or kwargs is not None:
-        raise TypeError("args and kwargs are a function's; a Program has its inputs' shapes already")
+        raise TypeError("args and kwargs are for a function; a Program already has the shapes of its inputs")
     program = _required("program", program)
     gpu_program = None if gpu_program is None else _required("gpu_program", gpu_program)
     _check_flops(model_flops)
-    where = resolved(machine)
-    where.require_fits(program.mesh)
+    target = resolved(machine)
+    target.require_fits(program.mesh)
     try:
         module = parse(program, data_branches=True, lenient=True)
-        time = timeline(module, where)
-        found = (costs(module), memory(module, program, early=time.early), time)
+        time = timeline(module, target)
+        analyses = (costs(module), memory(module, program, early=time.early), time)
     except ProgramError as error:
         if not aot:
             raise
-        compiled, reason = _compiled(None, gpu_program, where)
+        compiled, reason = _compiled(None, gpu_program, target)
         if compiled is None:
             raise ProgramError(f"{error}; and the GPU compiler does not help: {reason}") from None
         from course.program.compiled.lenses import read_off
 
-        return Prediction(where, *read_off(compiled, where), compiled, "", model_flops, name, str(error))
-    compiled, reason = _compiled(None if same else module, gpu_program, where) if aot else (None, NOT_ASKED)
-    return Prediction(where, *found, compiled, reason, model_flops, name)
+        return Prediction(target, *read_off(compiled, target), compiled, "", model_flops, name, str(error))
+    compiled, reason = _compiled(None if from_function else module, gpu_program, target) if aot else (None, NOT_ASKED)
+    return Prediction(target, *analyses, compiled, reason, model_flops, name)
 
 
 def programs_of(
@@ -130,11 +130,11 @@ def resolved(machine: str | Machine) -> Machine:
     return chosen(machine)
 
 
-def _required(what: str, given: object) -> Program:
-    if isinstance(given, Program):
-        return given
+def _required(name: str, value: object) -> Program:
+    if isinstance(value, Program):
+        return value
     raise TypeError(
-        f"predict takes a Program as its {what}, not {described(given)}: course.program.export gives one, "
+        f"predict takes a Program as its {name}, not {described(value)}: course.program.export gives one, "
         "Program.load(bytes) reads one that was saved, and a function is predicted with args=(...)"
     )
 

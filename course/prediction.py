@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NOT_ASKED = "not requested"
 REPLAYED = "GPU compiler's schedule, replayed"
 TWO_STEPS = (
-    "the step is your program as written, the replayed one what XLA's compiler for GPUs made of it; why they differ: "
+    "the step is your program as written, the replayed one is the output of XLA's GPU compiler; why they differ: "
     "'Timeline and compiled disagree' on the page `lenses`"
 )
 
@@ -70,25 +70,25 @@ class Prediction:
 
     @property
     def remarks(self) -> dict[str, str]:
-        """Why something requested is missing, and notes needed to understand a figure, by its name."""
-        found = {}
+        """The reasons why something requested is missing, and notes needed to understand a figure, by its name."""
+        remarks = {}
         if self.refused:
-            found["the program as written"] = (
-                f"{self.refused}. So all figures are those of the GPU compiler's schedule: no critical path, no "
+            remarks["the program as written"] = (
+                f"{self.refused}. All figures are therefore those of the GPU compiler's schedule: no critical path, no "
                 "temporaries by line, and FLOPs only of ops it marks as matrix products"
             )
         elif self.compiled is not None:
-            found["two step times"] = TWO_STEPS
+            remarks["two step times"] = TWO_STEPS
         elif self.compiled_reason != NOT_ASKED:
-            found["GPU compiler"] = self.compiled_reason
+            remarks["GPU compiler"] = self.compiled_reason
         if self.mfu is not None and self.mfu > 1:
-            done = self.costs.flops * sum(len(device.members) for device in self.timeline.devices)
-            found["MFU above 100%"] = (
-                f"no machine does that. The step's matrix products are {count_text(done, 'FLOP')} on all devices, and "
-                f"model_flops says {count_text(self.model_flops or 0.0, 'FLOP')}: is it that of one step, and does the "
+            flops = self.costs.flops * sum(len(device.members) for device in self.timeline.devices)
+            remarks["MFU above 100%"] = (
+                f"no machine does that. The step's matrix products are {count_text(flops, 'FLOP')} on all devices, and "
+                f"model_flops says {count_text(self.model_flops or 0.0, 'FLOP')}: is that for one step, and does the "
                 "program do all of the model's work?"
             )
-        return found
+        return remarks
 
     @property
     def idle(self) -> bool:
@@ -112,12 +112,12 @@ class Prediction:
     def lines(self) -> tuple[LineTime, ...]:
         """Time by source line, the most expensive lines first."""
         busiest = max(self.timeline.devices, key=lambda device: (device.busy, -device.device)).device
-        found: dict[str, list[Bar]] = defaultdict(list)
+        by_line: dict[str, list[Bar]] = defaultdict(list)
         for bar in self.timeline.bars:
             if bar.device == busiest:
-                found[bar.line].append(bar)
-        every = (_line_time(line, bars) for line, bars in found.items())
-        return tuple(sorted(every, key=lambda entry: (-(entry.compute + entry.sending), entry.line)))
+                by_line[bar.line].append(bar)
+        line_times = (_line_time(line, bars) for line, bars in by_line.items())
+        return tuple(sorted(line_times, key=lambda entry: (-(entry.compute + entry.sending), entry.line)))
 
     def figures(self) -> dict[str, Figure]:
         """The main figures in words, by name."""
@@ -142,13 +142,13 @@ class Prediction:
         return rows | {"of it temporaries": Figure(bytes_text(temporaries))} | self._compiled_figures()
 
     def _compiled_figures(self) -> dict[str, Figure]:
-        found = self.compiled
-        if found is None:
+        report = self.compiled
+        if report is None:
             return {} if self.compiled_reason == NOT_ASKED else {"GPU compiler": Figure("not measured")}
-        rows = {REPLAYED: Figure(seconds_text(found.replay.seconds))}
-        rows["GPU compiler: temporaries"] = Figure(bytes_text(found.memory.temporaries))
-        if found.coverage is not None:
-            rows["GPU compiler: overlapped with matmuls"] = Figure(share_text(found.coverage, 1.0))
+        rows = {REPLAYED: Figure(seconds_text(report.replay.seconds))}
+        rows["GPU compiler: temporaries"] = Figure(bytes_text(report.memory.temporaries))
+        if report.coverage is not None:
+            rows["GPU compiler: overlapped with matmuls"] = Figure(share_text(report.coverage, 1.0))
         return rows
 
     def to_json(self) -> dict[str, Any]:
@@ -182,6 +182,6 @@ def _line_time(line: str, bars: list[Bar]) -> LineTime:
         kinds[plain_kind(bar.kind)] += bar.end - bar.start
     kernels = [bar for bar in bars if bar.stream == "compute"]
     transfers = [bar for bar in bars if bar.stream != "compute"]
-    compute, sending = (sum(bar.end - bar.start for bar in some) for some in (kernels, transfers))
+    compute, sending = (sum(bar.end - bar.start for bar in group) for group in (kernels, transfers))
     flops, sent = sum(bar.flops for bar in kernels), sum(bar.bytes for bar in transfers)
     return LineTime(line, compute, sending, flops, sent, tuple(sorted(kinds, key=lambda k: (-kinds[k], k))))

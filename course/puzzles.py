@@ -1,4 +1,4 @@
-"""Pictures of arrays on eight devices, for exercises that ask about them: the specs are kept in here."""
+"""Pictures of arrays on eight devices, for exercises that ask about them: the specs are kept here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from course.render.shardings import Holdings
 
-# Of the mesh's first and second axis.
+# Sizes and names of the mesh's first and second axis.
 SIZES = (4, 2)
 AXES = ("data", "tensor")
 
@@ -53,11 +53,11 @@ class Picture:
     panels: tuple[Holdings, ...]
 
     def _repr_html_(self) -> str:
-        each = "".join(
+        panels_html = "".join(
             f'<div style="flex:1 1 390px;max-width:470px;min-width:0;">{panel._repr_html_()}</div>'
             for panel in self.panels
         )
-        return f'<div style="display:flex;flex-wrap:wrap;gap:28px;">{each}</div>'
+        return f'<div style="display:flex;flex-wrap:wrap;gap:28px;">{panels_html}</div>'
 
     def __repr__(self) -> str:
         return "\n\n".join(map(repr, self.panels))

@@ -20,6 +20,6 @@ def test_summands_are_not_called_copies():
     assert "held once" in repr(after)
 
 
-def test_an_unknown_picture_is_told_which_there_are():
+def test_an_unknown_picture_is_refused_with_the_existing_ones():
     with pytest.raises(LookupError, match="there are: rows, crossed"):
         picture("columns")

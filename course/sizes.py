@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 MAY_BE_ZERO = {
     "hidden": "four times the width",
-    "parameters": "as many as the sizes make",
+    "parameters": "as many as the sizes give",
     "kv_heads": "as many as there are heads",
     "head_width": "the width over the heads",
     "min_size": "splitting all",
@@ -21,7 +21,7 @@ MAY_BE_ZERO = {
     "dense_layers": "none",
     "query_rank": "queries projected directly",
     "kv_rank": "keys and values projected directly",
-    "rope_width": "no rotated features beside a head's own",
+    "rope_width": "no rotated features in addition to a head's own",
 }
 
 
@@ -42,7 +42,7 @@ class Sizes:
         experts_per_token: Number of routed experts that compute each token.
         shared_experts: Number of experts that compute every token, in addition.
         expert_hidden: Width inside one expert; 0 means that of the MLP.
-        dense_layers: Number of layers of a mixture, the first ones, that have a dense MLP.
+        dense_layers: Number of layers at the start of a mixture that have a dense MLP.
         query_rank, kv_rank: Widths to which latent attention projects before queries, and before keys and values;
             0 means none.
         rope_width: Rotated features of a head of latent attention, in addition to ``head_width``.
@@ -105,7 +105,7 @@ class Sizes:
 
     @property
     def active_inner(self) -> int:
-        """Width inside everything that a token passes in place of one MLP."""
+        """Width inside everything that a token passes through in place of one MLP."""
         return self.shared_inner + self.experts_per_token * self.expert_inner if self.experts else self.inner
 
     @property
@@ -115,7 +115,7 @@ class Sizes:
 
     @property
     def active(self) -> int:
-        """Number of parameters that one token uses: of the routed experts, those it is sent to."""
+        """Number of parameters that one token uses, counting only the routed experts that it is sent to."""
         routed = sum(leaf.elements for leaf in leaves(self).values() if leaf.routed)
         return self.count - routed + (routed * self.experts_per_token // self.experts if self.experts else 0)
 

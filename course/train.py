@@ -12,15 +12,15 @@ from course.model import Model, Params, full_loss
 
 
 class AdamW(NamedTuple):
-    """Settings of AdamW (Loshchilov and Hutter 2019) behind clipping by the global norm.
+    """Settings of AdamW (Loshchilov and Hutter 2019) after clipping by the global norm.
 
     Attributes:
-        learning_rate: Times both the normalized gradient and the weight decay.
+        learning_rate: Multiplies both the normalized gradient and the weight decay.
         beta1: Decay of the running mean of gradients.
         beta2: Decay of the running mean of their squares.
-        eps: Added to the root of the latter.
-        weight_decay: Of matrices.
-        clip: The largest global norm that a gradient keeps.
+        eps: Added to the square root of the latter.
+        weight_decay: Weight decay of matrices.
+        clip: Gradients with a larger global norm are scaled down to this norm.
     """
 
     learning_rate: float

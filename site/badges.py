@@ -1,4 +1,4 @@
-"""MkDocs hook: each example's table and picture says where it is from, and a timeline's trace can be downloaded."""
+"""MkDocs hook: label each example's table and picture with its origin, and offer a timeline's trace for download."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from mkdocs.structure.files import File
 
 OUT = Path(__file__).parent.parent / "build" / "examples"
-WRITTEN = re.compile(r"^<!-- origin: (.*) -->$", re.MULTILINE)  # above a table that no example makes
+WRITTEN = re.compile(r"^<!-- origin: (.*) -->$", re.MULTILINE)  # above a table that no example computes
 INCLUDED = r'--8<-- "([\w/]+\.(?:txt|svg))"'
 BLOCK = re.compile(rf"^<figure[^>]*>.*?</figure>|^```text\n.*?^```$|^{INCLUDED}$", re.DOTALL | re.MULTILINE)
-# Of pictures in ``site/figures``: hand-made drawings, screenshots, and what ``course.validation`` draws.
+# Origins of pictures in ``site/figures``: screenshots, and what ``course.validation`` draws; others are hand-made.
 FIGURES = {"xprof": ["measured"], "validation": ["measured", "predicted"]}
 
 ORIGINS: dict[str, list[str]] = {}
@@ -21,25 +21,25 @@ TRACES: dict[str, str] = {}
 
 
 def on_files(files, config, **_):
-    """Read the origins that the examples give, and add their traces to the site."""
+    """Read the origins that the examples declare, and add their traces to the site."""
     for path in sorted(OUT.glob("*.json")):
-        found = json.loads(path.read_text())
-        ORIGINS.update({f"{path.stem}/{name}": origins for name, origins in found["origins"].items()})
-        TRACES.update({f"{path.stem}/{name}.svg": f"{path.stem}_{name}.json" for name in found["traces"]})
-        for name, recorded in found["recordings"].items():
+        results = json.loads(path.read_text())
+        ORIGINS.update({f"{path.stem}/{name}": origins for name, origins in results["origins"].items()})
+        TRACES.update({f"{path.stem}/{name}.svg": f"{path.stem}_{name}.json" for name in results["traces"]})
+        for name, recording in results["recordings"].items():
             TRACES[f"{path.stem}/{name}.svg"] = f"{path.stem}_{name}.json.gz"
             target = f"assets/traces/{path.stem}_{name}.json.gz"
-            files.append(File.generated(config, target, abs_src_path=str(OUT.parents[1] / recorded)))
-        for name, trace in found["traces"].items():
+            files.append(File.generated(config, target, abs_src_path=str(OUT.parents[1] / recording)))
+        for name, trace in results["traces"].items():
             files.append(File.generated(config, f"assets/traces/{path.stem}_{name}.json", content=trace))
     return files
 
 
 def badges(included: list[str]) -> str:
-    """The badges of what a block includes.
+    """The badges for the texts and pictures that a block includes.
 
     Raises:
-        KeyError: An example does not say where a text or picture is from.
+        KeyError: An example does not declare the origin of a text or picture.
     """
     origins: dict[str, None] = {}
     for name in included:
@@ -49,7 +49,7 @@ def badges(included: list[str]) -> str:
 
 
 def shown(origins: Iterable[str]) -> str:
-    """Origins as badges."""
+    """Format origins as badges."""
     return " ".join(f'<span class="badge">{origin}</span>' for origin in origins)
 
 
@@ -57,8 +57,8 @@ def on_page_markdown(markdown, page, **_):
     """Put badges in front of captions, texts and tables, and a link to the trace behind a timeline's caption."""
     top = "../" * page.url.count("/")
 
-    def marked(found: re.Match[str]) -> str:
-        block, included = found[0], re.findall(INCLUDED, found[0])
+    def marked(match: re.Match[str]) -> str:
+        block, included = match[0], re.findall(INCLUDED, match[0])
         if not included:
             return block
         text = badges(included)
@@ -74,10 +74,10 @@ def on_page_markdown(markdown, page, **_):
         block = block.replace("<figcaption>", f"<figcaption>{text} ", 1)
         return block.replace("</figcaption>", f"{''.join(links)}</figcaption>", 1)
 
-    written = WRITTEN.sub(lambda found: f'<p class="origin">{shown(found[1].split("; "))}</p>', markdown)
+    written = WRITTEN.sub(lambda match: f'<p class="origin">{shown(match[1].split("; "))}</p>', markdown)
     return BLOCK.sub(marked, written)
 
 
 def on_page_content(content, page, **_):
-    """The empty corner of a table is no heading."""
+    """Turn the empty corner of a table from a heading into a plain cell."""
     return re.sub(r"<th( [^>]*)?></th>", r"<td\1></td>", content)

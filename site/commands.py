@@ -9,7 +9,7 @@ from autograder.cli import app
 
 
 def _help(text: str | None) -> str:
-    """Help text as Markdown: no angle bracket or pipe is taken for HTML or for a table's."""
+    """Return help text as Markdown, with pipes and angle brackets escaped so that they make no table cells or HTML."""
     plain = re.sub(r"\[/?(?:bold|dim|italic)[^]]*\]", "", text or "")
     return plain.replace("|", "\\|").replace("<", "&lt;").strip()
 
@@ -25,9 +25,9 @@ def _rows(command: Any) -> list[str]:
     rows = []
     for parameter in command.params:
         names = [*parameter.opts, *parameter.secondary_opts]
-        named = parameter.name.upper() if parameter.param_type_name == "argument" else "`, `".join(names)
+        label = parameter.name.upper() if parameter.param_type_name == "argument" else "`, `".join(names)
         text = " ".join(_help(getattr(parameter, "help", "")).split())
-        rows.append(f"| `{named}` | {text} | {_default(parameter)} |")
+        rows.append(f"| `{label}` | {text} | {_default(parameter)} |")
     return rows
 
 
@@ -47,5 +47,5 @@ def reference() -> str:
 
 
 def on_page_markdown(markdown, page, **_):
-    """Fill the reference into its page."""
+    """Insert the reference into its page."""
     return markdown.replace("<!-- commands -->", reference()) if page.file.src_uri == "commands.md" else markdown

@@ -6,7 +6,7 @@ includes (``--8<-- "fsdp/prefetch.txt"``), and its figures values that a sentenc
 they depend on changes. Results that need the GPU compiler or minutes are kept in ``site/examples/kept``:
 
     python site/computed.py [CHAPTER ...]           # compute them now, and print their texts
-    python site/computed.py --keep CHAPTER [NAME ...]   # record those that are kept, or the named ones of them
+    python site/computed.py --keep CHAPTER [NAME ...]   # record those that are kept, or only those named
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def compute(chapter: str) -> dict[str, Any]:
             known = json.loads(file.read_text())
             if known["sources"] == _hashes(known["sources"]):
                 return known
-        found = run(chapter, [])
-        found["sources"] = _hashes([*found["sources"], ""])
-        _write(file, json.dumps(found))
-    return found
+        results = run(chapter, [])
+        results["sources"] = _hashes([*results["sources"], ""])
+        _write(file, json.dumps(results))
+    return results
 
 
 def run(chapter: str, names: list[str]) -> dict[str, Any]:
@@ -77,9 +77,9 @@ def run(chapter: str, names: list[str]) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile() as out:
         code = f"import runner; runner.main({chapter!r}, {names!r}, {out.name!r})"
         flags = [] if version("jax") == JAX else ["-O"]
-        done = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, env=environment)
-        if done.returncode:
-            raise RuntimeError(f"the examples of {chapter} failed:\n{done.stderr[-3000:]}")
+        process = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, env=environment)
+        if process.returncode:
+            raise RuntimeError(f"the examples of {chapter} failed:\n{process.stderr[-3000:]}")
         return json.loads(Path(out.name).read_text())
 
 
@@ -98,23 +98,23 @@ def _write(file: Path, text: str) -> None:
     if file.exists() and file.read_text() == text:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as made:
-        made.write(text)
-    os.chmod(made.name, 0o644)
-    os.replace(made.name, file)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as temporary:
+        temporary.write(text)
+    os.chmod(temporary.name, 0o644)
+    os.replace(temporary.name, file)
 
 
-def _publish(chapter: str, found: dict[str, Any]) -> None:
+def _publish(chapter: str, results: dict[str, Any]) -> None:
     """Write texts and pictures as files that pages include."""
-    traces = {f"{name}.trace.json": text for name, text in found["traces"].items()}
-    for name, text in (found["texts"] | found["pictures"] | traces).items():
+    traces = {f"{name}.trace.json": text for name, text in results["traces"].items()}
+    for name, text in (results["texts"] | results["pictures"] | traces).items():
         _write(OUT / chapter / name, text)
 
 
 def on_config(config):
     """Add chapters and walkthroughs to the navigation, in the curriculum's order."""
-    given = runpy.run_path(str(CURRICULUM))
-    notebooks, pages = given["NOTEBOOKS"], Path(config.docs_dir)
+    curriculum = runpy.run_path(str(CURRICULUM))
+    notebooks, pages = curriculum["NOTEBOOKS"], Path(config.docs_dir)
     stories = [f"profiling/{entry.name}.md" for entry in notebooks]
     config.nav[1:1] = [
         {"Chapters": [{entry.title: f"{entry.name}.md"} for entry in notebooks]},
@@ -122,7 +122,7 @@ def on_config(config):
     ]
     config.copyright = f"Meshcraft {version('meshcraft')}"
     FIGURES["repository"] = config.extra.get("repository") or ""
-    FIGURES["primer_title"] = given["PRIMER"].title
+    FIGURES["primer_title"] = curriculum["PRIMER"].title
     FIGURES["curriculum"] = [
         {
             "name": entry.name,
@@ -131,13 +131,13 @@ def on_config(config):
             "functions": _functions(entry.names),
             "time": entry.time_text,
         }
-        for entry in given["CHAPTERS"]
+        for entry in curriculum["CHAPTERS"]
     ]
     return config
 
 
 def _functions(functions: list[str]) -> str:
-    """The functions of a chapter's notebook; of many that begin with the same word, the first and the last."""
+    """List the functions of a chapter's notebook; where many begin with the same word, only the first and the last."""
     shown = []
     for word, group in groupby(functions, lambda name: name.split("_")[0]):
         names = [f"`{name}`" for name in group]
@@ -149,9 +149,9 @@ def on_pre_build(config):
     """Compute outdated results, two chapters at a time."""
     names = chapters()
     with ThreadPoolExecutor(2) as pool:
-        for chapter, found in zip(names, pool.map(compute, names), strict=True):
-            FIGURES[chapter] = found["figures"]
-            _publish(chapter, found)
+        for chapter, results in zip(names, pool.map(compute, names), strict=True):
+            FIGURES[chapter] = results["figures"]
+            _publish(chapter, results)
             LOG.info("computed the examples of %s, %d of %d", chapter, names.index(chapter) + 1, len(names))
 
 
@@ -159,7 +159,7 @@ def on_page_markdown(markdown, page, **_):
     """Insert figures into sentences.
 
     Raises:
-        UndefinedError: A page quotes a figure that no example gives.
+        UndefinedError: A page quotes a figure that no example provides.
     """
     return PAGE.from_string(markdown).render(FIGURES)
 
@@ -168,16 +168,16 @@ def main() -> None:
     """Compute examples, and save those that are to be kept."""
     if sys.argv[1:2] != ["--keep"]:
         for chapter in sys.argv[1:] or chapters():
-            found = compute(chapter)
-            _publish(chapter, found)
-            print(*found["texts"].values(), sep="\n\n")
+            results = compute(chapter)
+            _publish(chapter, results)
+            print(*results["texts"].values(), sep="\n\n")
         return
     chapter, names = sys.argv[2], sys.argv[3:]
     file = KEPT / f"{chapter}.json"
     known = json.loads(file.read_text()) if file.exists() else {}
     for name in names or run(chapter, ["none"])["kept"]:
-        found = run(chapter, [name])
-        known[name] = {"slow": found["kept"][name], "texts": found["texts"], "figures": found["figures"]}
+        results = run(chapter, [name])
+        known[name] = {"slow": results["kept"][name], "texts": results["texts"], "figures": results["figures"]}
         _write(file, json.dumps(known, indent=1, ensure_ascii=False) + "\n")
 
 

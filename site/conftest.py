@@ -24,8 +24,8 @@ def built(tmp_path_factory):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(SITE / "mkdocs.yml"), "-d", str(out)]
     published = {"SITE_URL": f"http://127.0.0.1{BELOW}/", "REPOSITORY": "https://example.org/meshcraft"}
     environment = {**os.environ, **published, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=SITE.parent, env=environment)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, cwd=SITE.parent, env=environment)
+    assert process.returncode == 0, process.stderr
     return out
 
 
@@ -36,12 +36,12 @@ def browser():
         pytest.skip("no Chromium on this machine")
     with sync_playwright() as playwright:
         flags = ["--no-sandbox", "--disable-gpu"]
-        with playwright.chromium.launch(executable_path=CHROMIUM, args=flags) as found:
-            yield found
+        with playwright.chromium.launch(executable_path=CHROMIUM, args=flags) as chromium:
+            yield chromium
 
 
 class _Below(http.server.SimpleHTTPRequestHandler):
-    """Serves the folder below a path, and 404.html for what is not there."""
+    """Serves the folder below a path, and 404.html for anything that is not there."""
 
     def translate_path(self, path):
         return super().translate_path(path.removeprefix(BELOW)) if path.startswith(f"{BELOW}/") else "/nowhere"

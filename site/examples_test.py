@@ -1,4 +1,4 @@
-"""Examples: the claims of each chapter's pages hold, and the kept results are those that the examples give now."""
+"""Examples: the claims of each chapter's pages hold, and the kept results are what the examples compute now."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 OURS = pytest.mark.skipif(jax.__version__ != computed.JAX, reason=f"the pages' figures are of jax {computed.JAX}")
 KEPT = {file.stem: json.loads(file.read_text()) for file in sorted(computed.KEPT.glob("*.json"))}
 # Those that the GPU compiler computes in less than a minute, and one of them that takes seconds.
-COMPILED = [(chapter, name) for chapter, kept in KEPT.items() for name in kept if not kept[name]["slow"]]
+COMPILED = [(chapter, name) for chapter, examples in KEPT.items() for name in examples if not examples[name]["slow"]]
 SHORT = [("collectives", "with_compiler")]
 
 
 @OURS
 @pytest.mark.parametrize("chapter", computed.chapters())
 def test_claims_of_a_chapter_hold(chapter):
-    found = computed.compute(chapter)
-    assert found["kept"] == {name: kept["slow"] for name, kept in KEPT.get(chapter, {}).items()}, (
+    results = computed.compute(chapter)
+    assert results["kept"] == {name: example["slow"] for name, example in KEPT.get(chapter, {}).items()}, (
         f"run: python site/computed.py --keep {chapter}"
     )
 
@@ -42,9 +42,9 @@ def test_the_example_of_a_new_chapter_makes_the_table_that_its_page_quotes(monke
 
 @pytest.mark.parametrize("chapter", KEPT)
 def test_kept_tables_show_their_kept_figures(chapter):
-    for found in KEPT[chapter].values():
-        for name, figures in found["figures"].items():
-            if text := found["texts"].get(f"{name}.txt"):
+    for example in KEPT[chapter].values():
+        for name, figures in example["figures"].items():
+            if text := example["texts"].get(f"{name}.txt"):
                 rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:]]
                 labels = [
                     ", ".join(row[: len(row) - len(cells)]) for row, cells in zip(rows, figures.values(), strict=True)
@@ -58,22 +58,22 @@ def test_kept_tables_show_their_kept_figures(chapter):
 @OURS
 @pytest.mark.skipif(not has_compiler(), reason="the GPU compiler (extra aot) is not installed")
 @pytest.mark.parametrize(("chapter", "name"), COMPILED if FULL else SHORT)
-def test_what_is_kept_is_what_the_compiler_gives(chapter, name):
-    found = computed.run(chapter, [name])
-    assert found["texts"] == KEPT[chapter][name]["texts"], f"run: python site/computed.py --keep {chapter} {name}"
+def test_recorded_results_equal_the_compiler_s(chapter, name):
+    results = computed.run(chapter, [name])
+    assert results["texts"] == KEPT[chapter][name]["texts"], f"run: python site/computed.py --keep {chapter} {name}"
 
 
 @OURS
 @pytest.mark.parametrize("chapter", ["tp_transformer", *(["transformer_3d"] if FULL else [])])
-def test_a_row_of_a_slow_table_is_what_the_lenses_give(chapter):
+def test_a_row_of_a_slow_table_equals_the_analyses(chapter):
     rows = computed.run(chapter, ["again"])["figures"]["again"]
     for label, row in rows.items():
         now = {column: figure for column, figure in row.items() if figure != "nan"}
-        kept = KEPT[chapter]["billion"]["figures"]["billion"][label]
-        assert len(now) > 3 and now == {column: kept[column] for column in now}
+        expected = KEPT[chapter]["billion"]["figures"]["billion"][label]
+        assert len(now) > 3 and now == {column: expected[column] for column in now}
 
 
-# A page's decimals that no example gives: figures from its sources, its own simple arithmetic, and versions.
+# Decimals on a page that come from no example: figures from its sources, its own simple arithmetic, and versions.
 STATED = {
     "collectives": {"0.014", "1.6"},
     "context_parallel": {"0.001"},
@@ -104,5 +104,5 @@ def test_decimals_in_sentences_come_from_examples(name):
     text = PAGES[name].read_text().partition("## Sources")[0]
     text = re.sub(r'--8<-- ".*?"', "", text)  # its `<` opens no tag
     left_out = r"```.*?```|\{\{.*?\}\}|<[^>]*>|\]\([^)]*\)|(?:sections?|appendix)\s[\d.]+(?:(?:,| and| to) [\d.]+)*"
-    found = set(re.findall(r"\d+\.\d+", re.sub(left_out, "", text, flags=re.DOTALL)))
-    assert found == STATED.get(name, set()), "put {{ chapter.example[row].column }} where the number is"
+    decimals = set(re.findall(r"\d+\.\d+", re.sub(left_out, "", text, flags=re.DOTALL)))
+    assert decimals == STATED.get(name, set()), "put {{ chapter.example[row].column }} where the number is"

@@ -18,8 +18,8 @@ def on_page_content(content, page, **_):
     Raises:
         ValueError: A formula has a mark that this hook does not know.
     """
-    content = _INLINE.sub(lambda found: convert(html.unescape(found[1]).strip()), content)
-    content = _BLOCK.sub(lambda found: convert(html.unescape(found[1]).strip(), display="block"), content)
+    content = _INLINE.sub(lambda match: convert(html.unescape(match[1]).strip()), content)
+    content = _BLOCK.sub(lambda match: convert(html.unescape(match[1]).strip(), display="block"), content)
     if 'class="arithmatex"' in content:
         raise ValueError(f"{page.file.src_uri}: a formula was not converted to MathML")
     return content

@@ -18,11 +18,11 @@ GUIDE, TRAINING = ((ROOT / "site" / "pages" / f"{name}.md").read_text() for name
 
 @pytest.mark.parametrize("chapter", [entry.name for entry in CHAPTERS])
 def test_every_file_of_a_chapter_is_where_the_guide_says(chapter):
-    named = set(
+    paths = set(
         re.findall(r"`((?:course|solutions|exercises|autograder|site)/[\w/]*\.(?:py|ipynb|json|md|yml))`", GUIDE)
     )
-    assert len(named) > 12
-    assert [path for path in named if not (ROOT / path.replace("CHAPTER", chapter)).is_file()] == []
+    assert len(paths) > 12
+    assert [path for path in paths if not (ROOT / path.replace("CHAPTER", chapter)).is_file()] == []
 
 
 @pytest.mark.parametrize("module", [facts, byte_facts, limits])
@@ -41,21 +41,21 @@ def test_every_helper_for_answers_that_the_guide_names_exists(module):
 
 def test_commands_that_the_guide_types_are_the_makefiles():
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
-    named = set(re.findall(r"(?:`|^)make ([\w-]+)", GUIDE, re.M))
-    assert len(named) >= 6 and named <= targets
+    commands = set(re.findall(r"(?:`|^)make ([\w-]+)", GUIDE, re.M))
+    assert len(commands) >= 6 and commands <= targets
 
 
 def test_options_of_training_exist():
-    known = {"--" + name.replace("_", "-") for name in inspect.signature(train).parameters} | {"--json", "--signal"}
-    known |= {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--time"}  # SLURM's
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", TRAINING)) - {"--"} <= known
+    options = {"--" + name.replace("_", "-") for name in inspect.signature(train).parameters} | {"--json", "--signal"}
+    options |= {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--time"}  # SLURM's
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", TRAINING)) - {"--"} <= options
 
 
 def test_strategies_of_training_are_those_that_there_are():
     assert re.findall(r"^\| `(\w+)` \| (?:`|$)", TRAINING, re.M) == list(NAMES)
-    for name, made in STRATEGIES.items():
+    for name, strategy in STRATEGIES.items():
         (row,) = re.findall(rf"^\| `{name}` .*$", TRAINING, re.M)
-        assert all(f"`{function}`" in row for function in made.functions)
+        assert all(f"`{function}`" in row for function in strategy.functions)
     assert default({"pipe": 2}) == "transformer_3d" and default({}) == "compiler"
 
 

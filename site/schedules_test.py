@@ -78,20 +78,20 @@ def opened(browser, built):
 
 def test_the_explorer_s_numbers_and_messages_are_the_simulator_s(opened):
     page = opened()
-    found = page.evaluate(MEASURE, [GRID, [letters(costs) for costs in COSTS]])
+    results = page.evaluate(MEASURE, [GRID, [letters(costs) for costs in COSTS]])
     defined = 0
-    for (name, stages, microbatches, repeats, cost), mine in zip(GRID, found, strict=True):
+    for (name, stages, microbatches, repeats, cost), result in zip(GRID, results, strict=True):
         size = (name, stages, microbatches, repeats, cost)
         try:
-            theirs = measure(run(made(name, stages, microbatches, repeats), COSTS[cost]))
+            expected = measure(run(made(name, stages, microbatches, repeats), COSTS[cost]))
         except ValueError as error:
-            assert mine == str(error), size
+            assert result == str(error), size
             continue
         defined += 1
         for key in ("time", "bubble", "activations", "weights", "messages"):
-            wanted = getattr(theirs, key)
-            wanted = list(wanted) if isinstance(wanted, tuple) else wanted
-            assert mine[key] == pytest.approx(wanted, rel=1e-9, abs=1e-9), (size, key)
+            value = getattr(expected, key)
+            value = list(value) if isinstance(value, tuple) else value
+            assert result[key] == pytest.approx(value, rel=1e-9, abs=1e-9), (size, key)
     assert 400 < defined < len(GRID)
     assert not page.errors
 
@@ -101,22 +101,22 @@ def test_every_action_and_message_runs_when_the_simulator_says(opened):
     for name in (*FAMILY, *BEYOND):
         repeats = 2 if name in LOOPED else 1
         timed = run(made(name, 4, 8, repeats), costs)
-        mine = page.evaluate(SPANS, [name, 4, 8, repeats, 0, letters(costs)])
-        for own, spans in zip(mine["spans"], timed.spans, strict=True):
+        result = page.evaluate(SPANS, [name, 4, 8, repeats, 0, letters(costs)])
+        for own, spans in zip(result["spans"], timed.spans, strict=True):
             assert [tuple(span[:3]) for span in own] == [
                 (s.action.kind, s.action.microbatch, s.action.repeat) for s in spans
             ]
             assert [span[3:] for span in own] == [pytest.approx([s.start, s.end]) for s in spans]
         ticks = [0.01 + 0.13 * n for n in range(round(timed.end / 0.13))]
-        for own, spans in zip(mine["inFlight"], timed.spans, strict=True):
+        for own, spans in zip(result["inFlight"], timed.spans, strict=True):
             begun = [s.start for s in spans if s.action.kind == "F"]
             ended = [s.end for s in spans if s.action.kind in "BW"]
             for tick in ticks:
-                held = sum(t <= tick for t in begun) - sum(t <= tick for t in ended)
+                in_flight = sum(t <= tick for t in begun) - sum(t <= tick for t in ended)
                 shown = [count for time, count in own if time <= tick][-1]
-                assert shown == pytest.approx(held / timed.schedule.parts), (name, tick)
+                assert shown == pytest.approx(in_flight / timed.schedule.parts), (name, tick)
         sent = sorted((m.source, m.target, m.start, m.end) for m in timed.messages)
-        assert sorted(map(tuple, mine["messages"])) == [pytest.approx(message) for message in sent]
+        assert sorted(map(tuple, result["messages"])) == [pytest.approx(message) for message in sent]
 
 
 def test_lines_written_by_hand_cost_what_the_simulator_says(opened):
@@ -124,25 +124,25 @@ def test_lines_written_by_hand_cost_what_the_simulator_says(opened):
     measured = "({ written, run, measure }, lines, route, costs) => measure(run(written(lines, route), costs))"
     for schedule in (zero_bubble_2(4, 8), zero_bubble_v(4, 8), dualpipe(4, 8), interleaved(2, 4, 2), zero_bubble(3, 4)):
         lines = "\n".join(" ".join(text_of(a, schedule.num_repeats) for a in order) for order in schedule.orders)
-        again = written(lines.split("\n"), route=schedule.route)
-        assert again.orders == schedule.orders
+        parsed = written(lines.split("\n"), route=schedule.route)
+        assert parsed.orders == schedule.orders
         for costs in COSTS:
-            mine = page.evaluate(
+            result = page.evaluate(
                 f"(a) => ({measured})(window.meshcraftSchedules, ...a)", [lines, schedule.route, letters(costs)]
             )
-            theirs = measure(run(again, costs))
+            expected = measure(run(parsed, costs))
             for key in ("time", "bubble", "activations", "weights", "messages"):
-                wanted = getattr(theirs, key)
-                wanted = list(wanted) if isinstance(wanted, tuple) else wanted
-                assert mine[key] == pytest.approx(wanted, rel=1e-9, abs=1e-9), (schedule.name, key)
+                value = getattr(expected, key)
+                value = list(value) if isinstance(value, tuple) else value
+                assert result[key] == pytest.approx(value, rel=1e-9, abs=1e-9), (schedule.name, key)
     assert not page.errors
 
 
-def test_a_learner_s_own_lines_are_drawn_and_what_is_wrong_with_them_is_said(opened):
+def test_a_learner_s_own_lines_are_drawn_and_their_errors_are_shown(opened):
     page = opened("#schedule=by_hand&lines=F0%20F1%20B0%20B1%0AF0%20B0%20F1%20B1")
-    said = page.get_by_role("status")
+    status = page.get_by_role("status")
     bubble = share_text(measure(run(written(["F0 F1 B0 B1", "F0 B0 F1 B1"]))).bubble, 1)
-    expect(said).to_contain_text(f"by hand, 2 stages, 2 microbatches: bubble {bubble};")
+    expect(status).to_contain_text(f"by hand, 2 stages, 2 microbatches: bubble {bubble};")
     expect(page.locator("#explorer-S")).to_be_disabled()
     alert, lines = page.get_by_role("alert"), page.get_by_label("orders")
     for text, wrong in {
@@ -155,20 +155,20 @@ def test_a_learner_s_own_lines_are_drawn_and_what_is_wrong_with_them_is_said(ope
         expect(alert).to_contain_text(wrong)
     lines.fill("F0 B0")
     expect(alert).to_be_hidden()
-    expect(said).to_contain_text("by hand, 1 stages, 1 microbatches: bubble 0%")
+    expect(status).to_contain_text("by hand, 1 stages, 1 microbatches: bubble 0%")
     page.locator("#explorer-schedule").select_option("gpipe")
     expect(page.locator("#explorer-by-hand")).to_be_hidden()
     expect(page.locator("#explorer-S")).to_be_enabled()
     assert "lines" not in page.url and not page.errors
 
 
-def test_the_explorer_says_figures_as_the_course_does(opened):
+def test_the_explorer_formats_figures_as_the_course_does(opened):
     values = [0, 1, 33, 28.5, 28.25, 28.75, 12345, 0.25, 1234.5, 1e-3, 2 / 3, 9.996, 53.846]
     page = opened()
     assert page.evaluate("(v) => v.map(window.meshcraftExplorer.digits)", values) == list(map(digits, values))
     shares = [0, 0.273, 1 / 7, 0.0004, 0.5, 0.05]
-    found = page.evaluate("(v) => v.map(window.meshcraftExplorer.percent)", shares)
-    assert found == [share_text(share, 1) for share in shares]
+    texts = page.evaluate("(v) => v.map(window.meshcraftExplorer.percent)", shares)
+    assert texts == [share_text(share, 1) for share in shares]
 
 
 def test_the_picture_has_every_action_once(opened):
@@ -191,10 +191,10 @@ def test_the_explorer_is_used_with_the_keyboard_alone_and_says_what_changed(open
     assert page.evaluate("document.activeElement.id") == "explorer-S"
     page.keyboard.press("Tab")
     page.keyboard.press("ArrowUp")
-    said = page.get_by_role("status")
+    status = page.get_by_role("status")
     bubble = share_text(measure(run(zero_bubble(4, 9))).bubble, 1)
-    expect(said).to_contain_text(f"ZB-H1, 4 stages, 9 microbatches: bubble {bubble};")
-    assert said.get_attribute("aria-live") == "polite"
+    expect(status).to_contain_text(f"ZB-H1, 4 stages, 9 microbatches: bubble {bubble};")
+    assert status.get_attribute("aria-live") == "polite"
     for field in page.locator("#schedule-explorer input, #schedule-explorer select").all():
         name = field.get_attribute("id")
         assert page.locator(f"label[for={name}]").count() == 1
@@ -205,7 +205,7 @@ def test_the_explorer_is_used_with_the_keyboard_alone_and_says_what_changed(open
     assert len(ids) == len(set(ids))
 
 
-def test_a_link_brings_back_what_was_chosen_and_what_is_not_defined_is_explained(opened):
+def test_a_link_restores_the_choices_and_undefined_ones_are_explained(opened):
     page = opened("#schedule=interleaved&S=4&M=6&R=2&f=1&b=1&w=1&c=0")
     alert = page.get_by_role("alert")
     expect(alert).to_contain_text("groups of 4, one for each stage, and 6 is not a multiple of it")
@@ -226,15 +226,15 @@ def test_a_link_brings_back_what_was_chosen_and_what_is_not_defined_is_explained
 
 def test_two_schedules_are_shown_on_one_time_scale_with_what_is_in_flight(opened):
     page = opened("#schedule=1f1b&other=interleaved&S=4&M=8&R=2")
-    said = page.get_by_role("status")
+    status = page.get_by_role("status")
     for name, repeats, words in (("1f1b", 1, "1F1B, 4 stages, 8 microbatches"), ("interleaved", 2, "2 repeats")):
         bubble = share_text(measure(run(family(name, 4, 8, repeats))).bubble, 1)
-        expect(said).to_contain_text(f"{words}: bubble {bubble};")
+        expect(status).to_contain_text(f"{words}: bubble {bubble};")
     pictures = page.locator(".explorer-picture svg")
     assert len({box.split()[2] for box in [p.get_attribute("viewBox") for p in pictures.all()]}) == 1
     assert pictures.nth(1).get_attribute("aria-label").endswith("at most, by stage: 4, 3, 2, 1")
     page.locator("#explorer-other").select_option("dualpipe")
-    expect(said).to_contain_text("DualPipe, 4 stages, 8 microbatches, 2 parts on each device")
+    expect(status).to_contain_text("DualPipe, 4 stages, 8 microbatches, 2 parts on each device")
     assert "other=dualpipe" in page.url
     page.locator("#explorer-M").fill("6")
     expect(page.get_by_role("alert")).to_contain_text("not 4 and 6")

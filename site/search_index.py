@@ -16,11 +16,11 @@ def on_post_build(config):
     folder = Path(config.site_dir) / "search"
     entries = json.loads((folder / "search_index.json").read_text())["docs"]
     pages = {entry["location"]: _plain(entry["title"]) for entry in entries if "#" not in entry["location"]}
-    found = []
+    index = []
     for entry in entries:
         page = pages.get(entry["location"].partition("#")[0], "")
         section = _plain(entry["title"]) if "#" in entry["location"] else ""
-        found.append([entry["location"], page, section, _plain(entry["text"])])
-    (folder / "index.js").write_text(f"window.meshcraftIndex = {json.dumps(found, ensure_ascii=False)};\n")
+        index.append([entry["location"], page, section, _plain(entry["text"])])
+    (folder / "index.js").write_text(f"window.meshcraftIndex = {json.dumps(index, ensure_ascii=False)};\n")
     # `meshcraft site` takes this file as the sign that a build was complete.
     (folder / "search_index.json").write_text("{}\n")

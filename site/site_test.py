@@ -21,7 +21,7 @@ SITE = Path(__file__).parent
 # browser without ResizeObserver, a Mermaid diagram, a repository's star count; the pages' policy refuses them all the
 # same. The others are in messages.
 UNREACHED = {"bundle": {"unpkg.com", "api.github.com", "${e}"}, "search": {"bit.ly"}, "wordcut": {"github.com"}}
-# A sentence that says how little can be sent: a switch that adds sends less, as in the node that the course models.
+# Sentences that state a lower bound on the bytes sent: a switch that adds sends less, as in a node the course models.
 BOUND = re.compile(
     r"[^.:]*(?:no algorithm|whatever the algorithm|any algorithm)[^.:]*|[^.]*\bcan\s+send\s+less[^.]*", re.I
 )
@@ -35,7 +35,7 @@ class _Resources(HTMLParser):
 
     def __init__(self, page: str):
         super().__init__()
-        self.found: list[str] = []
+        self.addresses: list[str] = []
         self.policy = ""
         self.feed(page)
 
@@ -46,11 +46,11 @@ class _Resources(HTMLParser):
         if tag in self.LINKS or (tag == "link" and values.get("rel") in ("canonical", "next", "prev")):
             return
         names = ("src", "srcset", "href", "xlink:href", "data", "poster", "action", "style")
-        self.found += [values[name] for name in names if name in values]
+        self.addresses += [values[name] for name in names if name in values]
 
 
 class _Prose(HTMLParser):
-    """What a reader sees of a page's article, without code, formulas and pictures."""
+    """The text of a page's article that a reader sees, without code, formulas and pictures."""
 
     LITERAL = ("code", "pre", "script", "style", "math", "svg")
 
@@ -77,22 +77,22 @@ def _hosts(code: str) -> set[str]:
 
 def test_every_page_is_built_and_so_is_the_404_page(built):
     pages = SITE / "pages"
-    wanted = {"404.html", *(str(page.relative_to(pages).with_suffix(".html")) for page in pages.rglob("*.md"))}
-    wanted |= {f"{folder}{entry.name}.html" for entry in CHAPTERS for folder in ("", "profiling/")}
-    assert {str(page.relative_to(built)) for page in built.rglob("*.html")} == wanted
+    expected = {"404.html", *(str(page.relative_to(pages).with_suffix(".html")) for page in pages.rglob("*.md"))}
+    expected |= {f"{folder}{entry.name}.html" for entry in CHAPTERS for folder in ("", "profiling/")}
+    assert {str(page.relative_to(built)) for page in built.rglob("*.html")} == expected
 
 
 def test_no_page_loads_anything_from_another_host(built):
     for page in built.rglob("*.html"):
         text = page.read_text()
         resources = _Resources(text)
-        outside = [r for r in resources.found if re.search(r"(https?:)?//", r) and not r.startswith("data:")]
+        outside = [r for r in resources.addresses if re.search(r"(https?:)?//", r) and not r.startswith("data:")]
         assert not outside, f"{page.name} loads {outside}"
         inline = "\n".join(re.findall(r"<style.*?</style>|<script.*?</script>", text, re.DOTALL))
         assert not _hosts(inline), f"{page.name} names another host in a script or style"
 
 
-def test_every_page_forbids_the_browser_to_ask_another_host(built):
+def test_every_page_forbids_requests_to_other_hosts(built):
     for page in built.rglob("*.html"):
         policy = _Resources(page.read_text()).policy
         assert policy.startswith("default-src 'self'"), f"{page.name} has no policy"
@@ -167,16 +167,16 @@ ORIGIN = r'(<p class="origin">(?:(?!</p>).)*</p>)?\s*(?:<!--[^>]*-->\s*)*<table>
 
 
 def without_badge(page: str) -> list[str]:
-    """Tables in which a third of the cells are figures, and that no badge precedes."""
-    found = []
+    """Tables in which a third of the cells are figures, but which no badge precedes."""
+    tables = []
     for badge, table in re.findall(ORIGIN, page, re.DOTALL):
         cells = re.findall(r"<td[^>]*>(.*?)</td>", table, re.DOTALL)
         figures = [
             cell for cell in cells if re.fullmatch(r"[-+<]?\s*\d[\d,.]*\s*(?:%|[kKMGTµmn]?i?[Bs])?", cell.strip())
         ]
         if 3 * len(figures) >= len(cells) > 0 and not badge:
-            found.append(table[:300])
-    return found
+            tables.append(table[:300])
+    return tables
 
 
 def test_every_table_of_figures_has_a_badge(built):
@@ -201,10 +201,10 @@ def test_an_example_that_does_not_say_where_its_table_is_from_fails(monkeypatch)
     assert origins.predicted_on("8xH100-calibrated") == origins.predicted_on("8xA5000") == "predicted, calibrated"
 
 
-def test_no_lower_bound_is_claimed_without_saying_who_adds(built):
+def test_every_claimed_lower_bound_says_that_only_the_devices_add(built):
     texts = {page.name: _Prose(page.read_text()).text for page in built.rglob("*.html") if page.name != "404.html"}
     texts |= {book.name: book.read_text() for book in (SITE.parent / "exercises").rglob("*.ipynb")}
-    claims = [(name, found[0]) for name, text in texts.items() for found in re.finditer(BOUND, text)]
+    claims = [(name, match[0]) for name, text in texts.items() for match in re.finditer(BOUND, text)]
     assert claims and all("only the devices add" in " ".join(claim.split()) for _, claim in claims), claims
 
 

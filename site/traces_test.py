@@ -29,9 +29,9 @@ def test_the_trace_of_a_timeline_has_the_rows_and_bars_that_are_drawn(browser, s
     lasting = {(event["name"], seconds_text(event["dur"] / 1e6)) for event in bars if event["cat"] != "idle"}
     drawn = 0
     for title in figure.locator("svg :is(rect, path) > title").all_text_contents():
-        if found := re.match(r"([\w-]+) \w+\[[\d,]*\], (.*?), .*(?:moved|sent)\n", title):
+        if match := re.match(r"([\w-]+) \w+\[[\d,]*\], (.*?), .*(?:moved|sent)\n", title):
             drawn += 1
-            assert found.groups() in lasting, title
+            assert match.groups() in lasting, title
     (seconds,) = trace["otherData"]["step_seconds"]
     end = max(event["ts"] + event["dur"] for event in bars)
     assert drawn > 20 and end == pytest.approx(1e6 * seconds, rel=1e-4)

@@ -1,4 +1,4 @@
-"""The widgets of the pages: their numbers are Python's on a grid, and they are used by keyboard and from a link."""
+"""The pages' widgets: their numbers equal Python's on a grid, and they can be used by keyboard and from a link."""
 
 from itertools import product
 
@@ -16,7 +16,7 @@ from course.machines import machine
 
 @pytest.fixture
 def opened(browser, served):
-    """Opens a page at a phone's width in the dark theme, and checks what is common to all widgets when it is left."""
+    """Opens a page at a phone's width in the dark theme, and at the end checks what is common to all widgets."""
     pages = []
 
     def open_page(address, widget):
@@ -30,34 +30,34 @@ def opened(browser, served):
     for page, noted, widget in pages:
         assert page.evaluate("document.documentElement.scrollWidth") == SHAPES["phone"][0][0]
         page.evaluate(AXE)
-        found = page.evaluate(RUN_AXE.replace("{exclude: ['svg']}", f"'#{widget}'"))
-        assert not found, [(v["id"], [node["html"][:200] for node in v["nodes"][:3]]) for v in found]
+        violations = page.evaluate(RUN_AXE.replace("{exclude: ['svg']}", f"'#{widget}'"))
+        assert not violations, [(v["id"], [node["html"][:200] for node in v["nodes"][:3]]) for v in violations]
         assert noted["failed"] == [] and noted["said"] == []
         page.context.close()
 
 
 def replayed(kind, count, steps):
-    """By step, each device's chunks if the messages are sent with random numbers; the last is the result."""
+    """Yield the devices' chunks after each step if random numbers are sent, and the numbers; the last is the result."""
     data = np.random.default_rng(0).normal(size=(count, count))
-    held = np.where(np.eye(count, dtype=bool), data, np.nan) if kind in ("all_gather", "all_to_all") else data.copy()
+    chunks = np.where(np.eye(count, dtype=bool), data, np.nan) if kind in ("all_gather", "all_to_all") else data.copy()
     outbox = data.copy()
     for messages in steps:
         assert sorted(m["source"] for m in messages) == sorted(m["target"] for m in messages) == list(range(count))
-        values = [(outbox if kind == "all_to_all" else held)[m["source"], m["chunk"]] for m in messages]
+        values = [(outbox if kind == "all_to_all" else chunks)[m["source"], m["chunk"]] for m in messages]
         assert not np.isnan(values).any(), "a device sends only what it has"
         for value, m in zip(values, messages, strict=True):
             if kind == "all_to_all":
                 assert m["chunk"] == m["target"]
-                held[m["target"], m["source"]] = value
+                chunks[m["target"], m["source"]] = value
             else:
-                held[m["target"], m["chunk"]] = value + (held[m["target"], m["chunk"]] if m.get("adds") else 0)
-        yield held, data
+                chunks[m["target"], m["chunk"]] = value + (chunks[m["target"], m["chunk"]] if m.get("adds") else 0)
+        yield chunks, data
 
 
-def test_collectives_send_what_gives_the_result_of_jax(opened):
+def test_collectives_give_the_result_of_jax(opened):
     page = opened("collectives.html#steps?kind=reduce_scatter&n=6&step=2", "collectives-steps")
     kinds = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-    made = page.evaluate(
+    outputs = page.evaluate(
         """(grid) => grid.map(([kind, n]) => {
           const { messages, holdings, numSteps } = window.meshcraftCollectives;
           const steps = Array.from({ length: numSteps(kind, n) }, (_, i) => messages(kind, n, i + 1));
@@ -65,27 +65,27 @@ def test_collectives_send_what_gives_the_result_of_jax(opened):
         })""",
         grid := list(product(kinds, (2, 3, 4, 8))),
     )
-    for (kind, count), one in zip(grid, made, strict=True):
-        assert len(one["steps"]) == (2 if kind == "all_reduce" else 1) * (count - 1)
-        pairs = zip(replayed(kind, count, one["steps"]), one["holdings"], strict=True)
-        for (held, data), holdings in pairs:
+    for (kind, count), output in zip(grid, outputs, strict=True):
+        assert len(output["steps"]) == (2 if kind == "all_reduce" else 1) * (count - 1)
+        pairs = zip(replayed(kind, count, output["steps"]), output["holdings"], strict=True)
+        for (chunks, data), holdings in pairs:
             for device, chunk in product(range(count), repeat=2):
                 sources = holdings[device][chunk]
                 if kind == "all_to_all":
-                    assert np.isnan(held[device, chunk]) == (not sources)
+                    assert np.isnan(chunks[device, chunk]) == (not sources)
                 elif sources:
                     own = data[chunk, chunk] if kind == "all_gather" else data[sources, chunk].sum()
-                    assert len(set(sources)) == len(sources) and held[device, chunk] == pytest.approx(own)
+                    assert len(set(sources)) == len(sources) and chunks[device, chunk] == pytest.approx(own)
                 else:
-                    assert np.isnan(held[device, chunk])
-        wanted = {
+                    assert np.isnan(chunks[device, chunk])
+        collective = {
             "all_gather": lambda x: jax.lax.all_gather(jnp.take(x, jax.lax.axis_index("i")), "i"),
             "reduce_scatter": lambda x: jax.lax.psum_scatter(x, "i"),
             "all_reduce": lambda x: jax.lax.psum(x, "i"),
             "all_to_all": lambda x: jax.lax.all_to_all(x, "i", 0, 0),
         }[kind]
-        result = np.diagonal(held) if kind == "reduce_scatter" else held
-        np.testing.assert_allclose(result, jax.vmap(wanted, axis_name="i")(jnp.asarray(data)), rtol=1e-5)
+        result = np.diagonal(chunks) if kind == "reduce_scatter" else chunks
+        np.testing.assert_allclose(result, jax.vmap(collective, axis_name="i")(jnp.asarray(data)), rtol=1e-5)
 
     status = page.locator("#collectives-steps [role=status]")
     expect(status).to_have_text("reduce-scatter on 6 devices, step 2 of 5: each device has sent 2/6 of the array.")
@@ -117,7 +117,7 @@ def test_the_playground_places_blocks_as_jax_does(opened):
     page = opened("primer.html", "spec-playground")
     meshes = ({"data": 4, "tensor": 2}, {"data": 3, "tensor": 1}, {"tensor": 2, "data": 2, "pipe": 2}, {"data": 6})
     grid = list(product(meshes, ((16, 8), (12, 6, 6), (24,), (5, 4)), SPECS))
-    made = page.evaluate(
+    placements = page.evaluate(
         """(grid) => grid.map(([mesh, shape, spec]) => {
           const { parseMesh, parseShape, parseSpec, shard } = window.meshcraftSpecs;
           try {
@@ -129,23 +129,28 @@ def test_the_playground_places_blocks_as_jax_does(opened):
         [[", ".join(f"{k}={v}" for k, v in mesh.items()), str(shape), spec] for mesh, shape, spec in grid],
     )
     placed = 0
-    for (mesh, shape, spec), mine in zip(grid, made, strict=True):
+    for (mesh, shape, spec), placement in zip(grid, placements, strict=True):
         count = int(np.prod(list(mesh.values())))
         devices = np.array(jax.devices()[:count]).reshape(tuple(mesh.values()))
         try:
             sharding = NamedSharding(Mesh(devices, tuple(mesh)), SPECS[spec])
             sharding.check_compatible_aval(shape)
-            where = sharding.devices_indices_map(shape)
+            device_indices = sharding.devices_indices_map(shape)
             local = sharding.shard_shape(shape)
         except (ValueError, IndexError):
-            assert isinstance(mine, str) and mine.startswith(("spec: ", "dim ")), (mesh, shape, spec, mine)
+            assert isinstance(placement, str) and placement.startswith(("spec: ", "dim ")), (
+                mesh,
+                shape,
+                spec,
+                placement,
+            )
             continue
         placed += 1
-        assert isinstance(mine, dict), (mesh, shape, spec, mine)
-        assert tuple(mine["local"]) == local
-        for device, own in zip(devices.flat, mine["devices"], strict=True):
-            wanted = [index.indices(size)[:2] for index, size in zip(where[device], shape, strict=True)]
-            assert [tuple(interval) for interval in own["slices"]] == wanted, (mesh, shape, spec)
+        assert isinstance(placement, dict), (mesh, shape, spec, placement)
+        assert tuple(placement["local"]) == local
+        for device, own in zip(devices.flat, placement["devices"], strict=True):
+            expected = [index.indices(size)[:2] for index, size in zip(device_indices[device], shape, strict=True)]
+            assert [tuple(interval) for interval in own["slices"]] == expected, (mesh, shape, spec)
     assert 35 < placed < len(grid) - 35
 
     status, alert = (page.locator(f"#spec-playground [role={role}]") for role in ("status", "alert"))
@@ -182,8 +187,8 @@ def test_the_roofline_and_the_ring_take_the_machine_s_times(opened):
         {"machine": name, "n": n, "tokens": tokens, "width": width, "features": features}
         for name, n, tokens, (width, features) in product(names, (2, 8), (1, 512), ((64, 4096), (8192, 1024)))
     ]
-    made = page.evaluate("(grid) => grid.map(window.meshcraftRoofline.times)", grid)
-    for state, mine in zip(grid, made, strict=True):
+    results = page.evaluate("(grid) => grid.map(window.meshcraftRoofline.times)", grid)
+    for state, result in zip(grid, results, strict=True):
         where, n, rows, width, features = machine(state["machine"]), *list(state.values())[1:]
 
         def matmul(rows, where=where, width=width, features=features):
@@ -196,15 +201,17 @@ def test_the_roofline_and_the_ring_take_the_machine_s_times(opened):
 
         latency, rate = where.transfer("collective_permute", tuple(range(n)), 2 * rows * width, 2 * rows * width)
         send = latency + 2 * rows * width / rate
-        theirs = {
+        expected = {
             "seconds": matmul(rows),
             "weights": gather(2 * width * features),
             "whole": gather(2 * n * rows * width) + matmul(n * rows),
             "ring": matmul(rows) + (n - 1) * max(matmul(rows), send),
         }
-        for key, wanted in theirs.items():
-            assert mine[key] == pytest.approx(wanted, rel=1e-9), (state, key)
-        assert (mine["intensity"] < mine["ridge"]) == (mine["rate"] < where.efficiency.matmul * where.peak("bf16"))
+        for key, value in expected.items():
+            assert result[key] == pytest.approx(value, rel=1e-9), (state, key)
+        assert (result["intensity"] < result["ridge"]) == (
+            result["rate"] < where.efficiency.matmul * where.peak("bf16")
+        )
 
     status = page.locator("#roofline [role=status]")
     expect(page.locator("#roofline-machine")).to_have_value("8xB200")
@@ -225,7 +232,7 @@ def test_bars_of_a_timeline_are_read_and_zoomed_by_keyboard_and_touch(browser, s
     page, noted = watched(browser, *SHAPES["phone"])
     page.goto(f"{served}/profiling/fsdp.html", wait_until="load")
     figures = page.locator("figure.drawn:has(.timeline-tools)").all()
-    figure = next(one for one in figures if ".py:" in one.inner_html())
+    figure = next(figure for figure in figures if ".py:" in figure.inner_html())
     text, svg = figure.locator(".timeline-tools span"), figure.locator("svg")
     titles = figure.locator("svg :is(rect, path) > title").all_text_contents()
     for number in (1, 2):

@@ -44,7 +44,7 @@ PyTree = Any
 #   may be a leading batch dim, `[batch, rows, features]`, or none.
 # - Any size of the axis works, 1 included; the axis need not be called `tensor`, and the mesh may have other axes, over
 #   which the batch is split.
-# - The only collective is `lax.ppermute`. No other is allowed: they cannot be split into steps.
+# - The only collective is `lax.ppermute`. No other is allowed, because the others cannot be split into steps.
 # - Your program is what gets graded. On the timeline, computations run in the order in which you write them, and a
 #   transfer overlaps with computations that neither use its result nor compute its input. **An iteration of a loop ends
 #   when its computations and its transfers have ended**: the data an iteration sends must be ready when it begins.
@@ -83,8 +83,8 @@ if __name__ == "__main__":
 # Gradients of `x` and of `kernel` are checked, and JAX derives them for you: a permute's transpose is the permute with
 # its pairs reversed. Get this right first. `async_tp_mlp` will need a faster derivative; you can come back here then.
 #
-# These are the devices whose rows each device multiplies at each step, with 4 devices, if every device sends to the
-# next:
+# With 4 devices, if every device sends to the next, these are the devices whose rows each device multiplies, step by
+# step:
 
 # %%
 if __name__ == "__main__":
@@ -239,8 +239,8 @@ def matmul_ring_scatter(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.
 #
 # A ring uses every link in one direction only. Where each direction has its own wires, as between TPUs, half of the
 # bandwidth is idle. So send half of each chunk to the next device and the other half to the previous one. After `k`
-# steps a device holds half of the rows of the device `k` places before it, and half of those of the one `k` places
-# after it.
+# steps a device holds half of the rows of the device `k` places before it, and half of the rows of the device `k`
+# places after it.
 #
 # Which half is up to you. With half of the **features**, each half of a chunk is multiplied by its half of the kernel's
 # rows, and two products have to be *added* to the same rows of the result, at different times. With half of the

@@ -65,7 +65,7 @@ if __name__ == "__main__":
 # - They run inside `jax.shard_map`. `x` is this device's local array, and its **first dim** is the one that is split
 #   into chunks. All other dims stay whole. Results have the dtype of `x`, which need not be float32.
 # - Any size of the axis works, 1 included; the axis need not be called `data`, and the mesh may have other axes.
-# - The only collective is `lax.ppermute`.
+# - The only collective that they may use is `lax.ppermute`.
 # - Results are returned per device. `jax.shard_map` stacks them: with `out_specs=P(axis_name)` you see the results of
 #   all devices. Even where all devices end up with the same array, JAX types the result of `ppermute` as *varying* over
 #   the axis, so it would reject `out_specs=P()`.
@@ -345,9 +345,9 @@ def puzzle_slices(first: str, second: str) -> P:
 # %% [markdown]
 # ### `puzzle_block`: how large is a block?
 #
-# Now for any array and any mesh. In the picture, `[24, 16]` with the spec shown above it gives blocks of `[6, 8]`: dim
-# 0 is split over 4 devices and dim 1 over 2. All dims are divisible. A spec may have fewer entries than the array has
-# dims; missing entries are `None`.
+# Now answer for any array and any mesh. In the picture, `[24, 16]` with the spec shown above it gives blocks of
+# `[6, 8]`: dim 0 is split over 4 devices and dim 1 over 2. All dims are divisible. A spec may have fewer entries than
+# the array has dims; missing entries are `None`.
 
 # %%
 if __name__ == "__main__":

@@ -116,15 +116,15 @@ def merge_attention(
 #
 # Attention between chunks is given, in `course.attention`:
 #
-# - `attend_chunks(q, k, v, q_chunks, k_chunks)` returns `(out, lse)` for these queries and keys. The last two are
-#   arrays with the chunk numbers. It skips every pair of chunks in which no query sees a key.
+# - `attend_chunks(q, k, v, q_chunks, k_chunks)` returns `(out, lse)` for these queries and keys. The last two arguments
+#   are arrays of chunk numbers. It skips every pair of chunks in which no query sees a key.
 # - `attend_chunks_backward(q, k, v, out, lse, upstream, q_chunks, k_chunks)` returns what these keys add to the
 #   gradient of `q`, and what these queries add to the gradients of `k` and `v`. Its `out` and `lse` are the finished
 #   ones, over *all* keys, and so is `upstream`, the gradient of the loss with respect to `out`. It recomputes the
 #   weights from `lse`, so no scores have to be saved.
 #
-# For a ring of four, here is whose keys each device has at each step, and whether it can use them if the order is
-# contiguous:
+# For a ring of four devices, this shows whose keys each device has at each step, and whether it can use them in
+# contiguous order:
 
 # %%
 if __name__ == "__main__":
@@ -177,7 +177,7 @@ def ring_attention(q: jax.Array, k: jax.Array, v: jax.Array, order: Order, axis_
         q: Queries of this device's chunks, ``[batch, seq/axis, num_heads, head_dim]``.
         k: Keys of the same tokens, ``[batch, seq/axis, num_kv_heads, head_dim]``.
         v: Values, like ``k``.
-        order: The chunk numbers of each device, the same number for all.
+        order: The chunk numbers of each device; all devices have the same number of chunks.
         axis_name: The mesh axis that sequences are split over, of any size.
 
     Returns:
@@ -306,9 +306,9 @@ def layer_with(
 #   that layer `fold_in(that, c)`: the chunk decides, not the device, so the result is the same in every order. For an
 #   array with one key for each chunk, `split_key` returns the two arrays for `layer_with`.
 # - **The mean.** `batch["mask"]` is 1 for tokens that count and 0 for the others, such as padding at the end of a
-#   sequence. Devices count different numbers of tokens, some none at all. The loss is the mean over **all that count on
-#   all devices**. `model.loss(params["head"], x, targets, mask)` is the mean over those of one device, or 0 if it has
-#   none.
+#   sequence. Devices count different numbers of tokens, some none at all. The loss is the mean over **all tokens that
+#   count, on all devices**. `model.loss(params["head"], x, targets, mask)` is the mean over those of one device, or 0
+#   if it has none.
 #
 # This is what two devices would get wrong if one counts three tokens and the other a single one:
 
@@ -328,7 +328,7 @@ if __name__ == "__main__":
 # addition to those of `ring_attention`.
 #
 # - Every leaf of `params` enters varying over both axes; leaves under `layers` are stacked, `[num_layers, ...]`, and
-#   attention has a separate dim for heads, as `layer_with` takes it.
+#   attention has a separate dim for heads, as `layer_with` expects.
 # - `order` concerns only `context_axis`: it is the same at every index along `data_axis`.
 # - Update by plain SGD, `leaf - learning_rate * gradient`. The returned loss is the same on every device.
 #
@@ -372,7 +372,7 @@ def cp_transformer_step(
         learning_rate: A scalar.
 
     Returns:
-        ``(params, loss)``: updated, and the mean loss over all tokens that count, the same on every device.
+        ``(params, loss)``: updated parameters, and the mean loss over all tokens that count, the same on every device.
     """
     ### BEGIN SOLUTION
     axes, chunks = (data_axis, context_axis), jnp.array(order)[lax.axis_index(context_axis)]
@@ -409,10 +409,10 @@ def cp_transformer_step(
 
 # %% [markdown]
 # ### BEGIN SOLUTION
-# Both send the same bytes forward: a device needs the other `(n-1)/n` of the keys and values once. With `T/n` tokens a
-# device, a block takes about `4 (T/n)^2 h d / 2` FLOPs in zigzag order, and moves `2 (T/n) h_kv d` numbers to the next
-# device. That is `(T/n) h / h_kv` FLOPs for each number: it grows with the tokens on a device and with the heads that
-# share keys, and above a length that depends on the machine, the ring hides everything. Gathering waits for its
+# Both send the same bytes forward: a device needs the other `(n-1)/n` of the keys and values once. With `T/n` tokens
+# per device, a block takes about `4 (T/n)^2 h d / 2` FLOPs in zigzag order, and moves `2 (T/n) h_kv d` numbers to the
+# next device. That is `(T/n) h / h_kv` FLOPs for each number: it grows with the tokens on a device and with the heads
+# that share keys, and above a length that depends on the machine, the ring hides everything. Gathering waits for its
 # transfers, and stores the keys and values of the whole sequence: `2 T h_kv d` numbers, but for only one layer at a
 # time. With few heads of keys that is little memory, and little time compared with attention itself, whose work grows
 # with the square of `T`. In return it is one large collective and one large kernel instead of `n` small ones, no

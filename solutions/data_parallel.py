@@ -142,7 +142,7 @@ def sync_gradients(gradients: PyTree, specs: PyTree, axis_names: tuple[str, ...]
         axis_names: The mesh axes to average over.
 
     Returns:
-        A tree like ``gradients``: the mean over those of ``axis_names`` that the leaf's spec does not name.
+        A tree like ``gradients``: the mean over the axes in ``axis_names`` that the leaf's spec does not name.
     """
 
     ### BEGIN SOLUTION
@@ -244,7 +244,7 @@ def train_step_dp(
         axis_name: The mesh axis that the batch is split over.
         num_microbatches: Number of parts to process a device's rows in; divides the number of rows.
         learning_rate: SGD learning rate.
-        weight_decay: The multiple of a kernel or a table that is added to its gradient in the update.
+        weight_decay: The multiple of each kernel or table that is added to its gradient in the update.
 
     Returns:
         ``(params, loss, gradients)``: updated parameters, the mean loss over all unmasked rows or tokens on all
@@ -308,7 +308,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | exposed communication on 8 A5000s | at most 0.35 times that of synchronising once after the whole backward pass |
-# | predicted time | at most that version's minus 0.16 times its exposed time: needless work in the wait gains nothing |
+# | predicted time | at most that version's minus 0.16 times its exposed time: extra work while waiting gains nothing |
 # | bytes sent per device | 2(n-1)/n of the parameters' bytes, and of 4 bytes for the unmasked count |
 # | any other collective | none |
 #

@@ -83,7 +83,7 @@ def route(logits: jax.Array, bias: jax.Array, k: int, capacity: int) -> tuple[ja
 
     Args:
         logits: ``[tokens, experts]``.
-        bias: ``[experts]``, added to the gates for the choice alone.
+        bias: ``[experts]``, added to the gates only for the choice.
         k: Number of experts that a token chooses.
         capacity: Number of places of an expert.
 
@@ -105,14 +105,14 @@ def route(logits: jax.Array, bias: jax.Array, k: int, capacity: int) -> tuple[ja
 # ## Equally busy: `balancing_loss`
 #
 # Left alone, a router sends most tokens to a few experts: those that are trained more become better and are chosen
-# more. The load-balancing loss counts how often each expert was chosen. With `load[e]` the share of all choices that
-# went to expert `e`, and `gate[e]` the mean of its gate, both over *all tokens*, it is
+# more often. The load-balancing loss counts how often each expert was chosen. With `load[e]` the share of all choices
+# that went to expert `e`, and `gate[e]` the mean of its gate, both over *all tokens*, it is
 #
 #     balance = experts * sum over e of load[e] * gate[e]
 #
-# which is 1 if all are equally busy, and more if the experts that are chosen most also have the largest gates. `load`
-# is counted, so only `gate` has a gradient. The router's z-loss keeps logits small: the mean over all tokens of the
-# square of `logsumexp(logits)`.
+# which is 1 if all experts are equally busy, and more if the experts that are chosen most also have the largest gates.
+# `load` is counted, so only `gate` has a gradient. The router's z-loss keeps logits small: the mean over all tokens of
+# the square of `logsumexp(logits)`.
 #
 # Each device has its own tokens, and this is a product of two means. Take two devices and two experts, where each
 # device has a favourite expert:
@@ -151,7 +151,7 @@ def balancing_loss(
     """Compute the router's two losses over all devices' tokens, and the next bias. Runs inside ``shard_map``.
 
     Args:
-        logits: ``[tokens/axes, experts]``, those of this device.
+        logits: This device's logits, ``[tokens/axes, experts]``.
         bias: ``[experts]``, the same on every device, as for ``route``.
         k: Number of experts that a token chooses.
         rate: The amount by which a bias changes.
@@ -186,9 +186,9 @@ if __name__ == "__main__":
     print(f"the mask itself:            {4 * tokens * num_experts * capacity / 1e6:.0f} MB")
 
 # %% [markdown]
-# Write it without a mask. A token is copied to the place of each of its choices; places that no token has are zero; a
-# choice whose place is `capacity` goes nowhere. In the backward pass, a token's gradient is the sum of those of its
-# places.
+# Write it without a mask. A token is copied to the place of each of its choices; places that no token takes are zero; a
+# choice whose place is `capacity` goes nowhere. In the backward pass, a token's gradient is the sum of the gradients of
+# its places.
 #
 # | budget | |
 # |---|---|
@@ -210,7 +210,7 @@ def dispatch(x: jax.Array, experts: jax.Array, places: jax.Array, num_experts: i
         capacity: Number of places of an expert.
 
     Returns:
-        ``[experts, capacity, width]``, zeros in places that no token has.
+        ``[experts, capacity, width]``, zeros in places that no token takes.
     """
     ### BEGIN SOLUTION
     empty = jnp.zeros((num_experts, capacity, x.shape[1]), x.dtype)
@@ -295,13 +295,13 @@ def combine(y: jax.Array, gates: jax.Array, experts: jax.Array, places: jax.Arra
 
 # %%
 def moe_layer(params: PyTree, x: jax.Array, k: int, capacity: int, axis_name: str) -> tuple[jax.Array, jax.Array]:
-    """A mixture-of-experts layer with a shared expert. Runs inside ``shard_map``.
+    """Apply a mixture-of-experts layer with a shared expert. Runs inside ``shard_map``.
 
     Args:
         params: ``router``: ``kernel`` ``[width, experts]`` and ``bias`` ``[experts]``; ``experts``: ``up``
             ``[experts/axis, width, hidden]`` and ``down`` ``[experts/axis, hidden, width]``, this device's; ``shared``:
             ``up`` and ``down`` of one more, the same on every device. All vary over the mesh axes of ``x``.
-        x: ``[tokens, width]``, this device's.
+        x: This device's tokens, ``[tokens, width]``.
         k: Number of experts that a token chooses.
         capacity: Number of places that each expert has for each device's tokens.
         axis_name: The mesh axis that experts are split over.
@@ -357,14 +357,14 @@ def overlapped_moe(
 
     Args:
         params: As for ``moe_layer``.
-        x: ``[tokens, width]``, this device's.
+        x: This device's tokens, ``[tokens, width]``.
         k: Number of experts that a token chooses.
         capacity: Number of places that each expert has for each device's tokens.
         axis_name: The mesh axis that experts are split over.
         num_chunks: Number of chunks that places are split into.
 
     Returns:
-        ``(y, logits)``: as ``moe_layer``.
+        ``(y, logits)``, as ``moe_layer`` returns them.
     """
     ### BEGIN SOLUTION
     logits = x @ params["router"]["kernel"]
@@ -408,7 +408,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | all-reduce | experts over `data_axis`, other leaves over both axes, once; what `balancing_loss` sends, the loss |
-# | all-to-all | that of `moe_layer`, in each layer |
+# | all-to-all | as in `moe_layer`, in each layer |
 # | any other collective | none |
 #
 # Parameters after one step and after two must equal those of a single device, and `check` also compares the update

@@ -18,7 +18,7 @@
 # | function | when it runs | what it does |
 # |---|---|---|
 # | `shard_params` | once, at the start | keeps this device's part of each large array |
-# | `gather_params` | whenever parameters are used | joins the parts; backward, averages and splits the gradient |
+# | `gather_params` | whenever parameters are used | joins the parts; the backward pass averages and splits gradients |
 # | `fsdp_loss` | every step | gathers one layer at a time, and never keeps the gathered weights |
 # | `fsdp_train_step` | every step | the whole step; prefetches the next layer's weights |
 # | `hybrid_shard_step` | every step, on several nodes | shards within a node, and keeps a copy on each node |
@@ -139,7 +139,7 @@ if __name__ == "__main__":
 
 # %%
 def gather_params(shards: PyTree, specs: PyTree, axis_name: str) -> PyTree:
-    """Gather whole parameters from their parts; their gradients are means, in parts. Runs inside ``shard_map``.
+    """Gather whole parameters; the backward pass averages and splits their gradients. Runs inside ``shard_map``.
 
     Args:
         shards: Local parts, ``[..., dim/axis, ...]``; every leaf varies over ``axis_name``.

@@ -129,10 +129,10 @@ def loop_position(
     """Find the work of a stage at a tick of the breadth-first schedule.
 
     Args:
-        tick: From 0, when stage 0 begins.
+        tick: The tick's number; stage 0 begins at tick 0.
         stage: The index along the axis, from 0.
         num_stages: Number of stages.
-        num_microbatches: Number of parts of the batch; any.
+        num_microbatches: Number of parts of the batch; may be any number.
         num_repeats: Number of times each of them passes each stage.
 
     Returns:

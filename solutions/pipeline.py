@@ -216,7 +216,7 @@ def execute_pipeline(
         axis_name: The mesh axis of the stages.
 
     Returns:
-        On the last stage its output for each microbatch, like ``microbatches``; on the others anything.
+        On the last stage, its output for each microbatch, like ``microbatches``; on the others, anything of that shape.
     """
     ### BEGIN SOLUTION
     num_stages, num_microbatches = lax.axis_size(axis_name), microbatches.shape[0]
@@ -302,7 +302,7 @@ def pipeline_loss(
         batch: ``inputs``, ``targets`` and ``mask``, ``[rows, ...]``, the same on every stage.
         key: For dropout, the same on every stage.
         model: The model's pure functions.
-        num_microbatches: Number of parts in which the rows go through the stages.
+        num_microbatches: Number of microbatches that the rows are split into.
         axis_name: The mesh axis of the stages.
 
     Returns:
@@ -402,7 +402,7 @@ def pipeline_train_step(
         batch: This pipeline's rows, ``inputs``, ``targets`` and ``mask``, ``[batch/data, ...]``.
         key: For dropout, the same on every device.
         model: The model's pure functions.
-        num_microbatches: Number of parts in which a pipeline's rows go through the stages.
+        num_microbatches: Number of microbatches that a pipeline's rows are split into.
         pipe_axis: The mesh axis of the stages.
         data_axis: The mesh axis along which the batch is split.
         learning_rate: A scalar.

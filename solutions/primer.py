@@ -112,7 +112,7 @@ if __name__ == "__main__":
 # %%
 # --8<-- [start:centred]
 def centred(block):
-    """Subtract the mean of *all* rows: ``[batch/data, d_model]`` to the same shape."""
+    """Subtract the mean of *all* rows from ``block``, which is ``[batch/data, d_model]``."""
     print("inside: ", jax.typeof(block))
     mean = lax.pmean(block.mean(axis=0), "data")
     return block - mean
@@ -138,9 +138,9 @@ if __name__ == "__main__":
 # |---|---|---|
 # | `lax.psum`, `lax.pmean` (all-reduce) | the sum or the mean of all blocks, of $W$ bytes each | $2W(n-1)/n$ |
 # | `lax.all_gather(tiled=True)` | all blocks concatenated, $W$ bytes in total | $W(n-1)/n$ |
-# | `lax.psum_scatter(tiled=True)` (reduce-scatter) | its chunk of the sum, of arrays of $W$ bytes | $W(n-1)/n$ |
+# | `lax.psum_scatter(tiled=True)` (reduce-scatter) | its chunk of the sum of all arrays, $W$ bytes each | $W(n-1)/n$ |
 # | `lax.all_to_all(tiled=True)` | the chunk meant for it from every device's array of $W$ bytes | $W(n-1)/n$ |
-# | `lax.ppermute` | the block of the device that sends to it, of $W$ bytes | $W$ |
+# | `lax.ppermute` | the block, of $W$ bytes, from the device that sends to it | $W$ |
 #
 # Here are four devices, each with two numbers.
 
@@ -284,8 +284,8 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # - **`replicated`** gives 14 everywhere: the *sum* of the four gradients. A gradient has the type of its parameter. The
-#   parameter does not vary, so the gradient must not either, and JAX inserted an all-reduce that you did not write.
-#   That all-reduce sums; the division by 4 is missing.
+#   parameter does not vary, so its gradient must not vary either, and JAX inserted an all-reduce that you did not
+#   write. That all-reduce sums; the division by 4 is missing.
 # - **`replicated_then_mean`** is the mistake everybody makes once: the mean of four times 14 is 14. It costs a second
 #   all-reduce and fixes nothing.
 # - **`varying`** keeps each device's own gradient and sends nothing.
@@ -362,7 +362,7 @@ if __name__ == "__main__":
 # %%
 # --8<-- [start:layers]
 def layer(block, weight):
-    """``[batch, d/tensor]`` to the same shape; ``weight`` is ``[d/tensor, d]``."""
+    """Map ``[batch, d/tensor]`` to the same shape; ``weight`` is ``[d/tensor, d]``."""
     return lax.psum_scatter(block @ weight, "tensor", scatter_dimension=1, tiled=True)
 
 
@@ -410,7 +410,7 @@ if __name__ == "__main__":
 # Read it in this order:
 #
 # 1. **The rows.** `compute` is the device's computation, in program order. `over tensor` is its communication over that
-#    axis, at the same time. Each set of axes has its own row.
+#    axis, which runs at the same time. Each set of axes has its own row.
 # 2. **The hatched pieces** in the compute row. In the colour of a transfer: *exposed* communication, during which
 #    nothing is computed. Without a colour: the device waits for others, as in a pipeline. Hatched time is the time you
 #    can win back.
@@ -419,8 +419,8 @@ if __name__ == "__main__":
 # 4. **The figures below**: the step time, the share of it spent computing, the exposed communication by axis; then peak
 #    memory and, folded, your lines and the critical path.
 #
-# Now the version with two halves, with both on the same time scale. While the sum of the first half is in flight, the
-# second half is computed.
+# Now the version with two halves, next to the first one on the same time scale. While the sum of the first half is in
+# flight, the second half is computed.
 
 # %%
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ Stage = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 #
 # A schedule is a line of text for each stage. `F2` is the forward pass of microbatch 2 and `B2` its backward pass,
 # which takes twice as long. A stage does one action after another, in the order of its line, and each action begins as
-# soon as what it needs is there. `written` reads such lines, `schedule_svg` draws them, and `measure(run(...))`
+# soon as its inputs are available. `written` reads such lines, `schedule_svg` draws them, and `measure(run(...))`
 # computes what they cost. Here is GPipe's order for 3 stages and 3 microbatches, written by hand:
 
 # %%
@@ -88,11 +88,11 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | valid | every stage has each microbatch once forward and once backward, and no stage waits forever |
-# | time of a step | `3 (M + S - 1)`, for `S` stages and `M` microbatches: a bubble of `(S-1)/(M+S-1)`, as GPipe's |
+# | valid | every stage runs each microbatch once forward and once backward, and no stage waits forever |
+# | time of a step | `3 (M + S - 1)`, for `S` stages and `M` microbatches: a bubble of `(S-1)/(M+S-1)`, like GPipe's |
 # | in flight on stage `s` | at most `min(S - s, M)` microbatches |
 #
-# `check` tries several `S` up to 8 and `M` up to 16, also with fewer microbatches than stages. Any order that meets
+# `check` tries several `S` up to 8 and `M` up to 16, and also fewer microbatches than stages. Any order that meets
 # these limits is accepted.
 
 
@@ -220,7 +220,7 @@ if __name__ == "__main__":
 # Return three functions:
 #
 # - `forward(weights, x)` returns `(y, saved)`: what you save is up to you, in a tree of arrays that a slot can hold.
-#   The function that `jax.vjp` returns is no such tree: it is another one whenever it is made;
+#   The function that `jax.vjp` returns is not such a tree: each call returns a different one;
 # - `backward_input(weights, saved, dy)` returns `(dx, pending)`: the gradient of `x`, and a tree of arrays with
 #   whatever the last function needs in addition to `saved`;
 # - `backward_weights(saved, pending)` returns the gradients of the weights, a tree like `weights`. It does not get the
@@ -343,7 +343,7 @@ if __name__ == "__main__":
 # | column | meaning for a tick and a stage |
 # |---|---|
 # | `action` | `IDLE`, `FORWARD`, `BACKWARD_INPUT` or `BACKWARD_WEIGHTS`: 0, 1, 2, 3 |
-# | `microbatch`, `repeat` | which microbatch, in which of the stage's parts |
+# | `microbatch`, `repeat` | the microbatch, and which of the stage's parts |
 # | `inputs` | the slot with the input of a forward pass; the first part of the model takes a microbatch instead |
 # | `saved` | the slot for what `forward` saves, written in `F` and read in `I` and `W` |
 # | `gradients` | the slot with the gradient of the output; for the last part of the model, `F` writes it |
@@ -387,15 +387,15 @@ def execute_schedule(
     microbatches: jax.Array,
     axis_name: str,
 ) -> tuple[jax.Array, PyTree]:
-    """Compute the loss and gradients of a batch as a table says. Runs inside ``shard_map``.
+    """Compute the loss and gradients of a batch by following a table. Runs inside ``shard_map``.
 
     Args:
         stage: ``(forward, backward_input, backward_weights)`` of one part of the model, as ``split_backward`` returns
             them.
         loss: ``(y, i) -> scalar``, the mean over the rows of microbatch number ``i``, whose output is ``y``.
         table: What each stage does in each tick.
-        weights: Those of this stage's parts, leaves ``[num_repeats, ...]``; varying over ``axis_name``.
-        microbatches: What enters the first part, ``[num_microbatches, microbatch_size, ...]``; varies over
+        weights: The weights of this stage's parts, leaves ``[num_repeats, ...]``; varying over ``axis_name``.
+        microbatches: Inputs of the first part, ``[num_microbatches, microbatch_size, ...]``; varying over
             ``axis_name``.
         axis_name: The mesh axis of the stages.
 
@@ -483,7 +483,7 @@ if __name__ == "__main__":
 #
 # - `versions` has `newest`, `w[t]`, and `older`, `w[t - 1]`: two trees like the `weights` of `execute_schedule`, whose
 #   leaves vary over both axes. Return the same for the next step.
-# - Each pipeline along `data_axis` has its own rows, as many as the others. Gradients are those of the mean over all
+# - Each pipeline along `data_axis` has its own rows, the same number for each. Gradients are those of the mean over all
 #   rows.
 # - Also return the mean loss over all rows, at the weights that were used, the same on every device.
 #
@@ -514,7 +514,7 @@ def two_weight_versions_step(
         loss: As for ``execute_schedule``.
         table: As for ``execute_schedule``.
         versions: ``newest`` and ``older`` weights of this stage's parts; varying over both axes.
-        microbatches: Those of this device's pipeline, ``[num_microbatches, microbatch_size, ...]``; varying over both
+        microbatches: Inputs of this device's pipeline, ``[num_microbatches, microbatch_size, ...]``; varying over both
             axes.
         learning_rate: A scalar.
         pipe_axis: The mesh axis of the stages.
@@ -630,10 +630,10 @@ if __name__ == "__main__":
 # Finally, the step time and a device's temporaries, predicted from the programs alone, for wide layers on 4 A100s. If
 # gradients are added in place, as `sums.at[part].add(gradient)` does, ZB-H1 has the smallest bubble and the shortest
 # step, and the interleaved schedule gains nothing over 1F1B: it has more ticks, each with its two permutes, and they
-# cost as much as the smaller bubble saves. An update that reads and writes all parts can cost more than the schedules
-# differ. GPipe needs the most memory and 1F1B the least. ZB-H1 keeps no more microbatches than the first stage of 1F1B,
-# but has more pending. The hidden layers of the interleaved parts are half as wide, so that all four schedules do the
-# same amount of work.
+# cost as much as the smaller bubble saves. An update that reads and writes all parts can cost more than the difference
+# between the schedules. GPipe needs the most memory and 1F1B the least. ZB-H1 keeps no more microbatches than the first
+# stage of 1F1B, but has more pending. The hidden layers of the interleaved parts are half as wide, so that all four
+# schedules do the same amount of work.
 
 # %%
 if __name__ == "__main__":

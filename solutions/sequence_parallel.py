@@ -67,7 +67,7 @@ if __name__ == "__main__":
         print(f"device {device} computes {weight * x:6} and knows {weight:6} of the derivative")
 
 # %% [markdown]
-# No device by itself knows the derivative with respect to a token. In the backward pass, each has a share of the
+# No single device knows the derivative with respect to a token. In the backward pass, each has a share of the
 # gradient of **all** tokens, and what must come back has the form of `x`. If `x` is in parts, each device gets the
 # complete gradient of its own tokens. If `x` is whole, every device gets the complete gradient of all tokens.
 #
@@ -109,8 +109,8 @@ def enter_tensor_region(x: jax.Array, axis_name: str, split: bool) -> jax.Array:
 # %% [markdown]
 # ## Out of the split layers: `leave_tensor_region`
 #
-# After the split layers, the output for each token is a sum over devices, and a device has its features' share of it.
-# The sum over the devices is wanted in the form that `x` came in: in parts, or whole.
+# After the split layers, the output for each token is a sum over devices, and a device has the share that its features
+# contribute. Return the sum over the devices in the form that `x` came in: in parts, or whole.
 
 # %%
 if __name__ == "__main__":
@@ -144,7 +144,7 @@ def leave_tensor_region(x: jax.Array, axis_name: str, split: bool) -> jax.Array:
     Args:
         x: This device's share of the sum, for all tokens, ``[batch, seq, width]``.
         axis_name: The mesh axis that the layers are split over.
-        split: Whether the result is wanted in parts.
+        split: Whether to return the sum in parts.
 
     Returns:
         The sum: this device's tokens, ``[batch, seq/axis, width]``; or all, typed as the same on every device.
@@ -157,7 +157,7 @@ def leave_tensor_region(x: jax.Array, axis_name: str, split: bool) -> jax.Array:
 # %% [markdown]
 # ## A block that saves parts: `sp_block`
 #
-# The layer is that of `tp_transformer`, attention and then MLP. Attention of this device's heads is an argument:
+# The layer is the one in `tp_transformer`, attention and then MLP. Attention with this device's heads is an argument:
 # `attend(qkv, num_heads)` turns `[batch, seq, 3 * num_heads * head_dim]` into `[batch, seq, num_heads * head_dim]`. The
 # columns of `qkv` are q of all heads, then k, then v. The function below is the plain one. The one that `check` passes
 # recomputes its scores in the backward pass, so that memory shows what everything else saves. The scores are the next
@@ -361,7 +361,7 @@ if __name__ == "__main__":
 def attend_in_chunks(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int) -> jax.Array:
     """Apply causal attention to whole sequences, ``chunk`` queries at a time, recomputing scores.
 
-    ``[batch, seq, num_heads, head_dim]`` for ``q``; ``k`` and ``v`` may have fewer heads, a divisor of ``num_heads``.
+    ``q`` is ``[batch, seq, num_heads, head_dim]``; ``k`` and ``v`` may have fewer heads, a divisor of ``num_heads``.
     """
     seq = q.shape[1]
 

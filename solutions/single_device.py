@@ -212,7 +212,7 @@ def accumulate_gradients(
         loss_fn: ``(params, batch) -> scalar``, the mean over the rows of ``batch``.
         params: Parameters, float32.
         batch: A tree of arrays ``[batch, ...]``.
-        num_microbatches: How many equal parts to cut ``batch`` into; divides the number of rows.
+        num_microbatches: Number of equal parts to split ``batch`` into; divides the number of rows.
 
     Returns:
         ``(loss, gradients)``: the mean loss over the whole batch, and its gradient, a tree like ``params``.
@@ -235,9 +235,9 @@ def accumulate_gradients(
 # %% [markdown]
 # ## Depth as a loop: `scan_layers`
 #
-# A Python loop over 96 layers writes the layer into the program 96 times, and the compiler optimises each copy anew. If
-# all layers have parameters of the same shapes, stack them: every leaf gets a leading dim, the layer. One scan over
-# this dim runs a single body, and the program for 96 layers is as short as that for two.
+# A Python loop over 96 layers writes the layer into the program 96 times, and the compiler optimises each copy
+# separately. If all layers have parameters of the same shapes, stack them: every leaf gets a leading dim, the layer.
+# One scan over this dim runs a single body, and the program for 96 layers is as short as the one for two.
 
 # %%
 if __name__ == "__main__":
@@ -382,7 +382,7 @@ def scaled_step(
     learning_rate: float,
     growth_interval: int,
 ) -> tuple[PyTree, dict[str, jax.Array], jax.Array]:
-    """A step of SGD with the forward and backward pass in float16 and a dynamic loss scale.
+    """Take one step of SGD with the forward and backward pass in float16 and a dynamic loss scale.
 
     Args:
         loss_fn: ``(params, batch) -> scalar``: computes in the parameters' dtype and returns a float32 loss.
@@ -447,16 +447,16 @@ if __name__ == "__main__":
 # | live temporaries | at most 0.4 times the plain version's |
 # | FLOPs of matrix products | at most 1.35 times the plain version's |
 #
-# Values and gradients must equal `jax.nn.dot_product_attention(q, k, v, is_causal=True)`'s up to rounding: 1e-4 of the
-# largest element, since scores beyond ±200 occur, and an error in their last bit enters an exponent. They may rise or
-# fall along the keys, and differ by 400 between queries. Everything is float32, and `chunk` divides `seq`.
+# Values and gradients must equal those of `jax.nn.dot_product_attention(q, k, v, is_causal=True)` up to rounding: 1e-4
+# of the largest element, since scores beyond ±200 occur, and an error in their last bit enters an exponent. Scores may
+# rise or fall along the keys, and differ by 400 between queries. Everything is float32, and `chunk` divides `seq`.
 #
 # Useful: `lax.scan`, `jax.checkpoint`, `jnp.maximum`.
 
 
 # %%
 def chunked_attention(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int) -> jax.Array:
-    """Causal attention that never holds scores of all queries with all keys.
+    """Apply causal attention without ever holding the scores of all queries with all keys.
 
     Args:
         q: Queries ``[batch, seq, num_heads, head_dim]``.

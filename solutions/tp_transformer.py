@@ -100,11 +100,11 @@ if __name__ == "__main__":
 
 # %%
 def attend(qkv: jax.Array, num_heads: int) -> jax.Array:
-    """Causal attention of this device's heads.
+    """Apply causal attention with this device's heads.
 
     Args:
         qkv: ``[batch, seq, 3 * num_heads * head_dim]``.
-        num_heads: Number of these heads.
+        num_heads: Number of this device's heads.
 
     Returns:
         ``[batch, seq, num_heads * head_dim]``.
@@ -320,7 +320,7 @@ if __name__ == "__main__":
 # | budget | forward | backward |
 # |---|---|---|
 # | reduce-scatter | one, `(n-1)/n` of the activations | none |
-# | all-gather | none | one, of as many bytes |
+# | all-gather | none | one, of the same size |
 # | any other collective | none | none |
 #
 # Useful: `lax.axis_index`, `jnp.where`, `lax.psum_scatter(..., scatter_dimension=1, tiled=True)`,
@@ -381,8 +381,8 @@ if __name__ == "__main__":
 # - `x` comes in parts, `[batch, seq/tensor, width]`; the head is a norm (`params["norm"]`), then a product with a bias
 #   (`params["out"]`, `[width, vocab/tensor]` and `[vocab/tensor]`). Use the `gather_matmul` passed to you.
 # - `targets` are whole, `[batch, seq]`, the same on every device of `axis_name`.
-# - Return the mean over all tokens, **the same on every device of the axis, and typed so**: if the result is typed as
-#   varying, every device differentiates its own copy. `lax.psum` returns a value that does not vary.
+# - Return the mean over all tokens, **the same on every device of the axis, and typed as such**: if the result is typed
+#   as varying, every device differentiates its own copy. `lax.psum` returns a value that does not vary.
 #
 # | budget | |
 # |---|---|
@@ -431,7 +431,7 @@ def vocab_parallel_loss(
 # model. Now every gradient must come out at the scale of a single device, and this is where published code often goes
 # wrong. Take the smallest model that has both kinds of leaf: `y = sum(a * x) + b`, with the four elements of `a` split
 # over four devices, and a copy of `b` on each, added to the device's partial sum. The loss is `y` after a `psum`, so it
-# is the same everywhere, and typed so:
+# is the same everywhere, and typed as such:
 
 # %%
 if __name__ == "__main__":
@@ -467,7 +467,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | exposed communication, 8 H100s | at most 0.4 times that of a step that gathers and scatters all at once |
-# | predicted time | at most that step's minus 0.15 times its exposed time: needless work in the wait gains nothing |
+# | predicted time | at most that step's minus 0.15 times its exposed time: extra work while waiting gains nothing |
 # | largest temporary | half of all logits |
 # | activations sent | 1.5 times the gathers and scatters of all layers, embedding and loss, forward and backward |
 # | all-reduce | whole leaves once over `tensor_axis`, every leaf once over `data_axis`, and the sums of the loss |
@@ -500,7 +500,7 @@ def tp_transformer_step(
             ``tensor_axis``.
         key: For dropout, the same on every device.
         rate: Share of elements that are dropped, a Python number.
-        parallel: Whether layers are those of ``parallel_transformer_block``.
+        parallel: Whether to use ``parallel_transformer_block``.
         data_axis: The mesh axis along which the batch is split.
         tensor_axis: The mesh axis along which features, sequences and vocabulary are split.
         learning_rate: A scalar.

@@ -119,7 +119,7 @@ def init_3d(
 
     Returns:
         ``(parts, specs)``: the local parts, under ``layers`` ``[num_repeats, 1, layers_per_stage, ...]``, and the
-        ``PartitionSpec`` of each whole leaf, under ``layers`` of ``[num_repeats, num_stages, layers_per_stage, ...]``.
+        ``PartitionSpec`` of each whole leaf, ``[num_repeats, num_stages, layers_per_stage, ...]`` under ``layers``.
     """
     ### BEGIN SOLUTION
     num_stages, stage = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis)
@@ -164,8 +164,8 @@ def init_3d(
 #
 # Three chapters had three rules for the scale of a gradient. With three axes at once, it is best to have one rule and
 # to stick to it. The loss that you will differentiate is one number for each index along `data`, **the same on all
-# devices of `pipe` and `tensor`, and typed so**. Then `jax.grad` differentiates one loss for each index along `data`,
-# and a device's gradient of its part of a leaf is:
+# devices of `pipe` and `tensor`, and typed as such**. Then `jax.grad` differentiates one loss for each index along
+# `data`, and a device's gradient of its part of a leaf is:
 # | axis | leaf is split over it | leaf is whole over it |
 # |---|---|---|
 # | `tensor` | complete | a share: shares are summed |
@@ -191,7 +191,7 @@ def init_3d(
 
 # %%
 def whole_weights(parts: PyTree, specs: PyTree, dtype: str, data_axis: str, shared_axes: tuple[str, ...]) -> PyTree:
-    """Gather weights from their parts; gradients are complete, in parts. Runs inside ``shard_map``.
+    """Gather weights; the backward pass completes the gradient of each part. Runs inside ``shard_map``.
 
     Args:
         parts: This device's parts, ``float32``; all vary over all axes.
@@ -272,7 +272,7 @@ def stage_3d(
         x: This device's part of each sequence, ``[microbatch_size, seq/tensor, width]``, ``float32``.
         key: The key for the rows at this index along ``data``.
         microbatch: The microbatch's number.
-        first: The number in the model of the first of these layers.
+        first: The number of the first of these layers in the model.
         options: How to compute the layers.
         tensor_axis: The mesh axis that features and sequences are split over.
 
@@ -345,7 +345,7 @@ def start_tick(carry, local, block, pipe_axis):
 
 
 def spans(before, num_stages, num_ticks):
-    """Split a block's ticks into those in which a stage may be late, with its weights, and all others."""
+    """Split a block's ticks into those in which a stage may be late, with the weights ``before``, and all others."""
     first = 0 if before is None else num_stages - 1
     return [(before, jnp.arange(first))] * (first > 0) + [(None, jnp.arange(first, num_ticks))]
 
@@ -538,7 +538,7 @@ def layers_3d(
 # | exposed over `data`, 8 H100s | at most 0.7 times that of gathering in every tick |
 # | live temporaries | at most 1.3 times the reference's |
 #
-# Values and gradients must equal those of a single device. The gradient is that of `jax.grad`, leaf by leaf, complete.
+# Values and gradients must equal those of a single device. The gradient that `jax.grad` returns for a leaf is complete.
 #
 # Useful: you may distribute the last stage's outputs over the stages with `lax.psum_scatter`, so that each computes the
 # loss of some microbatches.
@@ -558,11 +558,11 @@ def forward_3d(
     """Compute the loss of this pipeline's rows; its gradient is complete, in parts. Runs inside ``shard_map``.
 
     Args:
-        params: This device's parts, as ``init_3d`` gives them; all vary over all three axes.
+        params: This device's parts, as ``init_3d`` returns them; all vary over all three axes.
         specs: The ``PartitionSpec`` of each leaf.
         batch: The rows at this index along ``data_axis``, ``inputs`` and ``targets``, ``[batch/data, seq]``.
         key: For dropout, the same on every device.
-        options: How to compute it.
+        options: How to compute the loss.
         data_axis: The mesh axis of the pipelines.
         pipe_axis: The mesh axis of the stages.
         tensor_axis: The mesh axis that features, sequences and the vocabulary are split over.
@@ -614,7 +614,7 @@ def forward_3d(
 # You have the gradient, in parts, so the update is one line. Almost: large models are trained with clipping by the
 # **global norm**, the square root of the sum of all squares of all leaves. No device has it. The norm of a device's own
 # parts differs between devices, so copies of one leaf would be scaled differently and drift apart, slowly enough that
-# nobody notices for a day. And a sum over all devices counts a leaf as often as it has copies:
+# nobody notices for a day. And a sum over all devices counts every copy of a leaf:
 
 # %%
 if __name__ == "__main__":
@@ -653,11 +653,11 @@ def train_step_3d(
     """Take one step of SGD with clipping over ``data`` x ``pipe`` x ``tensor``. Runs inside ``shard_map``.
 
     Args:
-        params: This device's parts, as ``init_3d`` gives them; all vary over all three axes.
+        params: This device's parts, as ``init_3d`` returns them; all vary over all three axes.
         specs: The ``PartitionSpec`` of each leaf.
         batch: The rows at this index along ``data_axis``, ``inputs`` and ``targets``, ``[batch/data, seq]``.
         key: For dropout, the same on every device.
-        options: How to compute it.
+        options: How to compute the loss.
         data_axis: The mesh axis of the pipelines.
         pipe_axis: The mesh axis of the stages.
         tensor_axis: The mesh axis that features, sequences and the vocabulary are split over.

@@ -49,7 +49,7 @@ from course.train import AdamW, make_train_step
 from solutions.fsdp import shard_params
 
 PyTree = Any
-AxisName = Any  # of a mesh axis, or a tuple of several that are used as one
+AxisName = Any  # the name of a mesh axis, or a tuple of several names that are used as one
 
 # %% [markdown]
 # ## Once: `shard_optimizer_state`
@@ -78,7 +78,7 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | bytes of state on each device | 8/n for each element of a split leaf, 8 for each of a whole leaf, 4 for the count |
+# | bytes of state on each device | 8/n per element of a split leaf, 8 per element of a whole leaf, 4 for the count |
 # | communication | none |
 #
 # Useful: `shard_params(params, axis_name, min_size)`, imported above, returns this device's parts and their specs.
@@ -110,10 +110,10 @@ def shard_optimizer_state(params: PyTree, axis_name: AxisName, min_size: int) ->
 # ## Once per step: `global_norm`
 #
 # Gradients are clipped by their global norm: the square root of the sum of the squares of *all* elements of all leaves.
-# When leaves are split, no device has all elements. From what it holds, each device computes a different number, and if
-# every device clips by its own number, copies of one parameter drift apart. Take two devices. One leaf is split, with 3
-# on the first device and 4 on the second. The other leaf is whole, a 12 on both. On a single device, the norm of (3, 4,
-# 12) is 13.
+# When leaves are split, no device has all elements. Each device computes a different number from the part that it
+# holds, and if every device clips by its own number, copies of one parameter drift apart. Take two devices. One leaf is
+# split, with 3 on the first device and 4 on the second. The other leaf is whole, a 12 on both. On a single device, the
+# norm of (3, 4, 12) is 13.
 
 # %%
 if __name__ == "__main__":
@@ -172,9 +172,9 @@ if __name__ == "__main__":
         print(f"gradient {gradient}: m {m:.4f}, v {v:.6f}, first step of Adam {step:.6f}")
 
 # %% [markdown]
-# So with a gradient that is 8 times too large, a sum over devices where a mean was meant, a model trains almost as
-# before. Only the norm is wrong, and with it the clipping, and so are `m` and `v`. Therefore `check` compares all of
-# these, not just the parameters.
+# So with a gradient that is 8 times too large (a sum over devices where a mean was meant), a model trains almost as
+# before. Only the norm, and with it the clipping, and `m` and `v` are wrong. Therefore `check` compares all of these,
+# not just the parameters.
 #
 # Write the part of a step that follows the backward pass. `gradients` are this device's parts of the mean gradient;
 # leaves that stay whole are already averaged.
@@ -220,7 +220,7 @@ def sharded_adamw(
     axis_name: AxisName,
     config: AdamW,
 ) -> tuple[PyTree, PyTree, jax.Array]:
-    """Clip by the global norm, update this device's part with AdamW, gather. Runs inside ``shard_map``.
+    """Clip by the global norm, update this device's part with AdamW, and gather. Runs inside ``shard_map``.
 
     Args:
         params: Whole parameters, the same on every device; leaves under ``layers`` are ``[num_layers, ...]``.
@@ -264,8 +264,8 @@ def sharded_adamw(
 # ## Stage 1: `zero1_step`
 #
 # Data parallelism all-reduces the gradient, and then every device updates everything. A device that updates only its
-# part needs only its part of the gradient, and afterwards all devices need the new parameters. An all-reduce consists
-# of just these two halves. For 100 MB of gradients on 8 devices:
+# part needs only its part of the gradient, and afterwards all devices need the new parameters. These are the two halves
+# of an all-reduce. For 100 MB of gradients on 8 devices:
 
 # %%
 if __name__ == "__main__":
@@ -281,7 +281,7 @@ if __name__ == "__main__":
 #
 # - Every leaf of `params` and of the state's moments enters varying over `axis_name`, so the gradient that JAX computes
 #   is each device's own.
-# - Of a split leaf, a device keeps its part of the mean gradient. The gradient of a leaf that stays whole is averaged,
+# - A device keeps its part of the mean gradient of a split leaf. The gradient of a leaf that stays whole is averaged,
 #   once.
 # - All rows count, and all devices have the same number of them. `course.model.full_loss(model, params, batch)` is the
 #   mean loss of this device's rows. The returned loss is the mean over all devices.
@@ -316,7 +316,7 @@ def zero1_step(
     Args:
         params: Whole parameters, all varying over ``axis_name``; leaves under ``layers`` are ``[num_layers, ...]``.
         state: As from ``shard_optimizer_state``.
-        specs: The ``PartitionSpec`` of each part; the caller sees to it that the dim that stacks layers is not split.
+        specs: The ``PartitionSpec`` of each part; the caller ensures that the dim that stacks layers is not split.
         batch: This device's rows, ``inputs`` and ``targets``, ``[batch/axis, ...]``.
         model: The model's pure functions.
         axis_name: The mesh axis that batch and state are split over, or several of them.
@@ -344,8 +344,8 @@ def zero1_step(
 # %% [markdown]
 # ## Stage 2: `zero2_step`
 #
-# In `zero1_step`, every device has the whole gradient for a moment. With gradient accumulation it has it for the whole
-# step: 4 bytes per parameter, as much as the parameters themselves. ZeRO-2 never has it. As soon as the backward pass
+# In `zero1_step`, every device holds the whole gradient for a moment, and with gradient accumulation for the whole
+# step: 4 bytes per parameter, as much as the parameters themselves. ZeRO-2 never holds it. As soon as the backward pass
 # has computed a layer's gradient, the gradient is reduce-scattered, and only this device's part is added to the sum.
 #
 # The price is communication. ZeRO-1 adds up whole gradients on each device and reduce-scatters the sum. Parts
@@ -359,8 +359,8 @@ if __name__ == "__main__":
         print(f"microbatches: {microbatches:2}, ZeRO-2 sends {sent:7.1f} MB, ZeRO-1 {2 * size * (n - 1) / n:6.1f} MB")
 
 # %% [markdown]
-# Write the step. Take this device's rows in `num_microbatches` equal parts, one after the other in a `lax.scan`, and
-# carry the sums of the loss and of the gradient's parts.
+# Write the step. Split this device's rows into `num_microbatches` equal parts, process them one after the other in a
+# `lax.scan`, and carry the sums of the loss and of the gradient's parts.
 #
 # JAX's own derivative of a scan over layers is not enough: it returns the gradients of all layers at once. So write the
 # backward pass as a scan of your own, as in `fsdp_train_step`: forward over the layers, keeping each layer's input; the
@@ -370,14 +370,14 @@ if __name__ == "__main__":
 # array as large as the sum.
 #
 # - Gradients of leaves that stay whole are added up as they are, and averaged over devices once per step.
-# - The spec of one layer's gradient is that of the stacked leaf without its first entry; `P()` has no entry to drop.
-# - The loss and the gradient are means over all microbatches and devices; microbatches have equally many rows.
+# - The spec of one layer's gradient is the stacked leaf's without its first entry; `P()` has no entry to drop.
+# - The loss and the gradient are means over all microbatches and devices; all microbatches have the same size.
 # - After the last microbatch, use `sharded_adamw`.
 #
 # | budget | |
 # |---|---|
 # | live temporaries | at most 1.2 times the reference's 1.14 GiB: one stack of parts, not two |
-# | reduce-scatter | (n-1)/n of the bytes of each split leaf, once a microbatch |
+# | reduce-scatter | (n-1)/n of the bytes of each split leaf, once per microbatch |
 # | all-gather | (n-1)/n of the bytes of each split leaf, once |
 # | all-reduce | 2(n-1)/n of the bytes of leaves that stay whole, of the loss and of the norm's 4 bytes |
 # | any other collective | none |

@@ -1,8 +1,9 @@
 """No contract accepts a wrong answer or is too strict: alternatives pass, and each mutant fails the facts it names.
 
-Reference solutions are judged on every mesh and at the realistic size, one mutant for each fact that can fail on the
-case that shows it, and one alternative on a task's first case and at scale. With ``MESHCRAFT_FULL``, as in ``make
-test-full``, references are judged on the stretched cases, too, and every mutant and every alternative on every mesh.
+Reference solutions are judged on every mesh and at the realistic size; for each fact that can fail, one mutant is
+judged on the case that shows it; and for each task, one alternative on the first case and at scale. With
+``MESHCRAFT_FULL``, as in ``make test-full``, references are judged on the stretched cases, too, and every mutant and
+every alternative on every mesh.
 """
 
 import importlib
@@ -47,7 +48,7 @@ def failed(result):
 
 
 def failures(result):
-    """A result as a failing test shows it: each failed fact's case and message."""
+    """Format a result for a failing test: the name and message of each failed fact."""
     return "\n".join(f"{fact.name}: {fact.message}" for fact in result.facts if fact.passed is False) or result.message
 
 
@@ -66,7 +67,7 @@ def test_reference_passes_every_fact_on_every_mesh(chapter, task):
         promised = {fact for facts in promises.promised(chapter)[task].values() for fact in facts}
         unpromised = {fact.name for fact in result.facts if fact.weight} - promised
         assert not unpromised, "the notebook does not say that these are judged: quote it in PROMISES"
-        assert not promised - {fact.name for fact in result.facts}, "PROMISES names facts that nobody judges"
+        assert not promised - {fact.name for fact in result.facts}, "PROMISES names facts that are never judged"
 
 
 @pytest.mark.parametrize(("chapter", "task", "function"), ALL_ALTERNATIVES)
@@ -86,9 +87,9 @@ def test_mutant_fails_exactly_what_it_names(chapter, mutant):
     elif mutant.fails & set(task.core_facts):
         assert result.points <= task.points / 2 and "most half" in result.reason
     for fact in result.facts:
-        assert fact.passed is not False or fact.message, f"{fact.name} fails without a word"
+        assert fact.passed is not False or fact.message, f"{fact.name} fails without a message"
         shown = isinstance(fact.measured, str) or fact.amiss
-        assert fact.passed is not False or shown, f"{fact.name} fails, and what is shown is within its limit"
+        assert fact.passed is not False or shown, f"{fact.name} fails, but the figure shown is within its limit"
 
 
 @pytest.mark.parametrize("chapter", NAMES)

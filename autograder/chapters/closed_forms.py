@@ -1,4 +1,4 @@
-"""Closed forms shared by several chapters' contracts. They are answers: no sandbox shows them."""
+"""Closed forms shared by several chapters' contracts. They are answers, so no sandbox contains them."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def reduced_once(stages: int, pipelines: int, ends: int, layers: int) -> tuple[f
         layers: Bytes of one stage's layers.
 
     Returns:
-        Embedding and head over all devices at once, and no scalars; or over the stages, then over the
-        pipelines, with the loss in both, and the valid count in the latter.
+        The least reduces embedding and head over all devices at once, and no scalars. The most reduces them over the
+        stages, then over the pipelines, with the loss in both, and the valid count in the latter.
     """
     together = all_reduce_bytes(stages * pipelines, ends) + all_reduce_bytes(pipelines, layers)
     return together, all_reduce_bytes(stages, ends + 4) + all_reduce_bytes(pipelines, ends + 8 + layers)

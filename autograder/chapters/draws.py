@@ -1,4 +1,4 @@
-"""Random draws of contracts: meshes of cases, unseen cases, and inputs; and compiled oracles. No sandbox shows them."""
+"""Meshes of cases, random draws of unseen cases and inputs, and compiled oracles. No sandbox contains them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from course.data import regression_batch, token_batch
 from course.model import full_loss
 from course.program.run import FEW_OPTIMISATIONS
 
-# ``jax.jit`` of an oracle, which like a Program runs a few times, on small arrays.
+# ``jax.jit`` for an oracle, which, like a Program, runs only a few times, on small arrays.
 compile_oracle = partial(jax.jit, compiler_options=FEW_OPTIMISATIONS)
 
 _LETTERS = list("abcdefghijklmnopqrstuvwxyz")
@@ -72,7 +72,7 @@ def unseen_model(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def flows_back(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Upstream gradient of the loss, further from one than any tolerance, so that assuming it is one fails."""
+    """Upstream gradient of the loss, further from 1 than any tolerance, so that code that assumes 1 fails."""
     return np.asarray(rng.uniform(1.5, 3, shape), np.float32)
 
 
@@ -88,8 +88,8 @@ OVERFLOWS = 92
 def shift_scores(rng: np.random.Generator, q: np.ndarray, k: np.ndarray) -> None:
     """Shift all scores of each query by as much as ``OVERFLOWS``, up or down; attention over them stays the same.
 
-    Changes queries and keys in place. Scores are exact in float32, which needs features of a head that are a power of
-    four: no rounding is added.
+    Changes queries and keys in place. If the number of features per head is a power of four, scores are exact in
+    float32, so no rounding is added.
     """
     for x in (q, k):
         np.round(4 * x, out=x)
@@ -118,9 +118,9 @@ def draw_batch(rng: np.random.Generator, sizes: ModelSizes, rows: int) -> dict[s
 
 
 def draw_masked(rng: np.random.Generator, sizes: ModelSizes, rows: int, devices: int) -> dict[str, np.ndarray]:
-    """A batch with a mask: the devices count different numbers of tokens, and one of several counts none at all.
+    """A batch with a mask: devices have different numbers of valid rows or tokens, and one of several has none.
 
-    On one or two devices, at least a quarter of the tokens count, so that a mean of means is never right by chance.
+    On one or two devices, at least a quarter are valid, so that a mean of means is never right by chance.
     """
     own = rows // devices * max(sizes.seq, 1)
     shares = rng.permutation(np.linspace(0 if devices > 2 else 0.25, 1, devices))
@@ -167,11 +167,11 @@ def sgd(loss_of: Callable[..., jax.Array]) -> Callable[..., Any]:
 
 @lru_cache(maxsize=32)
 def sgd_on_one_device(sizes: ModelSizes) -> Any:
-    """``sgd`` of the model of these sizes, with its mean over all rows."""
+    """``sgd`` for the model of these sizes, with the mean loss over all rows."""
     return sgd(partial(full_loss, build_model(sizes)))
 
 
 @lru_cache(maxsize=32)
 def loss_and_gradients(sizes: ModelSizes) -> Any:
-    """Compile ``(params, batch) -> (loss, gradients)`` of the model of these sizes: the mean over all rows."""
+    """Compile ``(params, batch) -> (loss, gradients)`` for the model of these sizes, with the mean over all rows."""
     return compile_oracle(jax.value_and_grad(partial(full_loss, build_model(sizes))))

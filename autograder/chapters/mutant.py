@@ -1,4 +1,4 @@
-"""Named wrong answers, each of which a fact must reject: most are edits of the course's own solution."""
+"""Named wrong answers that facts must reject: most are edits of the course's own solution."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-# The facts that most wrong answers fail: of a function with a backward pass, and of a training step.
+# The facts that most wrong answers fail, for a function with a backward pass and for a training step.
 WRONG = ("gradients", "values")
 WRONG_STEP = ("gradient norm", *WRONG)
 
@@ -22,7 +22,7 @@ WRONG_STEP = ("gradient norm", *WRONG)
 class Mutant:
     """A wrong answer for a task, and exactly the facts that it must fail.
 
-    ``shown_by`` names the cases that reveal it, if the task's first does not.
+    ``shown_by`` names the cases that reveal it, if the task's first case does not.
     """
 
     task: str
@@ -37,14 +37,14 @@ class Mutant:
 
 
 def there_and_back(value: str, axis: str) -> str:
-    """Source of ``value`` after a permute along ``axis`` and another back: the same numbers, and needless traffic."""
+    """Source that permutes ``value`` along ``axis`` and back: the same numbers, with needless traffic."""
     ring = f"[(i, (i + 1) % lax.axis_size({axis})) for i in range(lax.axis_size({axis}))]"
     back = f"[((i + 1) % lax.axis_size({axis}), i) for i in range(lax.axis_size({axis}))]"
     return f"lax.ppermute(lax.ppermute({value}, {axis}, {ring}), {axis}, {back})"
 
 
 def gathered_and_scattered(value: str, axis: str) -> str:
-    """Source of ``value`` after an all-gather along ``axis`` and a reduce-scatter back."""
+    """Source that all-gathers ``value`` along ``axis`` and reduce-scatters it back."""
     return f"(lax.psum_scatter(lax.all_gather({value}, {axis}), {axis}) / lax.axis_size({axis}))"
 
 
@@ -72,7 +72,7 @@ def patch(
         name: Name of the mutant.
         edits: Maps text that occurs exactly once in the edited source to its replacement.
         fails: The facts that it must fail.
-        shown_by: The cases that reveal it, if the task's first does not.
+        shown_by: The cases that reveal it, if the task's first case does not.
         inside: Another function of the same module that is edited instead, and that ``function`` then uses.
 
     Raises:

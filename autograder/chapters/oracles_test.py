@@ -25,7 +25,7 @@ def weighted(values, inputs):
 
 
 def of_each_pipeline(values, inputs):
-    """The same if all stages of a pipeline return its loss."""
+    """Like ``weighted``, for results in which every stage of a pipeline returns its loss."""
     upstream = inputs["upstream"]
     return returned(values.reshape(len(upstream), -1)[:, 0], inputs)
 
@@ -35,7 +35,7 @@ def of_the_last_stage(values, inputs):
 
 
 def last_stages_sum(values, _):
-    """Of each pipeline's loss; its other stages have zeros."""
+    """The sum of the pipelines' losses; all stages but the last have zeros."""
     return np.sum(values)
 
 
@@ -54,7 +54,7 @@ def mean_or_own(gradient, leaf):
 
 
 def of_all_tokens(values, inputs):
-    """Both losses, times their cotangents and the number of devices, of whose gradients the mean is taken."""
+    """Both losses, times their cotangents and the number of devices, whose gradients are averaged."""
     return len(values["bias"]) * np.vdot((values["balance"], values["z"]), inputs["upstream"])
 
 

@@ -1,4 +1,4 @@
-"""Every size that a task sets differs between its cases, so that no function can have it built in."""
+"""Every size that a task sets differs between its cases, so that no function can hard-code it."""
 
 from dataclasses import fields
 
@@ -10,14 +10,14 @@ from course.curriculum import CHAPTERS
 
 # Sizes that are the same in all cases, and the reason.
 FIXED = {
-    "execute_looping_pipeline": {"features"},  # Only the ends of a model have them, and there are none.
+    "execute_looping_pipeline": {"features"},  # Only embedding and head have them, and this task has neither.
     "tp_transformer_block": {"num_layers"},  # A block is one layer.
     "parallel_transformer_block": {"num_layers", "parallel"},
     "vocab_parallel_embed": {"num_layers"},
     "vocab_parallel_loss": {"num_layers"},
     "sp_block": {"vocab"},  # A block embeds nothing.
     "selective_recompute": {"vocab"},
-    "stage_3d": {"num_repeats"},  # Repeats are a matter of the pipeline around the stage.
+    "stage_3d": {"num_repeats"},  # Repeats belong to the pipeline around the stage.
 }
 DRAWS = 24
 

@@ -154,7 +154,7 @@ def twice_the_gates(found):
 
 
 def updates_with(**settings: Any) -> Cheat:
-    """Right with the settings of public cases, and with some of them otherwise."""
+    """Right with the settings of public cases; otherwise, replaces some settings."""
 
     def cheat(solve, given, _):
         public = {case.sizes.learning_rate for case in load("zero").task("zero1_step").cases}
@@ -240,7 +240,7 @@ CHEATS: list[tuple[str, Cheat]] = [
 ]
 # Tasks whose failures have a message that explains the answer.
 OF_VALUES = {"layers_of_stage", "loop_position", "choose_mesh", "one_f_one_b", "interleaved", "zero_bubble"}
-# Functions that are traced, run and compared with their oracle on a case that is drawn, since a cheat of theirs is.
+# Functions that have a cheat here: they are already traced, run and compared with their oracle on a drawn case.
 JUDGED_UNSEEN = {(chapter, task) for chapter, task in (name.split(".") for name, _ in CHEATS) if task not in OF_VALUES}
 
 
@@ -275,7 +275,7 @@ def test_what_knows_the_public_cases_alone_earns_nothing(name, cheat):
 # Seeds whose unseen case differs from the public ones in the attributes that the cheats examine.
 SEEDS = dict.fromkeys(("fsdp", "zero", "data_parallel", "pipeline", "single_device"), 3)
 FINITE = "jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(gradients)]))"
-# Where a step skips and halves its scale, and the edits of the solution's own test.
+# When a step skips and halves its scale, and the edits that replace the solution's own test.
 SKIPS = {
     "where a target is far off": {
         "jnp.isfinite(g)": "jnp.abs(g) <= 1e6",
@@ -323,7 +323,7 @@ MESSAGES = [
         "less if sending over 'data' took no time, 1.00 times the naive baseline's",
         "custom_vjp",
     ),
-    ("schedules.keeps_a_place_for_every_microbatch", "live temporaries", "Its slots are used again", "num_slots"),
+    ("schedules.keeps_a_place_for_every_microbatch", "live temporaries", "Its slots are reused", "num_slots"),
     ("schedules.differentiates_twice", "FLOPs", r"FLOPs together, and [\d,]+ are", "vjp"),
     ("async_tensor_parallel.leaves_the_derivative_to_jax", "predicted time", "times the naive baseline", "custom_vjp"),
 ]
@@ -344,7 +344,6 @@ def judged_with(mutant: str) -> dict[str, Any]:
 def test_a_message_says_where_a_mistake_is_and_how_large_and_not_what_to_write(mutant, fact, pattern, absent):
     failed = judged_with(mutant)[fact]
     assert re.search(pattern, failed.message) and absent not in failed.message, failed.message
-    # Nothing that is written is to blame for what is missing, for what waits in many places, or, of several products,
-    # for one too many.
+    # No single line is to blame if something is missing, if many places wait, or if there is one product too many.
     nowhere = failed.kind.required or failed.amiss < 0 or failed.name in ("exposed over data", "FLOPs")
     assert failed.line == "" if nowhere else failed.line.startswith("mine:"), failed.line

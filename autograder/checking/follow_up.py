@@ -26,14 +26,14 @@ def blame_callee(chapter: str, result: Result, used: Mapping[str, str], judged: 
     if result.verdict not in (FAIL, PARTIAL) or result.message or not result.facts:
         return result
     for other in [task for task in load(chapter).tasks if task.name in used and task.name != result.name]:
-        found = judged(other)
-        if result.verdict == PARTIAL and found.missed:
-            short = join_words(f"“{fact.name}”" for fact in found.missed)
-            first = f"{other.name}, which {result.name} calls, falls short of {short} by itself: begin with that."
+        callee_result = judged(other)
+        if result.verdict == PARTIAL and callee_result.missed:
+            short = join_words(f"“{fact.name}”" for fact in callee_result.missed)
+            first = f"{other.name}, which {result.name} calls, falls short of {short} on its own: begin with that."
             return replace(result, message=f"{first} check({other.name}) shows more.")
-        if result.verdict == FAIL and (found.wrong or not found.facts):
-            wrong = found.wrong or "an error"
-            first = f"{other.name}, which {result.name} calls, has {wrong} by itself, which may be the cause"
+        if result.verdict == FAIL and (callee_result.wrong or not callee_result.facts):
+            wrong = callee_result.wrong or "an error"
+            first = f"{other.name}, which {result.name} calls, has {wrong} on its own, which may be the cause"
             return replace(result, message=f"{first}: begin with that. check({other.name}) shows more.")
     return result
 
@@ -47,12 +47,12 @@ def quote_lines(result: Result, text: Callable[[str, int], str]) -> Result:
         replace(fact, line=_differentiated(result.name, text) or fact.line) if fact.line.startswith("course/") else fact
         for fact in result.facts
     )
-    result, found = replace(result, facts=facts), {}
+    result, quoted = replace(result, facts=facts), {}
     for line in {result.line, *(fact.line for fact in result.facts if not fact.passed)}:
         label, _, number = line.rpartition(":")
         if number.isdigit() and (source := text(label, int(number)).strip()):
-            found[line] = source[:200]
-    return replace(result, quoted=found)
+            quoted[line] = source[:200]
+    return replace(result, quoted=quoted)
 
 
 def _differentiated(name: str, text: Callable[[str, int], str]) -> str:
@@ -65,15 +65,15 @@ def next_step(chapter: str, result: Result, following: str) -> str:
     """The next step after a pass: the next function, and the profile if it is informative."""
     text = f"Next: {following}." if following else f"All functions of {chapter} pass."
     scaled = load(chapter).task(result.name).at_scale
-    more = f" `meshcraft profile {chapter} {result.name}` shows where its time and memory go." if scaled else ""
-    return text + more
+    profile_hint = f" `meshcraft profile {chapter} {result.name}` shows where its time and memory go." if scaled else ""
+    return text + profile_hint
 
 
 def further_reading(chapter: str, results: Sequence[Result]) -> tuple[str, ...]:
-    """What explains the failures: one heading per function, for its first failed fact, or a hint as well.
+    """Point to what explains failures: per function, the heading for its first failed fact, and a hint if unjudged.
 
-    Facts ask a question where a function is wrong. Where there is nothing to judge, the first hint asks instead: that
-    of the function that raised an error, which may be another one of the chapter.
+    Facts ask a question if a function is wrong. If there is nothing to judge, the first hint asks instead: the hint for
+    the function that raised an error, which may be another function of the chapter.
     """
     hinted = (contract_folder(chapter) / "hints.md").exists()
     notes = []
@@ -88,8 +88,8 @@ def further_reading(chapter: str, results: Sequence[Result]) -> tuple[str, ...]:
 
 def variant_notes(task: Task, variant: str) -> tuple[str, ...]:
     """The sentence of the course's variant, for the learner to see."""
-    found = task.variant(variant)
-    return (f"{task.name}, in this course: {found.sentence}",) if found else ()
+    chosen_variant = task.variant(variant)
+    return (f"{task.name}, in this course: {chosen_variant.sentence}",) if chosen_variant else ()
 
 
 def limit_notes(name: str, factors: Mapping[str, float]) -> tuple[str, ...]:
@@ -101,6 +101,6 @@ def limit_notes(name: str, factors: Mapping[str, float]) -> tuple[str, ...]:
 
 
 def with_facts(result: Result, facts: list[Fact]) -> Result:
-    """Add facts to a result without changing its points or verdict, as advice and unmeasured facts do not."""
+    """Add facts to a result and conclude again; advice and unmeasured facts change neither points nor verdict."""
     again = conclude(result.name, result.max_points, [*result.facts, *facts])
     return replace(result, points=again.points, verdict=again.verdict, facts=again.facts)

@@ -53,10 +53,10 @@ class FromNotebook:
         ]
         worker = tracer(self.chapter)
         worker.seconds = len(exports) * (limits.wall_s or 0) + 120  # it ends its children itself
-        every = trace_together(worker, requests)
-        for (task, _, platform), traced in zip(exports, every, strict=True):
+        all_traced = trace_together(worker, requests)
+        for (task, _, platform), traced in zip(exports, all_traced, strict=True):
             self.traced.setdefault((task.name, platform), []).append(traced)
-        return every
+        return all_traced
 
     def programs(self, task: Task, cases: list[Case[Any]], platform: str) -> Traced | Problem:
         """A function's Programs on some cases, or the reason there are none."""
@@ -100,10 +100,10 @@ def judge_function(
     )
     progress(so_far)
     with _compiling(planned) as compile_early:
-        more = trace_function(planned.task, function, others, locate, on_program=compile_early)
-    if isinstance(more, Traced):
-        more = replace(more, programs={**traced.programs, **more.programs})
-    return judge_traced(planned, more, lambda case: progress(f"{so_far}: {case}"), seen), more
+        all_traced = trace_function(planned.task, function, others, locate, on_program=compile_early)
+    if isinstance(all_traced, Traced):
+        all_traced = replace(all_traced, programs={**traced.programs, **all_traced.programs})
+    return judge_traced(planned, all_traced, lambda case: progress(f"{so_far}: {case}"), seen), all_traced
 
 
 @contextmanager
@@ -127,21 +127,21 @@ def _compiling(planned: GradingPlan) -> Iterator[Callable[[Case, Program], None]
 
 
 def _where_it_runs(planned: GradingPlan, function: Any, locate: Locate) -> tuple[Fact, ...]:
-    """The facts that fail on the first case, of a function that raises an error on another: a cause may show there."""
+    """The facts that fail on the first case, if a function raises an error on another: a cause may show there."""
     alone = replace(planned, cases=planned.cases[:1], at_scale=None)
     if isinstance(function, FromNotebook):
-        (traced,) = function.trace([(planned.task, alone.traced, "cpu")])  # not what it keeps, which has the error
+        (traced,) = function.trace([(planned.task, alone.traced, "cpu")])  # not the cached result, which is the error
     else:
         traced = trace_function(planned.task, function, alone.traced, locate)
-    found = judge_traced(alone, traced) if isinstance(traced, Traced) else None
-    return tuple(fact for fact in found.missed if fact.kind.required) if found else ()
+    result = judge_traced(alone, traced) if isinstance(traced, Traced) else None
+    return tuple(fact for fact in result.missed if fact.kind.required) if result else ()
 
 
 def plan_of_callee(chapter: str, task: Task, caller: Result) -> GradingPlan:
-    """The cases that show whether a callee falls short by itself: as few as the caller's result suggests.
+    """The cases that show whether a callee falls short on its own: as few as the caller's result suggests.
 
-    A caller that is partial lacks memory or time, which shows at the realistic size; quick cases are judged as well,
-    since a fact that no case shows would fail. One that is right in its first case may call what is right in its own.
+    A partial caller exceeds a limit on memory or time, which shows at the realistic size; quick cases are judged as
+    well, since a fact without a case would fail. If a caller is right in its first case, the callee may be, too.
     """
     planned = plan(chapter, task)
     if caller.verdict == PARTIAL and task.at_scale:
@@ -176,7 +176,7 @@ def trace_function(
 ) -> Traced | Problem:
     """The Programs of a function, traced in this process or, for a notebook on disk, in a tracer process.
 
-    ``on_program`` is called with each that is traced in this process, at once.
+    ``on_program`` is called with each Program as soon as it is traced, if that is in this process.
     """
     if isinstance(function, Problem):
         return function

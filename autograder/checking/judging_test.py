@@ -125,19 +125,19 @@ def test_a_function_that_falls_short_names_the_callee_that_does_so_by_itself():
     right, short = Fact("values", Kind.VALUES, True), Fact("permute bytes", Kind.COMMUNICATION, False)
     caller, callee = (conclude(name, 4, [right, short]) for name in ("cp_transformer_step", "ring_attention"))
     used = {"ring_attention": "", "layer_with": ""}
-    found = blame_callee("context_parallel", caller, used, lambda _: callee)
-    assert found.points == caller.points and "ring_attention, which cp_transformer_step calls" in found.message
-    assert "falls short of “permute bytes” by itself" in found.message
+    result = blame_callee("context_parallel", caller, used, lambda _: callee)
+    assert result.points == caller.points and "ring_attention, which cp_transformer_step calls" in result.message
+    assert "falls short of “permute bytes” on its own" in result.message
     honest = conclude("ring_attention", 4, [right])
     assert blame_callee("context_parallel", caller, used, lambda _: honest) == caller
 
 
 def test_what_will_run_is_compiled_while_the_next_cases_are_traced_and_a_failure_of_that_is_no_verdict(monkeypatch):
-    worker, asked = checking.executor(), []
+    worker, requests = checking.executor(), []
     ask = worker.ask
 
     def refuse_to_compile(header, blobs):
-        asked.append(header["do"])
+        requests.append(header["do"])
         if header["do"] == "compile":
             raise checking.Stopped(LIMIT_EXCEEDED, "it took too long")
         return ask(header, blobs)
@@ -145,8 +145,8 @@ def test_what_will_run_is_compiled_while_the_next_cases_are_traced_and_a_failure
     monkeypatch.setattr(worker, "ask", refuse_to_compile)
     planned = plan("fsdp", load("fsdp").task("gather_params"))
     result, _ = judge_function(planned, solutions_fsdp.gather_params, lambda _: None)
-    assert result.verdict == PASS and asked.count("run") == len(planned.cases)
-    assert 0 < asked.count("compile") <= len(planned.cases)
+    assert result.verdict == PASS and requests.count("run") == len(planned.cases)
+    assert 0 < requests.count("compile") <= len(planned.cases)
 
 
 def test_a_callee_is_judged_on_as_few_cases_as_can_show_what_it_lacks():

@@ -37,10 +37,10 @@ def stale(task: Task, function: Callable[..., Any]) -> str:
     again = [n for n in later if re.search(rf"^def +{task.name}\b", cells[n], re.MULTILINE)]
     if not again:
         return ""
-    failed, why = read_statements([Cell("", cells[again[-1]])])[0], "did not run to its end"
+    failed, why = read_statements([Cell("", cells[again[-1]])])[0], "did not finish"
     if failed.node is None and failed.error:
-        why = f"does not run: {failed.error}, in its line {failed.line}, `{failed.text}`"
-    return f"This judges {task.name} as In[{number}] had it. In[{again[-1]}], which defines it again, {why}."
+        why = f"does not run: {failed.error}, on its line {failed.line}, `{failed.text}`"
+    return f"This judges {task.name} as defined in In[{number}]. In[{again[-1]}], which redefines it, {why}."
 
 
 def name_of(function: Callable[..., Any], namespace: dict[str, Any]) -> str:

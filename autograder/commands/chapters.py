@@ -30,10 +30,10 @@ FILES = {
     "site/pages/profiling/{name}.md": "write its walkthrough",
     "site/examples/{name}.py": "compute there what its pages show",
 }
-# Of a chapter in a course folder, which has no page on the site.
+# The files of a chapter in a course folder, which has no page on the site.
 OWN_FILES = {name.removeprefix("autograder/"): do for name, do in FILES.items() if not name.startswith("site/")}
 MUTANTS, ALTERNATIVES, HINTS = 5, (2, 3), (3, 4)
-# How the sentences begin that a new chapter's author replaces.
+# The openings of the sentences that a new chapter's author replaces.
 PLACEHOLDERS = ("Say here what", "Tell here how", "Name papers and sections here")
 Problem = tuple[str, str]
 
@@ -45,7 +45,7 @@ def check_course(
         bool, Option("--promises", help="Show what each notebook requires, and which fact checks it, instead.")
     ] = False,
     seconds: Annotated[
-        Path | None, Option(metavar="FILE", help="With --sizes: seconds of tests, of pytest --junitxml=FILE.")
+        Path | None, Option(metavar="FILE", help="With --sizes: add test times from pytest --junitxml=FILE.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -64,7 +64,7 @@ def check_course(
     with bar() as update:
         for done, entry in enumerate(entries):
             update("looking at chapters", done, len(entries))
-            rows += [{"chapter": entry.name, "problem": what, "do": do} for what, do in problems(entry, ROOT)]
+            rows += [{"chapter": entry.name, "problem": problem, "do": do} for problem, do in problems(entry, ROOT)]
         update("looking at chapters", len(entries), len(entries))
     if as_json:
         print_json({"chapters": [entry.name for entry in entries], "problems": rows})
@@ -100,7 +100,7 @@ def problems(entry: Chapter, root: Path) -> Iterator[Problem]:
     """Yield everything missing or stale in a chapter, each with its remedy."""
     root = home(entry.name) if entry.own else root
     missing = {file.format(name=entry.name): do for file, do in (OWN_FILES if entry.own else FILES).items()}
-    # What wraps the functions of a large chapter is a folder.
+    # In a large chapter, the wrapping module is a folder.
     missing = {
         file: do
         for file, do in missing.items()
@@ -147,7 +147,7 @@ def _answers(name: str, contract: Any, mutants: Any, alternatives: Any) -> Itera
         if hints and not HINTS[0] <= (count := len(hints.get(task, ()))) <= HINTS[1]:
             yield f"{task} has {count_of(count, 'hint')}, not three or four", f"edit {folder}/hints.md"
     for task in sorted({*wrong, *alternatives, *hints} - {*tasks}):
-        yield f"{task} is no function of the contract", f"rename it in {folder}/, or take it out"
+        yield f"{task} is not a function of the contract", f"rename it in {folder}/, or take it out"
     shown = {name for mutant in mutants for fact in mutant.fails for name in (fact, f"{mutant.task}.{fact}")}
     for fact in sorted(set(contract.explained_in) - shown - ADVICE):
         yield (
@@ -189,7 +189,7 @@ def _built(name: str) -> Iterator[Problem]:
 
     if promises.promised(name):
         do = f"edit PROMISES in {contract_folder(name).relative_to(home(name)).as_posix()}/__init__.py"
-        yield from ((what, do) for what in promises.problems(name))
+        yield from ((problem, do) for problem in promises.problems(name))
 
     build = f"meshcraft build {name}"
     try:

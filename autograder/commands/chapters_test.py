@@ -57,25 +57,25 @@ def test_what_no_mutant_fails_too_many_alternatives_and_stale_files_are_named(qu
     monkeypatch.setattr(chapters, "_modules", lambda name: (contract, fewer, many))
     monkeypatch.setattr(notebook, "stale", lambda name: "- old\n+ new")
     monkeypatch.setattr(reference_metrics, "measure", lambda name: {})
-    found = dict(problems(COLLECTIVES, ROOT))
-    assert f"{first} has 0 mutants of at least 5" in found
-    assert any(what.startswith(f"{first} has ") and "not two or three" in what for what in found)
-    assert "gone is no function of the contract" in found and f"no mutant fails {fact!r}" in found
-    built = [what for what, do in found.items() if do == "meshcraft build collectives"]
+    remedies = dict(problems(COLLECTIVES, ROOT))
+    assert f"{first} has 0 mutants of at least 5" in remedies
+    assert any(problem.startswith(f"{first} has ") and "not two or three" in problem for problem in remedies)
+    assert "gone is not a function of the contract" in remedies and f"no mutant fails {fact!r}" in remedies
+    built = [problem for problem, do in remedies.items() if do == "meshcraft build collectives"]
     assert len(built) == 2 and "exercises/collectives/collectives.ipynb" in built[0] and "references.json" in built[1]
 
 
 def test_a_heading_that_no_page_has_and_what_the_template_says_are_named(tmp_path):
     contract = replace(load("collectives"), explained_in={"values": ("collectives", "No such heading")})
-    (found,) = chapters._headings(contract)
-    assert "collectives.md has no heading “No such heading”" in found[0]
+    (problem,) = chapters._headings(contract)
+    assert "collectives.md has no heading “No such heading”" in problem[0]
     gone = replace(contract, explained_in={"values": ("gone", "One"), "gradients": ("gone", "Other")})
-    ((what, _),) = chapters._headings(gone)
-    assert what == "EXPLAINED_IN refers to site/pages/gone.md, which does not exist"
+    ((message, _),) = chapters._headings(gone)
+    assert message == "EXPLAINED_IN refers to site/pages/gone.md, which does not exist"
     (tmp_path / "site" / "pages").mkdir(parents=True)
     page = tmp_path / "site" / "pages" / "collectives.md"
     page.write_text("# Collectives\n\nSay here what the chapter is about: sums.\n")
-    assert [what for what, _ in chapters._placeholders(COLLECTIVES, tmp_path)] == [
+    assert [message for message, _ in chapters._placeholders(COLLECTIVES, tmp_path)] == [
         "site/pages/collectives.md, line 3, is a placeholder of the template"
     ]
 
@@ -85,8 +85,10 @@ def test_a_solution_that_cannot_be_measured_is_a_sentence(monkeypatch):
         raise ValueError("the shapes differ")
 
     monkeypatch.setattr(reference_metrics, "look", fails)
-    found = [what for what, _ in problems(chapter("zero"), ROOT)]
-    assert any("zero: " in what and "ValueError: the shapes differ; wrapping.py and" in what for what in found), found
+    messages = [message for message, _ in problems(chapter("zero"), ROOT)]
+    assert any(
+        "zero: " in message and "ValueError: the shapes differ; wrapping.py and" in message for message in messages
+    ), messages
     with pytest.raises(notebook.BuildError, match="there is no such function in"):
         reference_metrics._look("zero", load("zero").tasks[0], None, "gathers")
 
@@ -101,14 +103,14 @@ def test_an_own_chapter_that_cannot_be_imported_is_a_sentence(monkeypatch):
 
 def test_check_course_exits_1_with_a_problem_and_0_without(meshcraft, monkeypatch):
     monkeypatch.setattr(chapters, "problems", lambda entry, root: [("x is missing", "write it")])
-    ended = meshcraft("check-course", "fsdp")
-    assert ended.status == 1 and "x is missing" in ended.out and "write it" in ended.out
+    result = meshcraft("check-course", "fsdp")
+    assert result.status == 1 and "x is missing" in result.out and "write it" in result.out
     assert json.loads(meshcraft("check-course", "fsdp", "--json").out)["problems"] == [
         {"chapter": "fsdp", "problem": "x is missing", "do": "write it"}
     ]
     monkeypatch.setattr(chapters, "problems", lambda entry, root: [])
-    ended = meshcraft("check-course")
-    assert ended.status == 0 and f"{len(CHAPTERS)} chapters, and nothing is missing" in ended.out
+    result = meshcraft("check-course")
+    assert result.status == 0 and f"{len(CHAPTERS)} chapters, and nothing is missing" in result.out
     assert meshcraft("check-course", "nosuchchapter").status == 2
     assert "give --sizes, too" in meshcraft("check-course", "--seconds", "x.xml").err
 
@@ -133,14 +135,14 @@ def test_sizes_count_what_is_written_by_hand_and_seconds_by_chapter(meshcraft, t
     rows = [f'<testcase classname="{module}" name="{name}" time="{t}"/>' for module, (name, t) in cases.items()]
     report = tmp_path / "junit.xml"
     report.write_text(f"<testsuites><testsuite>{''.join(rows)}</testsuite></testsuites>")
-    found = json.loads(meshcraft("check-course", "--sizes", "--json", "--seconds", str(report)).out)
-    seconds = {row["chapter"]: row["seconds"] for row in found["chapters"] if row["seconds"]}
+    data = json.loads(meshcraft("check-course", "--sizes", "--json", "--seconds", str(report)).out)
+    seconds = {row["chapter"]: row["seconds"] for row in data["chapters"] if row["seconds"]}
     assert seconds == {"fsdp": 1, "pipeline": 2, "async_tensor_parallel": 4, "tensor_parallel": 8}
-    assert found["other_seconds"] == 16
-    (fsdp,) = (row for row in found["chapters"] if row["chapter"] == "fsdp")
+    assert data["other_seconds"] == 16
+    (fsdp,) = (row for row in data["chapters"] if row["chapter"] == "fsdp")
     text = (ROOT / "solutions" / "fsdp.py").read_text()
     assert fsdp["solution"] == {"files": 1, "lines": text.count("\n")} and fsdp["tests"]["files"] == 1
-    assert found["python_lines"] == sum(found["python"].values()) > 10_000
+    assert data["python_lines"] == sum(data["python"].values()) > 10_000
     assert sizes.chapter_of("looping_pipeline_sync", ["pipeline", "looping_pipeline"]) == "looping_pipeline"
     shown = meshcraft("check-course", "--sizes").out
     assert "transformer_3d" in shown and "autograder/grading" in shown
@@ -152,10 +154,10 @@ def test_a_new_chapter_has_every_file_and_is_the_curriculums_last(meshcraft, mon
         (tmp_path / folder).mkdir()
     shutil.copy(ROOT / "course/curriculum.py", tmp_path / "course/curriculum.py")
     monkeypatch.setattr("course.curriculum.ROOT", tmp_path)
-    ended = meshcraft("new-chapter", "novel", "--title", "A novel")
-    assert ended.status == 0 and "meshcraft build novel" in ended.out
+    result = meshcraft("new-chapter", "novel", "--title", "A novel")
+    assert result.status == 0 and "meshcraft build novel" in result.out
     entry = Chapter("novel", "A novel", "what you learn in it")
-    missing = [what for what, _ in problems(entry, tmp_path) if not what.startswith("it cannot be imported")]
+    missing = [message for message, _ in problems(entry, tmp_path) if not message.startswith("it cannot be imported")]
     assert missing == []
     for path in (path for path in tmp_path.rglob("*.py")):
         ast.parse(path.read_text())

@@ -16,9 +16,9 @@ def meshcraft(monkeypatch, tmp_path, capsys):
     def run(*arguments, columns=100):
         monkeypatch.setattr(sys, "argv", ["meshcraft", *map(str, arguments)])
         monkeypatch.setenv("COLUMNS", str(columns))
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_info:
             cli.main()
         output = capsys.readouterr()
-        return SimpleNamespace(status=ended.value.code or 0, out=output.out, err=output.err)
+        return SimpleNamespace(status=exit_info.value.code or 0, out=output.out, err=output.err)
 
     return run

@@ -55,8 +55,8 @@ def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_j
             notes[note].append(f"{row['chapter']}/{row['student']}" if len(names) > 1 else row["student"])
     parts: list[Any] = [shown]
     if not fits(shown):
-        shown.columns.pop()  # the notes, each with those whom it is about
-        parts += [Text(), *(Text(plain(f"{note}: {few(who, 10)}")) for note, who in notes.items())]
+        shown.columns.pop()  # the notes are listed below instead, each with its students
+        parts += [Text(), *(Text(plain(f"{note}: {few(students, 10)}")) for note, students in notes.items())]
     message = ", ".join(f"{state}: {count}" for state, count in counts(rows).items())
     show(*parts, Text(f"\n{len(rows)} in all; {message}" if rows else "this course has no students yet", style="dim"))
     for path, why in misplaced(course).items():
@@ -84,16 +84,16 @@ def feedback(
         from autograder.grading.nbgrader.feedback import write_feedback
         from autograder.grading.nbgrader.late_penalty import renew_penalties
 
-        made = []
+        results = []
         for name in names:
             renew_penalties(course, name)
-            made.append(write_feedback(course, name, workers=os.cpu_count() or 1))
+            results.append(write_feedback(course, name, workers=os.cpu_count() or 1))
     if to_zip:
         from autograder.grading.nbgrader.uploads import feedback_zip
 
-        feedback_zip(course, names[0], made[0][0], to_zip)
-    pages = [str(page) for written, _ in made for page in written]
-    problems = {student: why for _, failed in made for student, why in failed.items()}
+        feedback_zip(course, names[0], results[0][0], to_zip)
+    pages = [str(page) for written, _ in results for page in written]
+    problems = {student: why for _, failed in results for student, why in failed.items()}
     if as_json:
         print_json({"pages": pages, "without": problems})
     else:
@@ -113,7 +113,7 @@ def feedback(
 def export(
     assignment: Assignment = None,
     course: CourseFolder = Path("."),
-    to: Annotated[Path | None, typer.Option(help="The file to write; standard output, if none.")] = None,
+    to: Annotated[Path | None, typer.Option(help="The file to write; by default, standard output.")] = None,
     canvas: Annotated[bool, typer.Option("--canvas", help="The file that Canvas imports as a gradebook.")] = False,
     moodle: Annotated[bool, typer.Option("--moodle", help="A file for Moodle's grade import.")] = False,
     gradescope: Annotated[
@@ -154,15 +154,15 @@ def export(
     else:
         write(to, text)
     if canvas or moodle or gradescope:
-        _tell_penalties(penalties(folder, names))
+        _report_penalties(penalties(folder, names))
     raise typer.Exit(exit_status)
 
 
-def _tell_penalties(taken_off: dict[str, float]) -> None:
-    """Name, beside a file for an LMS, the penalties in its scores, since no column of the file does."""
-    if taken_off:
-        each = ", ".join(f"{one_line(name)} −{number(points)}" for name, points in taken_off.items())
-        text = f"late penalties are already deducted: {each}; the LMS must not deduct them again"
+def _report_penalties(penalties: dict[str, float]) -> None:
+    """Report the penalties included in the scores of a file for an LMS, since no column of the file shows them."""
+    if penalties:
+        deductions = ", ".join(f"{one_line(name)} −{number(points)}" for name, points in penalties.items())
+        text = f"late penalties are already deducted: {deductions}; the LMS must not deduct them again"
         err().print(text, markup=False, soft_wrap=True)
 
 
@@ -180,7 +180,7 @@ def write(to: Path, text: str) -> None:
     out().print(f"wrote {to}", markup=False, soft_wrap=True)
 
 
-def _export_leaderboard(course: Path, names: list[str], chosen: Path, to: Path | None, canvas: bool) -> None:
+def _export_leaderboard(course: Path, names: list[str], names_csv: Path, to: Path | None, canvas: bool) -> None:
     if canvas or to is None or len(names) > 1:
         problem = (
             "the other formats are for grades; leave them out"
@@ -193,16 +193,16 @@ def _export_leaderboard(course: Path, names: list[str], chosen: Path, to: Path |
     from autograder.grading.nbgrader.leaderboard import leaderboard_page, read_names
 
     (name,) = names
-    write(to, leaderboard_page(course, name, read_names(chosen, course)))
+    write(to, leaderboard_page(course, name, read_names(names_csv, course)))
 
 
-def _columns(given: list[str], canvas: bool) -> dict[str, str]:
-    if given and not canvas:
+def _columns(texts: list[str], canvas: bool) -> dict[str, str]:
+    if texts and not canvas:
         raise UsageError("--column names a column of Canvas's; give --canvas, too")
-    found = {}
-    for text in given:
-        named = NAMED.fullmatch(text)
-        if not named or not named[2].strip():
+    columns = {}
+    for text in texts:
+        match = NAMED.fullmatch(text)
+        if not match or not match[2].strip():
             raise UsageError(f"--column {text!r} is not CHAPTER=NAME; write for example --column 'fsdp=FSDP (4711)'")
-        found[require_chapter(named[1])] = named[2].strip()
-    return found
+        columns[require_chapter(match[1])] = match[2].strip()
+    return columns

@@ -17,16 +17,18 @@ from course.curriculum import ROOT
 def test_a_course_is_made_and_changed_by_the_same_command(meshcraft, tmp_path):
     (tmp_path / "class.csv").write_text("id\nada\nbob\n")
     only = ("--chapter", "fsdp")
-    made = meshcraft("init", "sharding", *only, "--due", "2026-12-01T18:00+01:00", "--students", "class.csv")
-    assert made.status == 0 and "nbgrader release_assignment fsdp" in made.out and "2 in the gradebook" in made.out
+    result = meshcraft("init", "sharding", *only, "--due", "2026-12-01T18:00+01:00", "--students", "class.csv")
+    assert (
+        result.status == 0 and "nbgrader release_assignment fsdp" in result.out and "2 in the gradebook" in result.out
+    )
     course = tmp_path / "sharding"
     assert due_dates(course) == {"fsdp": datetime(2026, 12, 1, 17, 0, tzinfo=UTC)}
     assert meshcraft("init", "sharding", *only, "--due", "fsdp=none", "--late-per-day", "10%").status == 0
     assert due_dates(course) == {"fsdp": None}
     assert (read_settings(course).name, read_settings(course).late_per_day) == ("sharding", 10.0)
 
-    left = meshcraft("init", "sharding", "--withdraw", "bob").out
-    assert "left the course: bob; `meshcraft changes --undo" in left and "release_assignment" not in left
+    output = meshcraft("init", "sharding", "--withdraw", "bob").out
+    assert "left the course: bob; `meshcraft changes --undo" in output and "release_assignment" not in output
     shown = json.loads(meshcraft("status", "--course", "sharding", "--json").out)
     assert shown["counts"] == {"nothing submitted": 2}
     assert "2 in all; nothing submitted: 2" in meshcraft("status", "--course", "sharding").out
@@ -54,8 +56,8 @@ def test_a_course_is_made_and_changed_by_the_same_command(meshcraft, tmp_path):
 )
 def test_wrong_use_says_what_to_do(meshcraft, tmp_path, arguments, sentence):
     (tmp_path / "file").touch()
-    ended = meshcraft(*arguments)
-    assert ended.status == 2 and sentence in ended.err and "Traceback" not in ended.err
+    result = meshcraft(*arguments)
+    assert result.status == 2 and sentence in result.err and "Traceback" not in result.err
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

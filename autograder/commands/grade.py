@@ -71,13 +71,15 @@ def grade(
     if scheduler and unsafe_local:
         raise UsageError("--unsafe-local is only for this machine; a cluster's workers grade in their sandbox")
     names, exit_status = assignments(course, assignment)
-    there = cluster_gradings(scheduler) if scheduler else workers
-    gradings, seconds, measured = expected(course, names, max(1, there), only=only or (), again=again)
-    _announce(gradings, seconds, measured, names, there, scheduler)
+    concurrency = cluster_gradings(scheduler) if scheduler else workers
+    gradings, seconds, measured = expected(course, names, max(1, concurrency), only=only or (), again=again)
+    _announce(gradings, seconds, measured, names, concurrency, scheduler)
     if only_estimate:
         if not gradings:
-            nothing = not any(find_submissions(course, name) for name in names)
-            complain(f"nothing to grade: {'there are no submissions' if nothing else 'every submission has a verdict'}")
+            is_empty = not any(find_submissions(course, name) for name in names)
+            complain(
+                f"nothing to grade: {'there are no submissions' if is_empty else 'every submission has a verdict'}"
+            )
         raise typer.Exit(exit_status)
     level = _level(scheduler, unsafe_local)
     options = {"workers": workers, "level": level, "scheduler": scheduler, "only": only or (), "again": again}
@@ -88,8 +90,8 @@ def grade(
         for name in (name for name in names if name not in done.failed):
             reports = [report for report in done.reports if report.chapter == name]
             out().print(grade_table(reports) if reports else Text(f"{name}: no submission to grade"))
-        for chapter, who, old, new in done.moved:
-            out().print(f"{one_line(who)}: {chapter} {number(old)} before, {number(new)} now", markup=False)
+        for chapter, student, old, new in done.moved:
+            out().print(f"{one_line(student)}: {chapter} {number(old)} before, {number(new)} now", markup=False)
     for name, error in done.failed.items():
         complain(f"{name} was not graded: {error}")
     for path, why in misplaced(course).items():
@@ -103,7 +105,7 @@ def grade(
 
 @dataclass
 class _Graded:
-    """What a run over several chapters gave; ``moved`` has chapter, student, and the score before and now."""
+    """The results of a run over several chapters; ``moved`` has chapter, student, and the scores before and now."""
 
     reports: list[Report] = field(default_factory=list)
     regrades: list[Regrade] = field(default_factory=list)
@@ -112,15 +114,15 @@ class _Graded:
 
 
 def _grade_each(course: Path, names: list[str], options: dict[str, Any], gradings: int) -> _Graded:
-    """Grade one chapter after the other; one that cannot be graded does not keep the others from it."""
+    """Grade the chapters one after another; one that cannot be graded does not stop the others."""
     from autograder.grading.nbgrader.batch import grade_course
     from autograder.grading.nbgrader.course import CourseError
     from autograder.grading.nbgrader.pools import shared_pool
 
     done = _Graded()
     with bar() as update, nullcontext() if options["scheduler"] else shared_pool(options["workers"]) as pool:
-        together = _Together(update, gradings)
-        options = {**options, "new_pool": pool, "on_progress": together.update, "on_again": done.regrades.append}
+        progress = _CombinedProgress(update, gradings)
+        options = {**options, "new_pool": pool, "on_progress": progress.update, "on_again": done.regrades.append}
         for name in names:
             before = _scores(course, name, renew=False)
             try:
@@ -131,9 +133,13 @@ def _grade_each(course: Path, names: list[str], options: dict[str, Any], grading
                 done.failed[name] = error
                 continue
             finally:
-                together.next()
+                progress.next()
             after = _scores(course, name, renew=True)
-            done.moved += [(name, who, old, after[who]) for who, old in before.items() if after.get(who, old) != old]
+            done.moved += [
+                (name, student, old, after[student])
+                for student, old in before.items()
+                if after.get(student, old) != old
+            ]
     return done
 
 
@@ -141,14 +147,14 @@ def _as_json(done: _Graded) -> dict[str, Any]:
     changes = [dict(zip(("chapter", "student", "before", "now"), each, strict=True)) for each in done.moved]
     return {
         "submissions": [report.to_json() for report in done.reports],
-        "again": [*map(_again, done.regrades)],
+        "again": [*map(_regrade_json, done.regrades)],
         "changed": changes,
     }
 
 
 def _compare(regrades: list[Regrade], *, quiet: bool) -> bool:
     """Say what came out differently when graded again; return True if anything did."""
-    changed = [regrade for regrade in regrades if not _again(regrade)["same"]]
+    changed = [regrade for regrade in regrades if not _regrade_json(regrade)["same"]]
     if regrades and not quiet:
         out().print(f"{len(regrades) - len(changed)} of {len(regrades)} graded again are the same, to the last bit")
         for pair in sorted({(r.before.isolation, r.after.isolation) for r in regrades if r not in changed}):
@@ -156,13 +162,13 @@ def _compare(regrades: list[Regrade], *, quiet: bool) -> bool:
                 out().print(f"judged under {plain(pair[1])} now, and under {plain(pair[0])} before", markup=False)
     for regrade in changed:
         before, after = regrade.before.points, regrade.after.points
-        what = _difference(regrade) if before == after else f"{number(before)} points before, now {number(after)}"
-        complain(f"{regrade.student} came out differently: {what}")
+        difference = _difference(regrade) if before == after else f"{number(before)} points before, now {number(after)}"
+        complain(f"{regrade.student} came out differently: {difference}")
     return bool(changed)
 
 
 def _scores(course: Path, name: str, *, renew: bool) -> dict[str, float]:
-    """Every student's score; none if the gradebook cannot be read, which grading reports for each student."""
+    """Every student's score; empty if the gradebook cannot be read, which grading reports for each student."""
     from autograder.grading.nbgrader.course import CourseError
     from autograder.grading.nbgrader.export import scores
     from autograder.grading.nbgrader.late_penalty import renew_penalties
@@ -175,38 +181,38 @@ def _scores(course: Path, name: str, *, renew: bool) -> dict[str, float]:
         return {}
 
 
-class _Together:
-    """The progress of several chapters as that of one run."""
+class _CombinedProgress:
+    """Report the progress of several chapters as one run."""
 
     def __init__(self, update: Any, gradings: int):
         self._update, self._gradings = update, gradings
         self._before: Counter[str] = Counter()
-        self._now: Counter[str] = Counter()
-        self._most: Counter[str] = Counter()
+        self._done: Counter[str] = Counter()
+        self._totals: Counter[str] = Counter()
 
     def update(self, stage: str, done: int, total: int) -> None:
-        self._now[stage], self._most[stage] = done, total
+        self._done[stage], self._totals[stage] = done, total
         known = self._gradings if stage == "grading" else 0
         before = self._before[stage]
         self._update(stage, before + done, max(known, before + total))
 
     def next(self) -> None:
-        self._before += self._most
-        self._most.clear()
+        self._before += self._totals
+        self._totals.clear()
 
 
 def _announce(gradings: int, seconds: float, measured: int, names: list[str], workers: int, scheduler: str) -> None:
-    """Say how much there is to do, before it begins, if it takes longer than a person waits."""
+    """Say how much there is to grade and how long it takes, before it begins."""
     if not gradings:
         return
     where = f"with {count_of(workers, 'worker')}" + " of the cluster" * bool(scheduler)
     where = where if workers else "with one worker; the cluster has none yet"
     time = f"{seconds / 3600:.1f} h" if seconds > 5400 else f"{max(1, round(seconds / 60))} min"
-    rests = (
+    basis = (
         f"from {count_of(measured, 'measured grading')}" if measured else "a rough guess, nothing has been measured yet"
     )
     text = f"{count_of(gradings, 'grading')} of {count_of(len(names), 'chapter')}, about {time} {where}"
-    err().print(f"{text} ({rests})", markup=False, style="dim", soft_wrap=True)
+    err().print(f"{text} ({basis})", markup=False, style="dim", soft_wrap=True)
 
 
 def _level(scheduler: str, unsafe_local: bool) -> str:
@@ -223,7 +229,7 @@ def _level(scheduler: str, unsafe_local: bool) -> str:
 
 
 def _difference(regrade: Regrade) -> str:
-    """What differs between two verdicts with the same points: the functions, or the notes."""
+    """Describe how two verdicts with the same points differ: in functions, or only in notes."""
     pairs = zip(regrade.before.functions, regrade.after.functions, strict=False)
     names = [before.name for before, after in pairs if before.to_json() != after.to_json()]
     return (
@@ -231,7 +237,7 @@ def _difference(regrade: Regrade) -> str:
     )
 
 
-def _again(regrade: Regrade) -> dict[str, Any]:
+def _regrade_json(regrade: Regrade) -> dict[str, Any]:
     before, after = regrade.before, regrade.after
     return {
         "student": regrade.student,
@@ -250,16 +256,16 @@ def grade_table(reports: list[Report]) -> Group:
     """
     names = list(dict.fromkeys(result.name for report in reports for result in report.functions))
     levels = list(dict.fromkeys(report.isolation for report in reports if report.isolation))
-    each = ["isolation"] if len(levels) > 1 else []
-    columns = (plain(column) for column in ("student", *names, "points", *each))
+    isolation_columns = ["isolation"] if len(levels) > 1 else []
+    columns = (plain(column) for column in ("student", *names, "points", *isolation_columns))
     wide = table(*(column if len(names) <= 3 else column.replace("_", "_\n") for column in columns))
-    narrow = table("student", "points", *each, "not passed")
+    narrow = table("student", "points", *isolation_columns, "not passed")
     parts: list[Text] = []
     for report in reports:
         results = {result.name: result for result in report.functions}
         cells = [_verdict_cell(results.get(name)) for name in names]
         points = f"{number(report.points)} of {number(report.max_points)}"
-        student, isolation = Text(one_line(report.student)), [Text(plain(report.isolation)) for _ in each]
+        student, isolation = Text(one_line(report.student)), [Text(plain(report.isolation)) for _ in isolation_columns]
         wide.add_row(student, *cells, points, *isolation)
         failed = [
             Text(f"{plain(result.name)}\N{NO-BREAK SPACE}") + _verdict_cell(result, "\N{NO-BREAK SPACE}")
@@ -271,8 +277,8 @@ def grade_table(reports: list[Report]) -> Group:
     for report in reports:
         calls = dict.fromkeys(call for result in report.functions for call in result.denied)
         if calls:
-            what = f"{report.student}: the sandbox refused {', '.join(map(one_line, calls))}"
-            parts.append(Text(plain(what), style="yellow"))
+            refusals = f"{report.student}: the sandbox refused {', '.join(map(one_line, calls))}"
+            parts.append(Text(plain(refusals), style="yellow"))
     count = f"{len(reports)} submission{'' if len(reports) == 1 else 's'}"
     return Group(wide if fits(wide) else narrow, *parts, Text(f"\n{count}{plain(message)}", style="dim"))
 

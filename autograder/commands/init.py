@@ -31,7 +31,7 @@ Points = Annotated[
 ]
 LimitFactors = Annotated[
     list[str] | None,
-    typer.Option(metavar="FUNCTION.FACT=X", help="X times a limit: 'fsdp_loss.live temporaries=1.5'; 1: ours."),
+    typer.Option(metavar="FUNCTION.FACT=X", help="X times a limit: 'fsdp_loss.live temporaries=1.5'; 1: the default."),
 ]
 Dropped = Annotated[
     list[str] | None, typer.Option(metavar="CHAPTER", help="A chapter that no longer counts; --chapter takes it back.")
@@ -59,7 +59,7 @@ Variants = Annotated[
     typer.Option("--variants/--no-variants", help="Ask for variants of some functions, drawn from the secret."),
 ]
 CourseName = Annotated[
-    str | None, typer.Option(metavar="COURSE_ID", help="The course's name in the exchange; the folder's, if none.")
+    str | None, typer.Option(metavar="COURSE_ID", help="The course's name in the exchange; by default, the folder's.")
 ]
 
 
@@ -99,22 +99,22 @@ def init(
 
         if group:
             require_group(group)
-        every = [*chapters_of(folder), *chapters]
+        all_chapters = [*chapters_of(folder), *chapters]
         before = 0 if new else len(log(folder.resolve()))
-        made = init_course(
+        messages = init_course(
             folder,
             chapters=chapters,
             due=_dates(due or [], folder, chapter or []),
             settings={field: value for field, value in settings.items() if value is not None},
             students=read_students(students) if students else [],
-            points=parse_points(points or [], every),
-            limits=parse_limits(limit or [], every),
+            points=parse_points(points or [], all_chapters),
+            limits=parse_limits(limit or [], all_chapters),
             drop=[require_chapter(each) for each in drop_chapter or []],
             withdraw=withdraw or [],
         )
         changes = log(folder.resolve())[before:]
-    widest = max(14, *map(len, made))
-    for subject, message in made.items():
+    widest = max(14, *map(len, messages))
+    for subject, message in messages.items():
         out().print(f"{subject:<{widest}}  {message}", markup=False, soft_wrap=True)
     if new or chapter:
         _print_next(folder.resolve(), chapter or chapters)
@@ -135,20 +135,20 @@ def _percent(text: str | None) -> float | None:
         raise UsageError(f"{text!r} is not a percentage; write 10 or 10%") from None
 
 
-def _dates(given: list[str], folder: Path, chosen: list[str]) -> dict[str, Any]:
+def _dates(texts: list[str], folder: Path, chosen: list[str]) -> dict[str, Any]:
     """The due dates by chapter: one without a name applies to every chapter chosen, or to the whole course."""
     from autograder.grading.nbgrader.new_course import parse_due
     from autograder.grading.nbgrader.settings import chapters_of
 
     dates: dict[str, Any] = {}
-    for text in given:
-        named = NAMED.fullmatch(text)
+    for text in texts:
+        match = NAMED.fullmatch(text)
         names = (
-            [require_chapter(named[1])]
-            if named
+            [require_chapter(match[1])]
+            if match
             else chosen or chapters_of(folder) or [entry.name for entry in CHAPTERS]
         )
-        dates |= dict.fromkeys(names, parse_due(named[2] if named else text))
+        dates |= dict.fromkeys(names, parse_due(match[2] if match else text))
     return dates
 
 
@@ -163,6 +163,6 @@ def _print_next(folder: Path, chapters: list[str]) -> None:
         ("meshcraft status", "what is done, and what needs a person"),
     ]
     out().print("\nnext", markup=False)
-    longest = max(len(command) for command, does in steps if does)
-    for command, does in steps:
-        out().print(f"  {command:<{longest}}  {does}".rstrip(), markup=False, soft_wrap=True)
+    longest = max(len(command) for command, purpose in steps if purpose)
+    for command, purpose in steps:
+        out().print(f"  {command:<{longest}}  {purpose}".rstrip(), markup=False, soft_wrap=True)

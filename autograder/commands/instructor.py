@@ -63,21 +63,27 @@ def doctor(as_json: AsJson = False) -> None:
         backends = survey()
     packages = ("meshcraft", "jax", "flax", "optax", "nbgrader", "jupyterlab")
     installed = {name: _version(metadata, name) for name in packages}
-    compiler, room = _gpu_compiler(), _room()
+    compiler, resources = _gpu_compiler(), _resources()
     usable = next((backend.name for backend in backends if backend.available), None)
     if as_json:
-        found = [{"name": r.name, "available": r.available, "reason": r.reason, "remedy": r.remedy} for r in backends]
+        backend_rows = [
+            {"name": r.name, "available": r.available, "reason": r.reason, "remedy": r.remedy} for r in backends
+        ]
         versions = {"python": sys.version.split()[0], "packages": installed, "gpu_compiler": compiler}
-        print_json({**versions, "room": room, "sandbox": usable, "backends": found})
+        print_json({**versions, "room": resources, "sandbox": usable, "backends": backend_rows})
         raise typer.Exit(0 if usable else SHORT)
     console = out()
     console.print(f"{'Python':<20}{sys.version.split()[0]}, {os.cpu_count()} cores")
     for name, version in installed.items():
         console.print(f"{name:<20}{version or 'not installed'}", markup=False)
     console.print(f"{'GPU compiler':<20}{compiler['version'] or compiler['reason']}", markup=False, soft_wrap=True)
-    console.print(f"{'scratch space':<20}{room['free'] / 2**30:.1f} GiB free in {room['scratch']}", markup=False)
-    most = "as many as the machine allows" if room["processes"] is None else f"{room['processes']:,} at once"
-    console.print(f"{'processes':<20}{most}", markup=False)
+    console.print(
+        f"{'scratch space':<20}{resources['free'] / 2**30:.1f} GiB free in {resources['scratch']}", markup=False
+    )
+    process_limit = (
+        "as many as the machine allows" if resources["processes"] is None else f"{resources['processes']:,} at once"
+    )
+    console.print(f"{'processes':<20}{process_limit}", markup=False)
     for backend in backends:
         message = (
             backend.reason or "works" if backend.available else f"does not work: {backend.reason}. {backend.remedy}"
@@ -90,14 +96,18 @@ def doctor(as_json: AsJson = False) -> None:
     raise typer.Exit(0 if usable else SHORT)
 
 
-def _room() -> dict[str, Any]:
+def _resources() -> dict[str, Any]:
     """Resources of grading besides processor and memory: scratch space in bytes, and processes (None if unlimited)."""
     import resource
 
     scratch = tempfile.gettempdir()
-    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    process_limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     free = shutil.disk_usage(scratch).free
-    return {"scratch": scratch, "free": free, "processes": None if most == resource.RLIM_INFINITY else most}
+    return {
+        "scratch": scratch,
+        "free": free,
+        "processes": None if process_limit == resource.RLIM_INFINITY else process_limit,
+    }
 
 
 def _gpu_compiler() -> dict[str, str]:
@@ -114,7 +124,7 @@ def assignments(course: Path, given: str | None) -> tuple[list[str], int]:
     """The assignment named, or all chapters that are in the course or have submissions.
 
     Returns:
-        The chapters, and the least exit status: of several, one that cannot be used is named and left out.
+        The chapters, and the minimum exit status: among several, one that cannot be used is reported and left out.
 
     Raises:
         UsageError: No such chapter, no such folder, or no chapter in it that can be used.
@@ -124,29 +134,32 @@ def assignments(course: Path, given: str | None) -> tuple[list[str], int]:
     from autograder.contract.task import ChapterError, load
     from autograder.grading.nbgrader.settings import chapters_of, read_settings
 
-    dropped, there = read_settings(course).dropped, chapters_of(course)
+    dropped, course_chapters = read_settings(course).dropped, chapters_of(course)
     if not (course / "submitted").is_dir():
         raise UsageError(f"{course.resolve()} has no folder `submitted/`; name a course folder with --course")
-    found = [
+    names = [
         entry.name
         for entry in CHAPTERS
         if entry.name not in dropped
-        and (entry.name in there or (not there and any((course / "submitted").glob(f"*/{entry.name}"))))
+        and (
+            entry.name in course_chapters
+            or (not course_chapters and any((course / "submitted").glob(f"*/{entry.name}")))
+        )
     ]
-    handed_out = (path.parent.name for path in (course / "source").glob("*/chapters"))  # with a chapter of its own
-    found += sorted({*handed_out} - {*found, *dropped})
-    if not found:
+    handed_out = (path.parent.name for path in (course / "source").glob("*/chapters"))  # with their own chapter
+    names += sorted({*handed_out} - {*names, *dropped})
+    if not names:
         raise UsageError(f"nothing has been submitted: {course.resolve()}/submitted/STUDENT/CHAPTER/ holds no chapter")
     usable = []
-    for name in found:
+    for name in names:
         try:
             load(name)
             usable.append(name)
         except (LookupError, ChapterError) as error:
-            if len(found) == 1:
+            if len(names) == 1:
                 raise UsageError(f"{name} cannot be used: {error}") from error
             complain(f"{name} is left out: {error}")
-    return usable, USAGE if len(usable) < len(found) else 0
+    return usable, USAGE if len(usable) < len(names) else 0
 
 
 def _version(metadata: Any, name: str) -> str | None:

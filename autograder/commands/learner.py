@@ -98,15 +98,15 @@ def show_functions(row: dict[str, Any]) -> None:
     out().print(f"[bold]{row['chapter']}[/]  {row['title']}: {row['summary']}\n")
     shown = table("", "", "", "", "")
     shown.columns[1].no_wrap = True
-    for one in row["functions"]:
-        mark, colour = STATES[one["state"]]
-        hints = f"{one['hints']} of {one['of_hints']} hints shown" if one["hints"] else ""
-        estimate = Function(one["function"], one["minutes"], one["difficulty"]).text
-        state = f"[{colour}]{one['state']}[/]"
-        shown.add_row(f"[{colour}]{mark}[/]", one["function"], state, estimate, f"[dim]{hints}[/]")
+    for entry in row["functions"]:
+        mark, colour = STATES[entry["state"]]
+        hints = f"{entry['hints']} of {entry['of_hints']} hints shown" if entry["hints"] else ""
+        estimate = Function(entry["function"], entry["minutes"], entry["difficulty"]).text
+        state = f"[{colour}]{entry['state']}[/]"
+        shown.add_row(f"[{colour}]{mark}[/]", entry["function"], state, estimate, f"[dim]{hints}[/]")
     out().print(shown)
     if row["functions"]:
-        following = next_function([one["function"] for one in row["functions"]], dict.fromkeys(row["passed"], True))
+        following = next_function([entry["function"] for entry in row["functions"]], dict.fromkeys(row["passed"], True))
         out().print(
             f"\nNext: {following}." if following else f"\nAll functions of {row['chapter']} pass.", markup=False
         )
@@ -122,7 +122,7 @@ def _show_bests(rows: list[dict[str, Any]]) -> None:
             shown.add_row(f"[bold]{name}[/]", "", "", f"[dim]{row['chapter']}[/]")
             for fact, best in facts.items():
                 colour = "green" if best["yours"] < 0.995 * best["reference"] else ""
-                yours, reference = (quantity(best[whose], best["unit"]) for whose in ("yours", "reference"))
+                yours, reference = (quantity(best[column], best["unit"]) for column in ("yours", "reference"))
                 shown.add_row(f"  {fact}", f"[{colour}]{yours}[/]" if colour else yours, reference, best["unit"])
     nothing = "nothing yet: times and bytes appear here once a function passes"
     out().print(shown if shown.row_count else nothing)
@@ -151,8 +151,8 @@ def _open_in_jupyterlab(notebook: Path) -> NoReturn:
     as_root = ["--allow-root"] if os.geteuid() == 0 else []  # in containers
     without_teaching = os.pathsep.join(filter(None, [str(LABCONFIG), os.environ.get("JUPYTER_CONFIG_PATH")]))
     # It prints the notebook's address: the only way in without a browser.
-    where = [f"--ServerApp.root_dir={Path.cwd()}", f"--LabApp.default_url=/lab/tree/{notebook.as_posix()}"]
-    jupyter = [sys.executable, "-m", "jupyterlab", *as_root, *where]
+    flags = [f"--ServerApp.root_dir={Path.cwd()}", f"--LabApp.default_url=/lab/tree/{notebook.as_posix()}"]
+    jupyter = [sys.executable, "-m", "jupyterlab", *as_root, *flags]
     sys.stdout.flush()
     os.execve(sys.executable, jupyter, {**os.environ, "JUPYTER_CONFIG_PATH": without_teaching})
 
@@ -208,16 +208,16 @@ def check(
 
 
 def _more_facts(chapter: str, aot: bool, mesh: Mesh, say: Callable[[str], None]) -> list[Any]:
-    more: list[Any] = []
+    extra_facts: list[Any] = []
     if aot:
         from autograder.learner.compiled import CompiledFacts
 
-        more.append(CompiledFacts(chapter, say))
+        extra_facts.append(CompiledFacts(chapter, say))
     if mesh is Mesh.real:
         from autograder.learner.hardware_check import measured_here
 
-        more.append(measured_here(chapter, say))
-    return more
+        extra_facts.append(measured_here(chapter, say))
+    return extra_facts
 
 
 def hint(
@@ -268,9 +268,9 @@ def show_hint(path: Path, chapter: str, function: str | None, number: int | None
         # Without colours, code keeps its backticks.
         text = tiers[tier - 1] if console.color_system else _CODE.sub(r"`` `\1` ``", tiers[tier - 1])
         console.print(Markdown(text), width=min(console.width, WIDEST))
-    more = f"`meshcraft hint {chapter} {name}` again shows the next one."
-    no_more = f"That was the last one. `meshcraft site {chapter}` opens the page with the theory behind it."
-    console.print(Prose(no_more if shown[-1] == len(tiers) else more, "dim"), crop=False)
+    next_text = f"`meshcraft hint {chapter} {name}` again shows the next one."
+    last_text = f"That was the last one. `meshcraft site {chapter}` opens the page with the theory behind it."
+    console.print(Prose(last_text if shown[-1] == len(tiers) else next_text, "dim"), crop=False)
 
 
 def reset(
@@ -283,9 +283,9 @@ def reset(
     require_chapter(chapter, or_primer=True)
     path = require_notebook(chapter, notebook)
     fresh = _with_stub(path, chapter, function) if function else exercise_text(chapter)
-    what = f"{function} in {path}" if function else str(path)
+    target = f"{function} in {path}" if function else str(path)
     if not yes:
-        typer.confirm(f"Reset {what} to the original?", abort=True)
+        typer.confirm(f"Reset {target} to the original?", abort=True)
     backup = back_up(path)
     path.write_text(fresh, encoding="utf-8")
     if chapter in {entry.name for entry in CHAPTERS}:
@@ -323,13 +323,13 @@ def require_notebook(chapter: str, given: Path | None) -> Path:
         if not given.is_file():
             raise UsageError(f"there is no notebook {given}")
         return given
-    found = find_notebook(chapter)
-    if found is None:
+    path = find_notebook(chapter)
+    if path is None:
         raise UsageError(
             f"there is no {chapter}/{chapter}.ipynb here; `meshcraft start {chapter}` makes it, "
             "`--notebook FILE` names another one"
         )
-    return found
+    return path
 
 
 def exercise_text(chapter: str) -> str:
@@ -375,19 +375,21 @@ def chapter_row(name: str) -> dict[str, Any]:
     states = function_states(name, path)
     functions = [
         {
-            "function": one.name,
-            "state": states[one.name],
-            "minutes": one.minutes,
-            "difficulty": one.difficulty,
-            "hints": known.hints.get(one.name, 0),
-            "of_hints": len(hints.get(one.name, ())),
+            "function": function.name,
+            "state": states[function.name],
+            "minutes": function.minutes,
+            "difficulty": function.difficulty,
+            "hints": known.hints.get(function.name, 0),
+            "of_hints": len(hints.get(function.name, ())),
         }
-        for one in entry.functions
+        for function in entry.functions
     ]
-    passed = [one for one in entry.names if states[one] == "passes"]
-    best: dict[str, dict[str, Best]] = {one: known.best[one] for one in entry.names if known.best.get(one)}
-    found = {**row, "passed": passed, "judged": sorted(known.passed), "functions": functions, "best": best}
-    return msgspec.to_builtins(found)
+    passed = [function for function in entry.names if states[function] == "passes"]
+    best: dict[str, dict[str, Best]] = {
+        function: known.best[function] for function in entry.names if known.best.get(function)
+    }
+    data = {**row, "passed": passed, "judged": sorted(known.passed), "functions": functions, "best": best}
+    return msgspec.to_builtins(data)
 
 
 def function_states(chapter: str, notebook: Path | None) -> dict[str, str]:
@@ -412,5 +414,5 @@ def _progress_text(row: dict[str, Any]) -> str:
     functions = row["functions"]
     if not functions:
         return "[dim]nothing to write[/]"
-    marks = "".join("[{1}]{0}[/]".format(*STATES[one["state"]]) for one in functions)
+    marks = "".join("[{1}]{0}[/]".format(*STATES[function["state"]]) for function in functions)
     return f"{len(row['passed']):2} of {len(functions):2}  {marks}"

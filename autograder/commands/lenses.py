@@ -54,13 +54,13 @@ def memory(
     vocab: Annotated[int, typer.Option(help="Size of the vocabulary.")] = 40_512,
     seq: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 512,
     hidden: Annotated[int, typer.Option(help="Width inside the MLP; 0: four times the width.")] = 0,
-    parameters: Annotated[int, typer.Option(help="Their number, where it is known; 0: counted from the sizes.")] = 0,
+    parameters: Annotated[int, typer.Option(help="Number of parameters, if known; 0: counted from the sizes.")] = 0,
     batch: Annotated[int, typer.Option(help="Sequences in a step, over all devices.")] = 1,
-    microbatches: Annotated[int, typer.Option(help="Parts that each device's share is run in.")] = 1,
+    microbatches: Annotated[int, typer.Option(help="Parts that each device's share is split into.")] = 1,
     precision: Annotated[str, typer.Option(help="float32, cast, mixed, mixed32 or bfloat16.")] = "mixed",
     optimizer: Annotated[str, typer.Option(help="adam, adam16, momentum or sgd.")] = "adam",
     remat: Annotated[str, typer.Option(help="none, attention or block.")] = "none",
-    dropout: Annotated[bool, typer.Option("--dropout/--no-dropout", help="Whether its masks are saved.")] = True,
+    dropout: Annotated[bool, typer.Option("--dropout/--no-dropout", help="Whether dropout masks are saved.")] = True,
     mesh: MeshSizes = "",
     fsdp: Annotated[bool, typer.Option("--fsdp", help="Split state over `data` as well.")] = False,
     sequence_parallel: Annotated[bool, typer.Option(help="`tensor` splits the sequence between products.")] = True,
@@ -87,7 +87,7 @@ def memory(
     axes = parse_mesh(mesh)
     if machine is None and (devices or nodes):
         raise UsageError("--devices and --nodes need a machine: name one, as in --machine 8xH100")
-    found = None if machine is None else find_machine(machine, devices, nodes)
+    target_machine = None if machine is None else find_machine(machine, devices, nodes)
     try:
         step = {
             "batch": batch,
@@ -98,17 +98,21 @@ def memory(
         }
         splits = {"fsdp": fsdp, "min_size": min_size, "sequence_parallel": sequence_parallel}
         result = budget(sizes, mesh=axes, dropout=dropout, **splits, **step)
-        if found is not None:
-            found.require_fits(axes)
+        if target_machine is not None:
+            target_machine.require_fits(axes)
     except ValueError as error:
         raise UsageError(str(error)) from None
     needed = round((1 + margin) * result.total)
-    fits = None if found is None else needed <= found.memory_bytes
+    fits = None if target_machine is None else needed <= target_machine.memory_bytes
     if as_json:
-        verdict = {"machine": found and found.name, "memory_bytes": found and found.memory_bytes, "fits": fits}
+        verdict = {
+            "machine": target_machine and target_machine.name,
+            "memory_bytes": target_machine and target_machine.memory_bytes,
+            "fits": fits,
+        }
         print_json({**result.to_json(), "with_margin": needed, "mesh": axes, **verdict})
     else:
-        _print_budget(result, needed, margin, found, fits)
+        _print_budget(result, needed, margin, target_machine, fits)
     raise typer.Exit(SHORT if fits is False else 0)
 
 
@@ -158,7 +162,7 @@ def _machines_table(shown: tuple[Any, ...]) -> Any:
     return rows
 
 
-def _print_budget(result: Any, needed: int, margin: float, found: Any, fits: bool | None) -> None:
+def _print_budget(result: Any, needed: int, margin: float, machine: Any, fits: bool | None) -> None:
     from course.render.quantities import capacity_text
 
     rows = table("on one device", "MB", "bytes", "", gap=3, right=("MB",))
@@ -171,7 +175,7 @@ def _print_budget(result: Any, needed: int, margin: float, found: Any, fits: boo
     flops = f"{result.flops_per_token / 1e9:,.2f} GFLOP a token, forward and backward"
     head = f"{result.parameters:,} parameters; {flops}\n"
     show(head, rows)
-    if found is not None:
+    if machine is not None:
         word, style = ("fits", "green") if fits else ("does not fit", "red")
-        message = f"{capacity_text(needed)} with the margin; {found.name} has {capacity_text(found.memory_bytes)}"
+        message = f"{capacity_text(needed)} with the margin; {machine.name} has {capacity_text(machine.memory_bytes)}"
         show(Text(f"\n{word}: {message}", style=style))

@@ -14,8 +14,8 @@ def test_machines_lists_them_all_and_one_with_its_sources(meshcraft):
     assert all(machine.name in shown for machine in MACHINES)
     assert max(map(len, shown.splitlines())) <= 80
     assert "TF32 494.7" in shown and "74.5 (80)" in shown and "TF32 197" not in shown
-    one = meshcraft("machines", "8xa5000")
-    assert "NVIDIA RTX A5000 datasheet" in one.out and "8xH100" not in one.out
+    result = meshcraft("machines", "8xa5000")
+    assert "NVIDIA RTX A5000 datasheet" in result.out and "8xH100" not in result.out
 
 
 def test_machine_of_another_size_is_shown_and_has_memory_for_a_larger_mesh(meshcraft):
@@ -27,9 +27,9 @@ def test_machine_of_another_size_is_shown_and_has_memory_for_a_larger_mesh(meshc
 
 
 def test_machines_as_json_has_every_figure_and_source(meshcraft):
-    found = json.loads(meshcraft("machines", "--json").out)["machines"]
-    assert [m["name"] for m in found] == [m.name for m in MACHINES]
-    assert found[0]["links"][0]["group"] == 2 and found[0]["sources"]["links"]
+    machines = json.loads(meshcraft("machines", "--json").out)["machines"]
+    assert [m["name"] for m in machines] == [m.name for m in MACHINES]
+    assert machines[0]["links"][0]["group"] == 2 and machines[0]["sources"]["links"]
 
 
 def test_memory_shows_the_worked_example(meshcraft):
@@ -51,12 +51,12 @@ def test_memory_exits_1_if_the_machine_is_too_small(meshcraft):
 
 
 def test_memory_as_json_says_what_it_counted(meshcraft):
-    ended = meshcraft(*EXAMPLE, "--machine", "8xA5000", "--json")
-    found = json.loads(ended.out)
-    assert ended.status == 1
-    assert (found["total"], found["fits"], found["machine"]) == (25_287_251_712, False, "8xA5000")
-    assert found["with_margin"] == round(1.2 * found["total"])
-    assert [row["name"] for row in found["rows"]] == ["parameters", "gradients", "optimizer", "activations"]
+    result = meshcraft(*EXAMPLE, "--machine", "8xA5000", "--json")
+    data = json.loads(result.out)
+    assert result.status == 1
+    assert (data["total"], data["fits"], data["machine"]) == (25_287_251_712, False, "8xA5000")
+    assert data["with_margin"] == round(1.2 * data["total"])
+    assert [row["name"] for row in data["rows"]] == ["parameters", "gradients", "optimizer", "activations"]
 
 
 @pytest.mark.parametrize(
@@ -80,5 +80,5 @@ def test_memory_as_json_says_what_it_counted(meshcraft):
     ],
 )
 def test_wrong_use_says_what_to_do(meshcraft, arguments, sentence):
-    ended = meshcraft(*arguments)
-    assert ended.status == 2 and sentence in ended.err and "Traceback" not in ended.err
+    result = meshcraft(*arguments)
+    assert result.status == 2 and sentence in result.err and "Traceback" not in result.err

@@ -43,10 +43,10 @@ def new_chapter(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="Its name, shared by its files and functions: my_chapter.")
     ],
-    title: Annotated[str, typer.Option(help="As readers see it; from the name, if none.")] = "",
+    title: Annotated[str, typer.Option(help="As readers see it; by default, from the name.")] = "",
     summary: Annotated[str, typer.Option(help="A few words for the table of chapters.")] = "what you learn in it",
-    function: Annotated[str, typer.Option(metavar="NAME", help="Its first function; NAME_mean, if none.")] = "",
-    after: Annotated[str, typer.Option(metavar="CHAPTER", help="The chapter it follows; the last one, if none.")] = "",
+    function: Annotated[str, typer.Option(metavar="NAME", help="Its first function; by default, NAME_mean.")] = "",
+    after: Annotated[str, typer.Option(metavar="CHAPTER", help="The chapter it follows; by default, the last.")] = "",
     course: Annotated[
         Path | None, typer.Option("--course", metavar="FOLDER", help="Put it into this course folder instead.")
     ] = None,
@@ -87,16 +87,18 @@ def _in_course(folder: Path, words: dict[str, str], after: str) -> None:
         raise UsageError(f"{folder} is not a course folder; `meshcraft init {folder}` makes one")
     moved = {Path(path.as_posix().removeprefix("autograder/")): text for path, text in _files(words).items()}
     files = {path: text for path, text in moved.items() if path.parts[0] != "site"}
-    for more in ("chapter.toml", "page.md"):
-        files[Path("chapters", name, more)] = _filled(TEMPLATE / f"{more}{SUFFIX}", words)
+    for file in ("chapter.toml", "page.md"):
+        files[Path("chapters", name, file)] = _filled(TEMPLATE / f"{file}{SUFFIX}", words)
     _require_free(folder, files, name)
     _write(folder, files)
     out().print(NEXT_IN_COURSE.format(name=name), markup=False, soft_wrap=True)
 
 
 def _require_free(folder: Path, files: dict[Path, str], name: str) -> None:
-    if there := [str(path) for path in files if (folder / path).exists()]:
-        raise UsageError(f"{join_words(there)} would be overwritten; move it away, or choose a name other than {name}")
+    if existing := [str(path) for path in files if (folder / path).exists()]:
+        raise UsageError(
+            f"{join_words(existing)} would be overwritten; move it away, or choose a name other than {name}"
+        )
 
 
 def _write(folder: Path, files: dict[Path, str]) -> None:
@@ -108,15 +110,15 @@ def _write(folder: Path, files: dict[Path, str]) -> None:
 
 def _files(words: dict[str, str]) -> dict[Path, str]:
     """The files of the chapter, relative to the root, and their contents."""
-    found = {}
+    files = {}
     for template in sorted((TEMPLATE / "files").rglob(f"*{SUFFIX}")):
         relative = template.relative_to(TEMPLATE / "files").as_posix().removesuffix(SUFFIX)
-        found[Path(relative.replace("NAME", words["name"]))] = _filled(template, words)
-    return found
+        files[Path(relative.replace("NAME", words["name"]))] = _filled(template, words)
+    return files
 
 
 def _with_chapter(root: Path, words: dict[str, str], after: str) -> str:
-    """The curriculum with the chapter after that one, or at the end."""
+    """Return the curriculum with the new chapter after the given one, or at the end."""
     lines = (root / CURRICULUM).read_text(encoding="utf-8").splitlines(keepends=True)
     begin = next((number for number, line in enumerate(lines) if line.startswith("CHAPTERS = (")), len(lines))
     end = next((number for number, line in enumerate(lines[begin:], begin) if line == ")\n"), None)

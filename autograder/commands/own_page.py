@@ -19,7 +19,7 @@ mfrac > :first-child {{ padding-bottom: 0.12em }} mfrac > :last-child {{ padding
 
 
 def write_page(path: Path, folder: Path, name: str) -> list[str]:
-    """Write a Markdown file as ``NAME.html``, with an index beside it.
+    """Write a Markdown file as ``NAME.html``, with an index next to it.
 
     Returns:
         A sentence for each formula that cannot be read as LaTeX; the page shows it as it was typed.

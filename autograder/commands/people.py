@@ -24,13 +24,13 @@ from autograder.commands.terminal import (
 from autograder.contract.text import count_of
 from autograder.render import one_line, plain
 
-LATE_IN_CANVAS = "late, as Canvas says, without a time; they count as on time until a timestamp.txt gives one"
+LATE_IN_CANVAS = "late according to Canvas, which gives no time; they count as on time until a timestamp.txt gives one"
 Chapter = Annotated[str, typer.Argument(metavar="CHAPTER", help="The chapter.")]
 
 
 def extend(
     chapter: Chapter,
-    student: Annotated[list[str] | None, typer.Argument(metavar="[STUDENT]...", help="Who may take longer.")] = None,
+    student: Annotated[list[str] | None, typer.Argument(metavar="[STUDENT]...", help="Who gets more time.")] = None,
     course: CourseFolder = Path("."),
     hours: Annotated[float | None, typer.Option(help="Hours after the due date; 0 takes an extension back.")] = None,
     until: Annotated[str, typer.Option(metavar="TIME", help="A time instead: 2026-12-03T18:00.")] = "",
@@ -44,11 +44,11 @@ def extend(
     when = parse_due(until) if until else None
     if (hours is None) == (when is None):
         raise UsageError("say how long: --hours 24, or --until 2026-12-03T18:00; --hours 0 takes an extension back")
-    who = chosen(folder, student or [], section)
-    more = hours if hours is not None else hours_until(folder, name, when) if when else 0.0
-    number = extend(folder, name, who, more)
-    given = f"{more:g} hours more" if more else "no extension"
-    tell(f"{name}: {given} for {count_of(len(who), 'student')}: {', '.join(who)}", number)
+    students = chosen(folder, student or [], section)
+    extra_hours = hours if hours is not None else hours_until(folder, name, when) if when else 0.0
+    number = extend(folder, name, students, extra_hours)
+    extension = f"{extra_hours:g} hours more" if extra_hours else "no extension"
+    tell(f"{name}: {extension} for {count_of(len(students), 'student')}: {', '.join(students)}", number)
 
 
 def collect(
@@ -59,7 +59,7 @@ def collect(
 ) -> None:
     """Take in the submissions that Canvas, Moodle or Gradescope gave you as a zip file, unpacked or not.
 
-    Exit status 1: a notebook matches no student; it is kept aside, and named.
+    Exit status 1: a notebook matches no student; it is set aside and named.
     """
     from autograder.grading.nbgrader.uploads import collect
 
@@ -93,22 +93,25 @@ def collect_git(
         raise UsageError(f"--time is {COMMIT} or {FETCH}, not {by!r}")
     name = require_chapter(chapter)
     with spinner("reading repositories"):
-        made = collect_git(course, name, source, roster=roster, by=by)
-    _collected(name, made, f"late, by the time of the {by}", as_json)
+        collected = collect_git(course, name, source, roster=roster, by=by)
+    _collected(name, collected, f"late, by the time of the {by}", as_json)
 
 
-def _collected(name: str, made: Any, late: str, as_json: bool) -> None:
+def _collected(name: str, collected: Any, late: str, as_json: bool) -> None:
     if as_json:
-        print_json({"chapter": name, **vars(made)})
+        print_json({"chapter": name, **vars(collected)})
     else:
-        out().print(f"{len(made.new)} new, {len(made.replaced)} replaced, {len(made.same)} as before", markup=False)
-        if made.others:
-            out().print(f"{count_of(made.others, 'other file')} in it, not notebooks", markup=False)
-        if made.late:
-            out().print(plain(f"{late}: {', '.join(made.late)}"), markup=False, soft_wrap=True)
-    for entry, why in made.aside.items():
+        out().print(
+            f"{len(collected.new)} new, {len(collected.replaced)} replaced, {len(collected.same)} as before",
+            markup=False,
+        )
+        if collected.others:
+            out().print(f"{count_of(collected.others, 'other file')} in it, not notebooks", markup=False)
+        if collected.late:
+            out().print(plain(f"{late}: {', '.join(collected.late)}"), markup=False, soft_wrap=True)
+    for entry, why in collected.aside.items():
         complain(f"{one_line(entry)}: {why}")
-    raise typer.Exit(SHORT if made.aside else 0)
+    raise typer.Exit(SHORT if collected.aside else 0)
 
 
 def readers(
@@ -129,23 +132,25 @@ def readers(
         share = assign_readers(folder, name, among)
     else:
         share = {}
-        for which, reader in values(folder, READER).items():
-            if which.startswith(f"{name}/"):
-                share.setdefault(reader, []).append(which.partition("/")[2])
+        for key, reader in values(folder, READER).items():
+            if key.startswith(f"{name}/"):
+                share.setdefault(reader, []).append(key.partition("/")[2])
     shown = numbers(folder, name)
-    rows = {reader: sorted(shown[each] for each in theirs if each in shown) for reader, theirs in share.items()}
+    rows = {reader: sorted(shown[each] for each in students if each in shown) for reader, students in share.items()}
     if as_json:
         print_json({"chapter": name, "readers": [{"name": r, "submissions": n} for r, n in rows.items()]})
         return
-    made = table("assistant", "submissions", "in formgrader", gap=3)
-    for reader, theirs in sorted(rows.items()):
-        made.add_row(Text(plain(reader)), str(len(theirs)), ", ".join(f"#{number}" for number in theirs))
-    show(made if rows else Text("nobody yet; name the assistants: --among tina --among tom"))
+    readers_table = table("assistant", "submissions", "in formgrader", gap=3)
+    for reader, submissions in sorted(rows.items()):
+        readers_table.add_row(
+            Text(plain(reader)), str(len(submissions)), ", ".join(f"#{number}" for number in submissions)
+        )
+    show(readers_table if rows else Text("nobody yet; name the assistants: --among tina --among tom"))
 
 
 def request(
     chapter: Chapter,
-    student: Annotated[str, typer.Argument(metavar="STUDENT", help="Who asks.")],
+    student: Annotated[str, typer.Argument(metavar="STUDENT", help="The student who asks.")],
     text: Annotated[str, typer.Option("--text", help="What the student asks; kept with the grade.")] = "",
     answer: Annotated[str, typer.Option("--answer", help="Your answer; it is on the next feedback page.")] = "",
     course: CourseFolder = Path("."),
@@ -168,22 +173,22 @@ def requests(course: CourseFolder = Path("."), as_json: AsJson = False) -> None:
     from autograder.grading.nbgrader.register import REQUEST, values
 
     rows = []
-    for which, request in values(course.resolve(), REQUEST).items():
-        chapter, _, student = which.partition("/")
+    for key, request in values(course.resolve(), REQUEST).items():
+        chapter, _, student = key.partition("/")
         rows.append({"chapter": chapter, "student": student, **request})
     rows.sort(key=lambda row: (bool(row["answer"]), row["at"]))
     if as_json:
         print_json({"requests": rows})
         return
-    made = table("chapter", "student", "asked", "request", "answer", gap=3)
+    requests_table = table("chapter", "student", "asked", "request", "answer", gap=3)
     for row in rows:
-        made.add_row(*(Text(plain(row[name])) for name in ("chapter", "student", "at", "text", "answer")))
-    show(made if rows else Text("nobody has asked for a regrade"))
+        requests_table.add_row(*(Text(plain(row[name])) for name in ("chapter", "student", "at", "text", "answer")))
+    show(requests_table if rows else Text("nobody has asked for a regrade"))
 
 
 def changes(
     course: CourseFolder = Path("."),
-    undo: Annotated[int | None, typer.Option(metavar="NUMBER", help="Put back what this change set.")] = None,
+    undo: Annotated[int | None, typer.Option(metavar="NUMBER", help="Undo the change with this number.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the log of changes to dates, points, people and settings, or undo one."""
@@ -199,11 +204,13 @@ def changes(
         names = ("number", "at", "who", "sentence", "undone_by")
         print_json({"changes": [{name: getattr(change, name) for name in names} for change in log]})
         return
-    made = table("", "when", "who", "change", "", gap=3)
+    changes_table = table("", "when", "who", "change", "", gap=3)
     for change in log:
         undone = f"undone by {change.undone_by}" if change.undone_by else ""
-        made.add_row(str(change.number), change.at, Text(plain(change.who)), Text(plain(change.sentence)), undone)
-    show(made if log else Text("nothing has been changed yet"))
+        changes_table.add_row(
+            str(change.number), change.at, Text(plain(change.who)), Text(plain(change.sentence)), undone
+        )
+    show(changes_table if log else Text("nothing has been changed yet"))
 
 
 def tell(sentence: str, number: int) -> None:

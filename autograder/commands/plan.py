@@ -73,33 +73,33 @@ def plan(
     where, known = _where(machine, devices, nodes, efficiency)
     if card is not None and (card.is_dir() or card.suffix != ".json"):
         raise UsageError(f"--card {card}: name a file that ends in .json")
-    given = {"layers": layers, "width": width, "heads": heads, "vocab": vocab, "seq": seq, "hidden": hidden}
-    given |= {"kv_heads": kv_heads, "head_width": head_width, "gated": gated, "parallel": parallel}
-    given |= {"experts": experts, "experts_per_token": experts_per_token, "shared_experts": shared_experts}
-    given |= {"expert_hidden": expert_hidden, "dense_layers": dense_layers}
-    sizes = _sizes(model, batch, _stated(given))
+    overrides = {"layers": layers, "width": width, "heads": heads, "vocab": vocab, "seq": seq, "hidden": hidden}
+    overrides |= {"kv_heads": kv_heads, "head_width": head_width, "gated": gated, "parallel": parallel}
+    overrides |= {"experts": experts, "experts_per_token": experts_per_token, "shared_experts": shared_experts}
+    overrides |= {"expert_hidden": expert_hidden, "dense_layers": dense_layers}
+    sizes = _sizes(model, batch, _stated(overrides))
     tried = {"schedules": schedule, "zeros": zero, "contexts": context, "experts": expert, "remats": remat}
     step = {"precision": dtypes, "optimizer": optimizer, "context_attention": context_attention, "margin": margin}
     step |= {"sequence_parallel": sequence_parallel, "kernels": kernels, "rings": rings, "pairs": pairs}
     training = _training(course, tried, step)
-    found = search(sizes, where, batch, training)
+    plans = search(sizes, where, batch, training)
     if as_json:
-        print_json(_as_json(found, where, batch, training))
+        print_json(_as_json(plans, where, batch, training))
     else:
-        print_plans(found, where, sizes, batch, every, _reached(where, known))
-    if card is not None and found.best is not None:
-        kept = _keep_card(card, found.best, sizes, where, batch, training)
+        print_plans(plans, where, sizes, batch, every, _reached(where, known))
+    if card is not None and plans.best is not None:
+        card_view = _keep_card(card, plans.best, sizes, where, batch, training)
         if not as_json:
-            show("", kept)
-    raise typer.Exit(0 if found.best else SHORT)
+            show("", card_view)
+    raise typer.Exit(0 if plans.best else SHORT)
 
 
-def _stated(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if value is not None}
+def _stated(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _training(course: bool, tried: dict[str, str | None], step: dict[str, Any]) -> Training:
-    """What may be tried: the course's own step or the usual one, with what is given."""
+    """Return what may be tried: the course's own step or the default one, overridden by the given options."""
     from course.planning import COURSE, DEFAULT
 
     parts = {name: _parts(name, text) for name, text in _stated(tried).items()}
@@ -109,15 +109,15 @@ def _training(course: bool, tried: dict[str, str | None], step: dict[str, Any]) 
         raise UsageError(str(error)) from None
 
 
-def _as_json(found: Plans, where: Machine, batch: int, training: Training) -> dict[str, Any]:
+def _as_json(plans: Plans, where: Machine, batch: int, training: Training) -> dict[str, Any]:
     return {
         "machine": where.name,
         "batch": batch,
         "efficiency": where.efficiency.matmul,
         "training": vars(training),
-        "considered": found.count,
-        "best": found.best and found.best.to_json(),
-        "rejected": [one.to_json() for one in found.rejected],
+        "considered": plans.count,
+        "best": plans.best and plans.best.to_json(),
+        "rejected": [rejected.to_json() for rejected in plans.rejected],
     }
 
 
@@ -150,7 +150,7 @@ def _where(
 
 
 def _parts(name: str, text: str) -> tuple[str, ...] | tuple[int, ...]:
-    """The values of an option that are separated by commas."""
+    """Parse an option's comma-separated values."""
     parts = tuple(part.strip() for part in text.split(",") if part.strip())
     if name in ("remats", "schedules"):
         return parts
@@ -161,24 +161,24 @@ def _parts(name: str, text: str) -> tuple[str, ...] | tuple[int, ...]:
         raise UsageError(f"--{option} {text}: whole numbers with commas between them") from None
 
 
-def _sizes(model: str | None, batch: int, given: dict[str, int]) -> Sizes:
-    """The sizes of a published model or of the default one, with those that are given."""
+def _sizes(model: str | None, batch: int, overrides: dict[str, int]) -> Sizes:
+    """The sizes of a published model or of the default one, overridden by those that are given."""
     from course.planning.models import BILLION, MODELS
     from course.sizes import MAY_BE_ZERO
 
     if model is not None and model not in MODELS:
         raise UsageError(f"no model is called {model!r}; there are: {', '.join(MODELS)}")
-    for what, number in {**given, "batch": batch}.items():
-        if number < (0 if what in MAY_BE_ZERO or number is False else 1):
-            least = f"0 (0 means {MAY_BE_ZERO[what]})" if what in MAY_BE_ZERO else "1"
-            raise UsageError(f"--{what.replace('_', '-')} {number}: it must be at least {least}")
-    sizes = replace(BILLION if model is None else MODELS[model], **given)
-    for what, number, by, parts in (
+    for name, number in {**overrides, "batch": batch}.items():
+        if number < (0 if name in MAY_BE_ZERO or number is False else 1):
+            least = f"0 (0 means {MAY_BE_ZERO[name]})" if name in MAY_BE_ZERO else "1"
+            raise UsageError(f"--{name.replace('_', '-')} {number}: it must be at least {least}")
+    sizes = replace(BILLION if model is None else MODELS[model], **overrides)
+    for name, number, by, parts in (
         ("width", sizes.width, "heads", 1 if sizes.head_width else sizes.heads),
         ("heads", sizes.heads, "kv-heads", sizes.kv_heads or 1),
     ):
         if number % parts:
-            raise UsageError(f"--{what} {number} is not divisible by --{by} {parts}")
+            raise UsageError(f"--{name} {number} is not divisible by --{by} {parts}")
     if not (1 if sizes.experts else 0) <= sizes.experts_per_token <= sizes.experts:
         raise UsageError(f"--experts-per-token {sizes.experts_per_token}: there are {sizes.experts} experts in a layer")
     if sizes.dense_layers > sizes.layers:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-# The model. Its sizes, if left out, are those of one of 0.94 billion parameters.
+# The model. The default sizes describe one of 0.94 billion parameters.
 Model = Annotated[
     str | None, typer.Option(help="A published model, such as mixtral-8x7b; sizes given here override its own.")
 ]
@@ -42,16 +42,16 @@ CourseStep = Annotated[
 ]
 Dtypes = Annotated[str, typer.Option(help="float32, cast, mixed, mixed32 or bfloat16, as for `memory --precision`.")]
 Optimizer = Annotated[str, typer.Option(help="adam, adam16, momentum or sgd.")]
-Remats = Annotated[str, typer.Option(help="What may be tried of none, attention, half, block.")]
+Remats = Annotated[str, typer.Option(help="Which of none, attention, half and block may be tried.")]
 Zeros = Annotated[str | None, typer.Option(help="Stages of ZeRO that may be tried: 0,1,2,3; 3 is FSDP.")]
 Schedules = Annotated[
     str | None,
     typer.Option(help="Those that may be tried: 1f1b,interleaved,zero_bubble,breadth_first; there is also gpipe."),
 ]
 Contexts = Annotated[
-    str | None, typer.Option(help="Sizes of the axis `context` that may be tried; by the sequence's length.")
+    str | None, typer.Option(help="Sizes of the axis `context` to try; by default from the sequence's length.")
 ]
-ExpertAxes = Annotated[str | None, typer.Option(help="Sizes of the axis `expert` that may be tried; by the experts.")]
+ExpertAxes = Annotated[str | None, typer.Option(help="Sizes of the axis `expert` to try; by default from the experts.")]
 ContextAttention = Annotated[
     str, typer.Option(help="ring: keys and values travel while attention computes; gathered: before.")
 ]

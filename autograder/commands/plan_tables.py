@@ -30,9 +30,9 @@ def print_plans(found: Plans, where: Machine, sizes: Sizes, batch: int, every: b
     show(Text(f"{reached}\n", style="dim"))
     best = [found.best] if found.best is not None else []
     if every:
-        show(_configurations([*best, *found.rejected], lambda one: one.reason))
+        show(_configurations([*best, *found.rejected], lambda rejected: rejected.reason))
         return
-    show(_configurations(found.by_mesh().values(), lambda one: one.summary))
+    show(_configurations(found.by_mesh().values(), lambda rejected: rejected.summary))
     if found.best is None:
         show(Text(f"\nnothing fits in {capacity_text(where.memory_bytes)} with the margin", style="red"))
     show(Text("\nrejected", style="bold"), _groups_table(found))
@@ -56,17 +56,17 @@ def _table(*columns: str, numbers: tuple[str, ...]) -> Table:
     return table
 
 
-def _axes(every: Iterable[Estimate | Rejected]) -> tuple[str, ...]:
-    """The axes to show: of ``expert`` and ``context`` those that split something in one of these configurations."""
-    meshes = [_mesh(one) for one in every]
+def _axes(configurations: Iterable[Estimate | Rejected]) -> tuple[str, ...]:
+    """The axes to show; ``expert`` and ``context`` only if they split something in one of these configurations."""
+    meshes = [_mesh(configuration) for configuration in configurations]
     rest = [axis for axis in ("expert", "context") if any(getattr(mesh, axis) > 1 for mesh in meshes)]
     return ("data", "pipe", *rest, "tensor")
 
 
-def _mesh(one: Estimate | Rejected) -> Mesh:
+def _mesh(configuration: Estimate | Rejected) -> Mesh:
     from course.planning.search import Rejected
 
-    return one.mesh if isinstance(one, Rejected) else one.choice.at
+    return configuration.mesh if isinstance(configuration, Rejected) else configuration.choice.at
 
 
 def _mesh_text(mesh: Mesh, axes: Iterable[str]) -> str:
@@ -74,16 +74,16 @@ def _mesh_text(mesh: Mesh, axes: Iterable[str]) -> str:
 
 
 def _schedule(choice: Choice) -> str:
-    """One word: without a pipeline there is nothing to schedule."""
+    """The schedule in one word; a dash without a pipeline, where there is nothing to schedule."""
     return "-" if choice.alone else choice.schedule
 
 
-def _configurations(every: Iterable[Estimate | Rejected], reason: Callable[[Rejected], str]) -> Table:
+def _configurations(configurations: Iterable[Estimate | Rejected], reason: Callable[[Rejected], str]) -> Table:
     """The best configuration and alternatives, each with its reason."""
     from course.planning.search import Rejected
 
-    every = list(every)
-    axes = _axes(every)
+    configurations = list(configurations)
+    axes = _axes(configurations)
     columns = (
         "mesh" if len(axes) > 3 else " ".join(axes),
         "M",
@@ -97,22 +97,31 @@ def _configurations(every: Iterable[Estimate | Rejected], reason: Callable[[Reje
         "",
     )
     table = _table(*columns, numbers=("M", "R", "ms", "MFU", "GB"))
-    for one in every:
-        found, why = (one.found, reason(one)) if isinstance(one, Rejected) else (one, "the best")
+    for configuration in configurations:
+        estimate, why = (
+            (configuration.found, reason(configuration))
+            if isinstance(configuration, Rejected)
+            else (configuration, "the best")
+        )
         cells = [""] * 8
-        if found is not None:
-            c = found.choice
+        if estimate is not None:
+            c = estimate.choice
             cells = [str(c.microbatches), str(c.repeats), _schedule(c), c.remat, str(c.zero)]
-            cells += [f"{1e3 * found.seconds:,.1f}", f"{found.mfu:.1%}", f"{found.bytes / 1e9:,.1f}"]
-        table.add_row(_mesh_text(_mesh(one), axes), *cells, why, style="" if isinstance(one, Rejected) else "bold")
+            cells += [f"{1e3 * estimate.seconds:,.1f}", f"{estimate.mfu:.1%}", f"{estimate.bytes / 1e9:,.1f}"]
+        table.add_row(
+            _mesh_text(_mesh(configuration), axes),
+            *cells,
+            why,
+            style="" if isinstance(configuration, Rejected) else "bold",
+        )
     return table
 
 
-def _groups_table(found: Plans) -> Table:
+def _groups_table(plans: Plans) -> Table:
     """Reasons by number of configurations, most first, each with its nearest configuration."""
     table = _table("configurations", "why", "the nearest of them", numbers=("configurations",))
-    axes = _axes(found.rejected)
-    for (kind, cause), group in sorted(found.grouped().items(), key=lambda item: -len(item[1])):
+    axes = _axes(plans.rejected)
+    for (kind, cause), group in sorted(plans.grouped().items(), key=lambda item: -len(item[1])):
         near = group[0]
         name = _mesh_text(near.mesh, axes)
         if near.found is not None:

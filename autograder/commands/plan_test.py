@@ -16,29 +16,29 @@ LARGE = ("plan", "--layers", "8", "--width", "16384", "--heads", "128", "--batch
 
 
 def test_plan_shows_the_best_of_each_mesh_and_why_the_others_are_not_it(meshcraft):
-    ended = meshcraft(*SMALL, columns=80)
-    found = search(Sizes(4, 512, 4, 1024, 256), REACHED, 8)
-    assert ended.status == 0 and found.best
-    assert f"{found.count:,} configurations" in ended.out and ended.out.count("the best") == 1
-    mesh = " x ".join(map(str, found.best.choice[:3]))
-    best = next(line for line in ended.out.splitlines() if line.startswith(mesh))
-    assert f"{1e3 * found.best.seconds:,.1f}" in best and f"{found.best.mfu:.1%}" in best
-    assert "heads 4 cannot be split over" in " ".join(ended.out.split())
-    assert max(map(len, ended.out.splitlines())) <= 80
+    result = meshcraft(*SMALL, columns=80)
+    plans = search(Sizes(4, 512, 4, 1024, 256), REACHED, 8)
+    assert result.status == 0 and plans.best
+    assert f"{plans.count:,} configurations" in result.out and result.out.count("the best") == 1
+    mesh = " x ".join(map(str, plans.best.choice[:3]))
+    best = next(line for line in result.out.splitlines() if line.startswith(mesh))
+    assert f"{1e3 * plans.best.seconds:,.1f}" in best and f"{plans.best.mfu:.1%}" in best
+    assert "heads 4 cannot be split over" in " ".join(result.out.split())
+    assert max(map(len, result.out.splitlines())) <= 80
 
 
 def test_every_configuration_is_shown_with_its_reason_if_asked(meshcraft):
-    shown, found = meshcraft(*SMALL, "--all").out, json.loads(meshcraft(*SMALL, "--json").out)
-    assert shown.count("% slower") >= 0.9 * sum(one["kind"] == "slower" for one in found["rejected"])
-    assert found["considered"] == 1 + len(found["rejected"])
-    assert set(found["best"]) == {"choice", "seconds", "mfu", "bytes", "fits", "parts", "resident"}
-    assert {one["kind"] for one in found["rejected"]} == {"slower", "cannot be split"}
-    assert all(one["reason"] for one in found["rejected"])
+    shown, data = meshcraft(*SMALL, "--all").out, json.loads(meshcraft(*SMALL, "--json").out)
+    assert shown.count("% slower") >= 0.9 * sum(plan["kind"] == "slower" for plan in data["rejected"])
+    assert data["considered"] == 1 + len(data["rejected"])
+    assert set(data["best"]) == {"choice", "seconds", "mfu", "bytes", "fits", "parts", "resident"}
+    assert {plan["kind"] for plan in data["rejected"]} == {"slower", "cannot be split"}
+    assert all(plan["reason"] for plan in data["rejected"])
 
 
 def test_the_best_way_leaves_a_card_with_everything_that_it_rests_on(meshcraft, tmp_path):
     file = tmp_path / "cards" / "plan.json"
-    ended = meshcraft(*SMALL, "--card", str(file))
+    result = meshcraft(*SMALL, "--card", str(file))
     best = search(Sizes(4, 512, 4, 1024, 256), REACHED, 8).best
     assert best
     card = json.loads(file.read_text())
@@ -49,7 +49,7 @@ def test_the_best_way_leaves_a_card_with_everything_that_it_rests_on(meshcraft, 
     assert row["tokens_per_second"] == pytest.approx(8 * 256 / best.seconds)
     assert row["mfu"] == pytest.approx(row["model_flops"] / row["seconds"] / row["peak_flops"])
     assert (row["sizes"]["layers"], row["sizes"]["hidden"], row["dtypes"]) == (4, 2048, "cast")
-    flat = " ".join(ended.out.split())
+    flat = " ".join(result.out.split())
     assert f"{row['tokens_per_second']:,.0f} tokens/s" in flat and f"microbatches {row['num_microbatches']}" in flat
     assert json.loads(meshcraft(*SMALL, "--card", str(file), "--json").out)["best"], "nothing but JSON"
     below_a_file = meshcraft(*SMALL, "--card", str(file / "plan.json"))
@@ -60,14 +60,14 @@ def test_a_model_and_a_machine_of_any_size_can_be_named_and_the_step_of_the_cour
     llama = (
         "--layers 32 --width 4096 --heads 32 --kv-heads 8 --gated --hidden 14336 --vocab 128256 --seq 8192 --batch 512"
     )
-    ended = meshcraft("plan", *llama.split(), "--devices", "512", "--nodes", "64", "--zero", "1")
-    text = " ".join(ended.out.split())
+    result = meshcraft("plan", *llama.split(), "--devices", "512", "--nodes", "64", "--zero", "1")
+    text = " ".join(result.out.split())
     assert "8,064,533,760 parameters" in text and "64x8xH100" in text and "512 x 1 x 1" in text
     assert f"times at {REACHED.efficiency.matmul:.2f} of the peaks, fitted on 8 published runs" in text
-    found = json.loads(meshcraft(*SMALL, "--course", "--efficiency", "1", "--json").out)
+    data = json.loads(meshcraft(*SMALL, "--course", "--efficiency", "1", "--json").out)
     best = search(Sizes(4, 512, 4, 1024, 256), machine("8xH100"), 8, COURSE).best
-    assert best and found["best"] == json.loads(json.dumps(best.to_json())) and found["efficiency"] == 1
-    assert found["training"]["schedules"] == ["breadth_first"] and found["training"]["pairs"]
+    assert best and data["best"] == json.loads(json.dumps(best.to_json())) and data["efficiency"] == 1
+    assert data["training"]["schedules"] == ["breadth_first"] and data["training"]["pairs"]
     assert "which no run reaches" in meshcraft(*SMALL, "--machine", "8xTPUv5e").out
 
 
@@ -77,19 +77,19 @@ def test_a_published_mixture_is_planned_over_its_experts_and_what_is_fixed_is_fi
     assert "46,702,824,704 parameters, 12,879,957,248 of them for each token" in text
     assert "Mesh: data x pipe x expert x context x tensor" in text and "zero_bubble" in text
     fixed = ("--expert", "8", "--context", "1", "--schedule", "1f1b,interleaved", "--zero", "1,3")
-    found = json.loads(meshcraft(*mixtral, *fixed, "--json").out)
-    choices = [one["estimate"]["choice"] for one in found["rejected"] if one["estimate"]]
-    assert {(one["expert"], one["context"]) for one in choices} == {(8, 1)}
-    assert {one["zero"] for one in choices} == {1, 3}
-    assert {one["schedule"] for one in choices} == {"1f1b", "interleaved"}
+    data = json.loads(meshcraft(*mixtral, *fixed, "--json").out)
+    choices = [plan["estimate"]["choice"] for plan in data["rejected"] if plan["estimate"]]
+    assert {(choice["expert"], choice["context"]) for choice in choices} == {(8, 1)}
+    assert {choice["zero"] for choice in choices} == {1, 3}
+    assert {choice["schedule"] for choice in choices} == {"1f1b", "interleaved"}
 
 
 def test_plan_exits_1_where_nothing_fits(meshcraft):
-    ended = meshcraft(*LARGE)
-    assert ended.status == 1 and "nothing fits in 22.4 GiB (24 GB) with the margin" in ended.out
-    assert "does not fit: " in ended.out
-    found = json.loads(meshcraft(*LARGE, "--json").out)
-    assert found["best"] is None and found["rejected"]
+    result = meshcraft(*LARGE)
+    assert result.status == 1 and "nothing fits in 22.4 GiB (24 GB) with the margin" in result.out
+    assert "does not fit: " in result.out
+    data = json.loads(meshcraft(*LARGE, "--json").out)
+    assert data["best"] is None and data["rejected"]
 
 
 @pytest.mark.parametrize(
@@ -119,5 +119,5 @@ def test_plan_exits_1_where_nothing_fits(meshcraft):
     ],
 )
 def test_wrong_use_says_what_to_do(meshcraft, arguments, sentence):
-    ended = meshcraft("plan", *arguments)
-    assert ended.status == 2 and sentence in " ".join(ended.err.split()) and "Traceback" not in ended.err
+    result = meshcraft("plan", *arguments)
+    assert result.status == 2 and sentence in " ".join(result.err.split()) and "Traceback" not in result.err

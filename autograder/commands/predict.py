@@ -90,27 +90,27 @@ def predict(
     where = _sized(machine, devices, nodes)
     with spinner(f"predicting {function or what}"), _explained():
         if script:
-            found, programs = _of_script(what, arguments or "", parse_mesh(mesh), where, aot, model_flops)
+            prediction, programs = _of_script(what, arguments or "", parse_mesh(mesh), where, aot, model_flops)
         elif function is None:
-            found, programs = _of_file(what, where, aot, model_flops)
+            prediction, programs = _of_file(what, where, aot, model_flops)
         else:
             require_chapter(what)
             from autograder.learner.profile import predict_solution
 
-            found, programs = predict_solution(what, function, where, aot=aot, model_flops=model_flops)
+            prediction, programs = predict_solution(what, function, where, aot=aot, model_flops=model_flops)
     from course.render.panels import prediction_html
 
-    _write(found, programs, trace, save)
+    _write(prediction, programs, trace, save)
     if picture is not None:
-        _write_picture(picture, {"": found}, found.name, prediction_html(found))
+        _write_picture(picture, {"": prediction}, prediction.name, prediction_html(prediction))
     if as_json:
         from course.measured.card import installation
 
-        terminal.print_json({**found.to_json(), **installation()})
+        terminal.print_json({**prediction.to_json(), **installation()})
         return
     from course.render.tables import prediction_tables
 
-    _print(prediction_tables(found), targets)
+    _print(prediction_tables(prediction), targets)
 
 
 def profile(
@@ -141,18 +141,20 @@ def profile(
     with spinner(f"profiling {function}") as say, _explained():
         from autograder.learner.profile import REFERENCE, YOURS, profile_notebook
 
-        found = profile_notebook(path, chapter, function, machine=where, aot=aot, model_flops=model_flops, progress=say)
-    if found.problem is None:
-        _write(found.predictions[YOURS], found.programs, trace, save)
+        profile_result = profile_notebook(
+            path, chapter, function, machine=where, aot=aot, model_flops=model_flops, progress=say
+        )
+    if profile_result.problem is None:
+        _write(profile_result.predictions[YOURS], profile_result.programs, trace, save)
         if picture is not None:
-            _write_picture(picture, found.predictions, found.title, found.html(), REFERENCE)
+            _write_picture(picture, profile_result.predictions, profile_result.title, profile_result.html(), REFERENCE)
     if as_json:
-        terminal.print_json(found.to_json())
-    elif found.problem is None:
-        _print(found.tables(), targets)
+        terminal.print_json(profile_result.to_json())
+    elif profile_result.problem is None:
+        _print(profile_result.tables(), targets)
     else:
-        complain(repr(found))
-    raise typer.Exit(0 if found.problem is None else SHORT)
+        complain(repr(profile_result))
+    raise typer.Exit(0 if profile_result.problem is None else SHORT)
 
 
 @contextmanager
@@ -167,16 +169,16 @@ def _explained() -> Iterator[None]:
         raise UsageError(str(error)) from None
 
 
-def _is_script(what: str, function: str | None) -> bool:
+def _is_script(target: str, function: str | None) -> bool:
     """Return True for ``script.py:step``."""
-    file, colon, name = what.rpartition(":")
-    if function is None and what.endswith(".py"):
-        raise UsageError(f"which function of {what}? Write {what}:FUNCTION, and its arguments with --args")
+    file, colon, name = target.rpartition(":")
+    if function is None and target.endswith(".py"):
+        raise UsageError(f"which function of {target}? Write {target}:FUNCTION, and its arguments with --args")
     return function is None and bool(colon and name) and file.endswith(".py")
 
 
 def _of_script(
-    what: str, arguments: str, axes: dict[str, int], machine: Machine | None, aot: bool, model_flops: float | None
+    target: str, arguments: str, axes: dict[str, int], machine: Machine | None, aot: bool, model_flops: float | None
 ) -> tuple[Prediction, dict[str, Program]]:
     from autograder.commands.script import arguments_of, function_of
     from course.mesh import NUM_EMULATED_DEVICES, emulate_devices
@@ -187,36 +189,36 @@ def _of_script(
     with suppress(RuntimeError):  # jax has started, and keeps its device count
         emulate_devices(max(where.num_devices, NUM_EMULATED_DEVICES))
     with redirect_stdout(sys.stderr):
-        function, module = function_of(what)
+        function, module = function_of(target)
         args, kwargs = arguments_of(arguments, module, axes)
         programs = programs_of(function, args, kwargs, aot=aot)
-    name = Path(what).name
+    name = Path(target).name
     options = {"aot": aot, "gpu_program": programs.get("cuda"), "model_flops": model_flops, "name": name}
     return look(programs["cpu"], where, **options), programs
 
 
 def _of_file(
-    what: str, machine: Machine | None, aot: bool, model_flops: float | None
+    target: str, machine: Machine | None, aot: bool, model_flops: float | None
 ) -> tuple[Prediction, dict[str, Program]]:
-    path = Path(what)
+    path = Path(target)
     if not path.is_file():
-        if what in NAMES:
+        if target in NAMES:
             from autograder.contract.task import load
 
-            names = ", ".join(task.name for task in load(what).tasks)
-            raise UsageError(f"which function of {what}? It has: {names}")
+            names = ", ".join(task.name for task in load(target).tasks)
+            raise UsageError(f"which function of {target}? It has: {names}")
         raise UsageError(
-            f"there is no file {what}. `meshcraft predict CHAPTER FUNCTION --save FILE` writes a Program, and "
+            f"there is no file {target}. `meshcraft predict CHAPTER FUNCTION --save FILE` writes a Program, and "
             "`meshcraft list` names the chapters"
         )
     programs = {"cpu": _read(path)}
-    beside = path.with_name(path.name + GPU_SUFFIX)
-    if aot and beside.is_file():
-        programs["cuda"] = _read(beside)
+    gpu_path = path.with_name(path.name + GPU_SUFFIX)
+    if aot and gpu_path.is_file():
+        programs["cuda"] = _read(gpu_path)
     elif aot:
         raise UsageError(
-            f"--aot needs the Program for GPUs in {beside.name} next to {path.name}; `--save {path.name} --aot` writes "
-            'both, and course.program.export(..., platform="cuda") makes one'
+            f"--aot needs the Program for GPUs in {gpu_path.name} next to {path.name}; `--save {path.name} --aot` "
+            'writes both, and course.program.export(..., platform="cuda") makes one'
         )
     from course.predict import predict as look
 
@@ -235,16 +237,16 @@ def _read(path: Path) -> Program:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _check_what(what: str, function: str | None, *, of_script: bool) -> None:
+def _check_what(target: str, function: str | None, *, of_script: bool) -> None:
     """Require a function with a chapter, none with a file, and no options of a script."""
-    path = Path(what)
-    if not what:
+    path = Path(target)
+    if not target:
         raise UsageError("the name is empty; name a Program file or a chapter")
-    if path.is_dir() and what not in NAMES:
-        raise UsageError(f"{what} is a folder; name a Program file in it, or a chapter")
-    if function is not None and path.is_file() and what not in NAMES:
+    if path.is_dir() and target not in NAMES:
+        raise UsageError(f"{target} is a folder; name a Program file in it, or a chapter")
+    if function is not None and path.is_file() and target not in NAMES:
         raise UsageError(
-            f"{what} is a file, and a file takes no FUNCTION: leave {function!r} out, or name a chapter in its place"
+            f"{target} is a file, and a file takes no FUNCTION: leave {function!r} out, or name a chapter in its place"
         )
     if of_script:
         raise UsageError(
@@ -253,11 +255,11 @@ def _check_what(what: str, function: str | None, *, of_script: bool) -> None:
 
 
 def _check(
-    machine: str | None, model_flops: float | None, given: dict[str, Path | None], *, aot: bool, inputs: list[Path]
+    machine: str | None, model_flops: float | None, outputs: dict[str, Path | None], *, aot: bool, inputs: list[Path]
 ) -> None:
     """Check the arguments before starting: unknown names, unwritable outputs, files that would be overwritten."""
-    targets = {option: path for option, path in given.items() if path is not None}
-    picture, save = given["--picture"], given["--save"]
+    targets = {option: path for option, path in outputs.items() if path is not None}
+    picture, save = outputs["--picture"], outputs["--save"]
     for option, path in targets.items():
         if path.is_dir():
             raise UsageError(f"{option} {path} is a folder; name a file in it")
@@ -288,9 +290,9 @@ def _sized(name: str | None, devices: int | None, nodes: int | None) -> Machine 
     return find_machine(name or DEFAULT_MACHINE, devices, nodes) if name or devices or nodes else None
 
 
-def _same(one: Path, other: Path) -> bool:
+def _same(path: Path, other: Path) -> bool:
     """Return True if two paths refer to the same file."""
-    return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
+    return path.resolve() == other.resolve() or (path.exists() and other.exists() and path.samefile(other))
 
 
 def _write(prediction: Prediction, programs: dict[str, Program], trace: Path | None, save: Path | None) -> None:

@@ -18,25 +18,25 @@ def saved(tmp_path_factory):
     """A Program file, and the output of predicting the solution that saved it."""
     from autograder.learner.profile import predict_solution
 
-    found, programs = predict_solution("fsdp", "fsdp_loss")
+    prediction, programs = predict_solution("fsdp", "fsdp_loss")
     path = tmp_path_factory.mktemp("saved") / "step.program"
     path.write_bytes(programs["cpu"].serialise())
-    return path, found
+    return path, prediction
 
 
 def test_predict_tells_the_figures_of_the_courses_own_solution(meshcraft, saved):
-    ended = meshcraft("predict", "fsdp", "fsdp_loss", "--model-flops", "4e13")
-    assert ended.status == 0
-    assert "fsdp_loss on 8xH100, data=8" in ended.out
-    assert "exposed: data" in ended.out and "MFU" in ended.out and "fsdp.py:" in ended.out
+    result = meshcraft("predict", "fsdp", "fsdp_loss", "--model-flops", "4e13")
+    assert result.status == 0
+    assert "fsdp_loss on 8xH100, data=8" in result.out
+    assert "exposed: data" in result.out and "MFU" in result.out and "fsdp.py:" in result.out
 
 
 def test_a_saved_program_predicts_the_same(meshcraft, saved):
     assert meshcraft("predict", "fsdp", "fsdp_loss", "--save", "one.program").status == 0
-    ended = meshcraft("predict", "one.program", "--machine", "8xh100", "--json")
-    data = json.loads(ended.out)
+    result = meshcraft("predict", "one.program", "--machine", "8xh100", "--json")
+    data = json.loads(result.out)
     assert data["versions"]["jax"] and data["date"] and "flags" in data, "with what it was predicted"
-    assert ended.status == 0
+    assert result.status == 0
     assert data["step_seconds"] == saved[1].timeline.seconds and data["name"] == "one.program"
 
 
@@ -44,8 +44,8 @@ def test_a_machine_of_another_size_and_one_of_a_file_are_predicted_for(meshcraft
     links = '[{ name = "PCIe", group = 8, bandwidth = 45e9, latency = 1e-6 }]'
     (tmp_path / "slow.toml").write_text(f'[machines.slow]\nlike = "8xH100"\nlinks = {links}\n')
     spread, slow = (
-        json.loads(meshcraft("predict", saved[0], *asked, "--json").out)
-        for asked in (("--devices", "8", "--nodes", "8"), ("--machine", "slow.toml"))
+        json.loads(meshcraft("predict", saved[0], *options, "--json").out)
+        for options in (("--devices", "8", "--nodes", "8"), ("--machine", "slow.toml"))
     )
     assert (spread["machine"], slow["machine"]) == ("8x1xH100", "slow")
     assert saved[1].timeline.seconds < spread["step_seconds"] < slow["step_seconds"]
@@ -61,18 +61,18 @@ def test_predict_writes_a_trace_and_pictures(meshcraft, saved, tmp_path):
 
 
 def test_profile_shows_yours_beside_the_reference_and_the_naive_way(meshcraft, tmp_path):
-    ended = meshcraft("profile", "fsdp", "fsdp_loss", "--notebook", RIGHT, "--trace", "t.json", "--picture", "p.html")
-    assert ended.status == 0
+    result = meshcraft("profile", "fsdp", "fsdp_loss", "--notebook", RIGHT, "--trace", "t.json", "--picture", "p.html")
+    assert result.status == 0
     assert all(
-        name in ended.out for name in ("yours", "reference", "keeps gathered weights", "fsdp_loss:", "critical path")
+        name in result.out for name in ("yours", "reference", "keeps gathered weights", "fsdp_loss:", "critical path")
     )
     assert (tmp_path / "t.json").exists() and "keeps gathered weights: " in (tmp_path / "p.html").read_text()
 
 
 def test_profile_json_is_one_object(meshcraft):
-    ended = meshcraft("profile", "fsdp", "fsdp_loss", "--notebook", RIGHT, "--json")
-    data = json.loads(ended.out)
-    assert ended.status == 0 and list(data["predictions"])[:2] == ["yours", "reference"]
+    result = meshcraft("profile", "fsdp", "fsdp_loss", "--notebook", RIGHT, "--json")
+    data = json.loads(result.out)
+    assert result.status == 0 and list(data["predictions"])[:2] == ["yours", "reference"]
 
 
 CHATTY = """
@@ -91,11 +91,11 @@ def test_what_a_learner_prints_is_not_among_the_results(meshcraft, name):
     cell = nbformat.v4.new_code_cell(CHATTY)
     cell.metadata["nbgrader"] = {"grade_id": "fsdp_loss"}
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), "chatty.ipynb")
-    ended = meshcraft(name, "fsdp", "fsdp_loss", "--notebook", "chatty.ipynb", "--json")
-    assert ended.status == 1 and json.loads(ended.out)
-    assert "while tracing" not in ended.out
-    ended = meshcraft(name, "fsdp", "fsdp_loss", "--notebook", "chatty.ipynb")
-    assert "while tracing" not in ended.out
+    result = meshcraft(name, "fsdp", "fsdp_loss", "--notebook", "chatty.ipynb", "--json")
+    assert result.status == 1 and json.loads(result.out)
+    assert "while tracing" not in result.out
+    result = meshcraft(name, "fsdp", "fsdp_loss", "--notebook", "chatty.ipynb")
+    assert "while tracing" not in result.out
 
 
 @pytest.mark.parametrize("width", [80, 60, 40])
@@ -112,8 +112,8 @@ def test_ctrl_c_is_one_word_and_status_130(meshcraft, saved, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("course.predict.predict", interrupted)
-    ended = meshcraft("predict", saved[0])
-    assert (ended.status, ended.out, ended.err.strip()) == (130, "", "meshcraft: interrupted")
+    result = meshcraft("predict", saved[0])
+    assert (result.status, result.out, result.err.strip()) == (130, "", "meshcraft: interrupted")
 
 
 def test_nothing_that_is_read_is_written_over(meshcraft, saved, tmp_path):
@@ -133,21 +133,21 @@ def test_nothing_that_is_read_is_written_over(meshcraft, saved, tmp_path):
         (("predict", "step.program", "--trace", "a", "--save", "a"), "--trace and --save would both write a"),
         (("predict", "fsdp", "fsdp_loss", "--aot", "--trace", "a.gpu", "--save", "a"), "would both write a.gpu"),
     ):
-        ended = meshcraft(*arguments)
-        assert ended.status == 2 and message in ended.err, arguments
+        result = meshcraft(*arguments)
+        assert result.status == 2 and message in result.err, arguments
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_file_takes_no_function_and_a_folder_is_said_to_be_one(meshcraft, saved):
-    ended = meshcraft("predict", saved[0], "fsdp_loss")
-    assert ended.status == 2 and "is a file, and a file takes no FUNCTION" in ended.err
+    result = meshcraft("predict", saved[0], "fsdp_loss")
+    assert result.status == 2 and "is a file, and a file takes no FUNCTION" in result.err
     assert ". is a folder" in meshcraft("predict", ".").err
     assert ". is a folder" in meshcraft("profile", "fsdp", "fsdp_loss", "--notebook", ".").err
 
 
 def test_more_than_the_peak_is_no_utilisation_and_says_so(meshcraft, saved):
-    ended = meshcraft("predict", saved[0], "--model-flops", "1e18")
-    assert ended.status == 0 and "MFU above 100%: no machine does that" in ended.out and "e+" not in ended.out
+    result = meshcraft("predict", saved[0], "--model-flops", "1e18")
+    assert result.status == 0 and "MFU above 100%: no machine does that" in result.out and "e+" not in result.out
 
 
 def test_a_stub_ends_with_one_sentence_and_status_1(meshcraft):
@@ -155,11 +155,11 @@ def test_a_stub_ends_with_one_sentence_and_status_1(meshcraft):
 
     with open("stub.ipynb", "w") as file:
         file.write(exercise_text("fsdp"))
-    ended = meshcraft("profile", "fsdp", "fsdp_loss", "--notebook", "stub.ipynb", "--trace", "t.json")
-    assert ended.status == 1 and "not written yet" in ended.err and "fsdp_loss:" in ended.err
-    assert ended.out == ""
-    ended = meshcraft("profile", "fsdp", "fsdp_loss", "--notebook", "stub.ipynb", "--json")
-    assert ended.status == 1 and json.loads(ended.out)["problem"]["verdict"] == "error"
+    result = meshcraft("profile", "fsdp", "fsdp_loss", "--notebook", "stub.ipynb", "--trace", "t.json")
+    assert result.status == 1 and "not written yet" in result.err and "fsdp_loss:" in result.err
+    assert result.out == ""
+    result = meshcraft("profile", "fsdp", "fsdp_loss", "--notebook", "stub.ipynb", "--json")
+    assert result.status == 1 and json.loads(result.out)["problem"]["verdict"] == "error"
 
 
 @pytest.mark.parametrize(
@@ -181,28 +181,28 @@ def test_a_stub_ends_with_one_sentence_and_status_1(meshcraft):
     ],
 )
 def test_predict_explains_what_it_cannot_use(meshcraft, arguments, message):
-    ended = meshcraft("predict", *arguments)
-    assert ended.status == 2 and message in " ".join(ended.err.split())
-    assert ended.err.startswith("meshcraft: ") and "Traceback" not in ended.err
+    result = meshcraft("predict", *arguments)
+    assert result.status == 2 and message in " ".join(result.err.split())
+    assert result.err.startswith("meshcraft: ") and "Traceback" not in result.err
 
 
 def test_a_file_that_is_no_program_or_half_of_one_is_refused_by_name(meshcraft, saved, tmp_path):
     data = saved[0].read_bytes()
     for name, content in (("text", b"hello"), ("half", data[: len(data) // 2]), ("empty", b""), ("header", data[:60])):
         (tmp_path / name).write_bytes(content)
-        ended = meshcraft("predict", name)
-        assert ended.status == 2 and "Traceback" not in ended.err, name
-        assert "Program" in ended.err
+        result = meshcraft("predict", name)
+        assert result.status == 2 and "Traceback" not in result.err, name
+        assert "Program" in result.err
 
 
 def test_a_target_that_cannot_be_written_is_named(meshcraft, saved):
-    ended = meshcraft("predict", saved[0], "--trace", "/dev/full")
-    assert ended.status == 2 and "/dev/full cannot be written" in ended.err
+    result = meshcraft("predict", saved[0], "--trace", "/dev/full")
+    assert result.status == 2 and "/dev/full cannot be written" in result.err
 
 
 def test_aot_of_a_file_needs_the_program_for_gpus_beside_it(meshcraft, saved):
-    ended = meshcraft("predict", saved[0], "--aot")
-    assert ended.status == 2 and "step.program.gpu" in ended.err
+    result = meshcraft("predict", saved[0], "--aot")
+    assert result.status == 2 and "step.program.gpu" in result.err
 
 
 def test_a_machine_with_too_few_devices_is_told_the_need(meshcraft, tmp_path):
@@ -212,13 +212,13 @@ def test_a_machine_with_too_few_devices_is_told_the_need(meshcraft, tmp_path):
 
     large = program_of(lambda x: x + 1, {"x": struct(128)}, {"x": P("data")}, P("data"), {"data": 64})
     (tmp_path / "large.program").write_bytes(large.serialise())
-    ended = meshcraft("predict", "large.program")
-    assert ended.status == 2 and "needs 64 devices and 8xH100 has 8" in ended.err
+    result = meshcraft("predict", "large.program")
+    assert result.status == 2 and "needs 64 devices and 8xH100 has 8" in result.err
 
 
 def test_the_command_starts_without_the_lenses():
     code = (
         "import sys, autograder.cli; print([n for n in sys.modules if n.startswith(('course.p', 'autograder.proof'))])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout == "[]\n"

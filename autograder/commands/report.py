@@ -41,14 +41,16 @@ def report(
         sys.stdout.write(report_csv(data))
     else:
         terms = [term["term"] for term in data["earlier"]]
-        made = table("function", "points", "pass", *(f"in {term}" for term in terms), "most often not met", gap=3)
+        functions_table = table(
+            "function", "points", "pass", *(f"in {term}" for term in terms), "most often not met", gap=3
+        )
         for each in data["functions"]:
             before = [_share(term["pass_share"].get(each["name"])) for term in data["earlier"]]
             facts = [f"{fact['name']} ({fact['failed']})" for fact in each["facts"][:2]]
             facts += [f"not judged ({each['stopped']['count']})"] if each["stopped"]["count"] and not facts else []
             points = f"{number(each['mean_points'])} of {number(each['max_points'])}"
             cells = (each["name"], points, _share(each["pass_share"]), *before, ", ".join(facts))
-            made.add_row(*(Text(plain(cell)) for cell in cells))
+            functions_table.add_row(*(Text(plain(cell)) for cell in cells))
         median = data["median_points"]
         about = f"{data['graded']} of {data['students']} students have points"
         about += f", the median is {number(median)} of {number(data['max_points'])}" if median is not None else ""
@@ -57,7 +59,7 @@ def report(
             if data["persons"]
             else ""
         )
-        show(made, Text(f"\n{about}{waiting}", style="dim"))
+        show(functions_table, Text(f"\n{about}{waiting}", style="dim"))
 
 
 def _share(share: float | None) -> str:

@@ -28,16 +28,16 @@ def function_of(what: str) -> tuple[Callable[..., Any], ModuleType]:
     if not path.is_file():
         raise UsageError(f"there is no file {file}")
     module = _imported(path)
-    found: Any = module
+    target: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(target, part):
             own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
             names = [key for key in own if callable(vars(module)[key]) and not key.startswith("_")]
             raise UsageError(f"{path.name} has no {name!r}; it has: {', '.join(names)}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise UsageError(f"{name} of {path.name} is not a function: it is of type {type(found).__name__}")
-    return found, module
+        target = getattr(target, part)
+    if not callable(target):
+        raise UsageError(f"{name} of {path.name} is not a function: it is of type {type(target).__name__}")
+    return target, module
 
 
 def arguments_of(text: str, module: ModuleType, axes: dict[str, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -67,7 +67,7 @@ def arguments_of(text: str, module: ModuleType, axes: dict[str, int]) -> tuple[t
         sharding = jax.sharding.NamedSharding(mesh[0], PartitionSpec(*spec))
         return jax.ShapeDtypeStruct(sizes, _dtype(dtype), sharding=sharding)
 
-    call = _SHAPE.sub(lambda found: f"_shape({found[1]!r}, {found[2]!r})", text)
+    call = _SHAPE.sub(lambda match: f"_shape({match[1]!r}, {match[2]!r})", text)
     names = {"jax": jax, "jnp": jnp, "P": PartitionSpec} | vars(module) | {"_shape": shape}
     try:
         return eval(f"(lambda *args, **kwargs: (args, kwargs))({call})", names)
@@ -89,14 +89,14 @@ def _mesh(module: ModuleType, axes: dict[str, int]) -> Any:
 
     if axes:
         return abstract_mesh(axes)
-    set_one = jax.sharding.get_abstract_mesh()
-    found = [value for value in vars(module).values() if isinstance(value, Mesh | AbstractMesh)]
-    found = found or ([set_one] if not set_one.empty else [])
-    if len({tuple(mesh.shape.items()) for mesh in found}) != 1:
+    current_mesh = jax.sharding.get_abstract_mesh()
+    meshes = [value for value in vars(module).values() if isinstance(value, Mesh | AbstractMesh)]
+    meshes = meshes or ([current_mesh] if not current_mesh.empty else [])
+    if len({tuple(mesh.shape.items()) for mesh in meshes}) != 1:
         raise UsageError(
-            f"the script has {len(found) or 'no'} meshes at its top level: choose one, --mesh data=4,model=2"
+            f"the script has {len(meshes) or 'no'} meshes at its top level: choose one, --mesh data=4,model=2"
         )
-    return found[0]
+    return meshes[0]
 
 
 def _dtype(name: str) -> str:

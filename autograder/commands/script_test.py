@@ -35,13 +35,13 @@ PARAMS = "{'up': f32[256@data, 512@model], 'down': f32[512@model, 256@data]}"
 def predicted(meshcraft, tmp_path):
     (tmp_path / "mine.py").write_text(SCRIPT)
     (tmp_path / "fails.py").write_text("import jax\n\nraise KeyError('no data')\n")
-    return lambda what, *options: meshcraft("predict", what, *options)
+    return lambda target, *options: meshcraft("predict", target, *options)
 
 
 def test_a_step_guided_by_constraints_is_predicted_by_its_own_lines(predicted):
-    ended = predicted("mine.py:step", "--args", f"{PARAMS}, f32[rows@data, 256], rate=0.2", "--json", "--save", "kept")
-    assert ended.status == 0 and "while tracing" not in ended.out
-    data = json.loads(ended.out)
+    result = predicted("mine.py:step", "--args", f"{PARAMS}, f32[rows@data, 256], rate=0.2", "--json", "--save", "kept")
+    assert result.status == 0 and "while tracing" not in result.out
+    data = json.loads(result.out)
     assert data["name"] == "mine.py:step" and data["timeline"]["mesh"] == {"data": 4, "model": 2}
     kinds = {collective["kind"] for collective in data["costs"]["collectives"]}
     assert {"all_gather", "reduce_scatter", "all_reduce"} <= kinds
@@ -51,8 +51,8 @@ def test_a_step_guided_by_constraints_is_predicted_by_its_own_lines(predicted):
 
 
 def test_shapes_take_axes_of_a_mesh_that_is_given(predicted):
-    ended = predicted("mine.py:plain", "--mesh", "a=2,b=4", "--args", "bf16[64@a+b, 128], bf16[128, 32]", "--json")
-    data = json.loads(ended.out)
+    result = predicted("mine.py:plain", "--mesh", "a=2,b=4", "--args", "bf16[64@a+b, 128], bf16[128, 32]", "--json")
+    data = json.loads(result.out)
     assert data["timeline"]["mesh"] == {"a": 2, "b": 4}
     assert data["costs"]["flops"] == 2 * 8 * 128 * 32 and data["costs"]["products"] == {"bf16 x bf16": 1}
 
@@ -83,6 +83,6 @@ def test_shapes_take_axes_of_a_mesh_that_is_given(predicted):
     ],
 )
 def test_what_cannot_be_predicted_is_a_sentence(predicted, arguments, message):
-    ended = predicted(*arguments)
-    assert ended.status == 2 and message in " ".join(ended.err.split())
-    assert "Traceback" not in ended.err and ended.out == ""
+    result = predicted(*arguments)
+    assert result.status == 2 and message in " ".join(result.err.split())
+    assert "Traceback" not in result.err and result.out == ""

@@ -46,24 +46,24 @@ def similar(
 
     try:
         with bar() as update:
-            found = find_similar(course, name, function or (), earlier or (), update)
+            report = find_similar(course, name, function or (), earlier or (), update)
     except LookupError as error:
         raise UsageError(str(error)) from None
     if html:
         html.touch(0o600)  # it shows students' code
-        html.write_text(page(found), encoding="utf-8")
+        html.write_text(page(report), encoding="utf-8")
     if as_json:
-        unread = [{"author": str(who), "why": why} for who, why in found.unread]
-        functions = [_function(each) for each in found.functions]
+        unread = [{"author": str(author), "why": why} for author, why in report.unread]
+        functions = [_function(each) for each in report.functions]
         print_json({"chapter": name, "note": EVIDENCE, "functions": functions, "not_compared": unread})
         return
-    public = [f"{each.function} {each.like_public} of {each.authors}" for each in found.functions if each.like_public]
+    public = [f"{each.function} {each.like_public} of {each.authors}" for each in report.functions if each.like_public]
     nearly = f"\nnearly as in public code: {', '.join(public)}\n" if public else ""
-    show(_table(found), Text(nearly), Text(EVIDENCE, style="dim"))
+    show(_table(report), Text(nearly), Text(EVIDENCE, style="dim"))
     if html:
         out().print(f"wrote {html}", markup=False, soft_wrap=True)
-    for who, why in found.unread:
-        complain(f"{one_line(who)}: {one_line(why)}")
+    for author, why in report.unread:
+        complain(f"{one_line(author)}: {one_line(why)}")
 
 
 def _function(compared: Any) -> dict[str, Any]:
@@ -72,18 +72,18 @@ def _function(compared: Any) -> dict[str, Any]:
     return {"name": compared.function, **figures, "matches": matches}
 
 
-def _table(found: Any) -> Table | Text:
+def _table(report: Any) -> Table | Text:
     """The strongest matches across all functions."""
-    every = sorted((match for each in found.functions for match in each.matches), key=lambda match: -match.score)
-    if not every:
-        compared = max((each.authors for each in found.functions), default=0)
+    matches = sorted((match for each in report.functions for match in each.matches), key=lambda match: -match.score)
+    if not matches:
+        compared = max((each.authors for each in report.functions), default=0)
         return Text("no two share anything rare" if compared > 1 else f"{count_of(compared, 'submission')} to compare")
     rows = table("function", "who", "and", "share", "others have it", "public", "Program")
-    for match in every[:SHOWN]:
+    for match in matches[:SHOWN]:
         program = {None: "", False: "another"}.get(match.program, f"the same, and {match.program_others} others'")
-        who = (one_line(author.author) for author in (match.first, match.second))
-        cells = (match.function, *who, f"{match.share:.0%}", f"{match.others:g}", f"{match.in_public:.0%}", program)
+        authors = (one_line(author.author) for author in (match.first, match.second))
+        cells = (match.function, *authors, f"{match.share:.0%}", f"{match.others:g}", f"{match.in_public:.0%}", program)
         rows.add_row(*(Text(plain(cell)) for cell in cells))
-    if len(every) > SHOWN:
-        rows.add_row(Text(f"and {len(every) - SHOWN} weaker ones", style="dim"))
+    if len(matches) > SHOWN:
+        rows.add_row(Text(f"and {len(matches) - SHOWN} weaker ones", style="dim"))
     return rows

@@ -39,7 +39,7 @@ def site(
         "index"
     ),
     heading: Annotated[str, typer.Argument(metavar="[HEADING]", help="The heading on it to begin at.")] = "",
-    port: Annotated[int | None, typer.Option(help=f"{PORT}, or any that is free, if you name none.")] = None,
+    port: Annotated[int | None, typer.Option(help=f"By default {PORT}, or any free port if it is taken.")] = None,
     open_it: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser.")] = True,
 ) -> None:
     """Show the course's pages in a browser until you press Ctrl-C; builds them if they are missing or outdated."""
@@ -72,8 +72,8 @@ def _serve(built: Path, page: str, heading: str, port: int | None, open_it: bool
         server.serve_forever()
 
 
-def _say(address: str, more: str, open_it: bool) -> None:
-    out().print(f"{address}  [dim]{more}[/]", soft_wrap=True)
+def _say(address: str, note: str, open_it: bool) -> None:
+    out().print(f"{address}  [dim]{note}[/]", soft_wrap=True)
     if open_it:
         webbrowser.open(address)
 
@@ -86,7 +86,7 @@ def _bring_up_to_date(built: Path, say: Callable[[str], None]) -> None:
     """
     mark = built / WRITTEN_LAST
     if not (ROOT / "site" / "mkdocs.yml").exists():
-        raise UsageError("the pages are in the course's repository, which this is not; run it in a clone of that")
+        raise UsageError("the pages are in the course's repository, and this is not a clone of it; run it in a clone")
     if mark.exists() and mark.stat().st_mtime >= _newest():
         return
     if missing := [name for name in ("mkdocs", "material") if find_spec(name) is None]:
@@ -138,8 +138,10 @@ def _address(built: Path, page: str, heading: str) -> str:
     where = quote(file.relative_to(built).as_posix())
     if not heading:
         return where
-    found = re.findall(r'<h[1-6] id="([^"]+)">(.*?)<a class="headerlink"', file.read_text(encoding="utf-8"), re.DOTALL)
-    names = {unescape(re.sub(r"<[^>]+>", "", text)).strip(): anchor for anchor, text in found}
+    headings = re.findall(
+        r'<h[1-6] id="([^"]+)">(.*?)<a class="headerlink"', file.read_text(encoding="utf-8"), re.DOTALL
+    )
+    names = {unescape(re.sub(r"<[^>]+>", "", text)).strip(): anchor for anchor, text in headings}
     if heading not in names:
         raise UsageError(f"the page {page} has no heading {heading!r}; it has: {'; '.join(names)}")
     return f"{where}#{quote(names[heading])}"
@@ -159,7 +161,7 @@ def _server(built: Path, port: int | None) -> ThreadingHTTPServer:
 def _is_shown(built: Path) -> bool:
     """Return True if the usual port already serves these pages."""
     try:
-        with urlopen(f"http://{HOST}:{PORT}/index.html", timeout=2) as answer:
-            return answer.read() == (built / "index.html").read_bytes()
+        with urlopen(f"http://{HOST}:{PORT}/index.html", timeout=2) as response:
+            return response.read() == (built / "index.html").read_bytes()
     except (URLError, OSError, ValueError):
         return False

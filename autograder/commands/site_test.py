@@ -42,7 +42,7 @@ def begin(repository, *arguments):
 
 def test_it_builds_what_is_missing_serves_it_at_a_free_port_and_ends_at_ctrl_c(repository):
     with socket.socket() as taken:
-        with suppress(OSError):  # another process has it, then
+        with suppress(OSError):  # another process already has it
             taken.bind((site.HOST, site.PORT))
             taken.listen()
         with begin(repository, "fsdp", "The scale of a gradient") as running:
@@ -51,8 +51,8 @@ def test_it_builds_what_is_missing_serves_it_at_a_free_port_and_ends_at_ctrl_c(r
                 assert running.stdout
                 shown = re.match(r"(http://127.0.0.1:(\d+)/fsdp.html)#(\S+) ", running.stdout.readline())
                 assert shown and int(shown[2]) != site.PORT
-                with urlopen(shown[1]) as answer:
-                    assert f'id="{shown[3]}"' in answer.read().decode()
+                with urlopen(shown[1]) as response:
+                    assert f'id="{shown[3]}"' in response.read().decode()
                 running.send_signal(signal.SIGINT)
                 assert running.communicate(timeout=20) == ("", "") and running.returncode == 0
             finally:
@@ -82,8 +82,8 @@ def test_wrong_use_is_a_sentence(meshcraft, repository, monkeypatch):
 
 def test_what_cannot_be_built_is_the_error_alone_and_what_to_install(meshcraft, repository):
     (repository / "site" / "mkdocs.yml").write_text(CONFIG.replace("}]}", "}], plugins: [nosuchplugin]}"))
-    ended = meshcraft("site")
-    assert ended.status == 3 and "\x1b" not in ended.err and "Material" not in ended.err
-    shown = ended.err.splitlines()[1:]
+    result = meshcraft("site")
+    assert result.status == 3 and "\x1b" not in result.err and "Material" not in result.err
+    shown = result.err.splitlines()[1:]
     assert shown[0] == "meshcraft: the pages could not be built:" and len(shown) == 3
     assert "nosuchplugin" in shown[1] and "-m pip install -e" in shown[2]

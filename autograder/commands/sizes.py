@@ -28,14 +28,14 @@ def print_sizes(root: Path, entries: Sequence[Chapter], seconds: Path | None, as
     files = tracked(root)
     names = [entry.name for entry in entries]
     rows = by_chapter(root, files, names)
-    spent = by_test(seconds, names) if seconds else {}
+    test_seconds = by_test(seconds, names) if seconds else {}
     python = by_subsystem(root, files)
     if as_json:
-        chapters = [{"chapter": name, **rows[name], **_seconds(spent, name)} for name in names]
-        rest = {"other_seconds": round(spent[REST], 1)} if spent else {}
+        chapters = [{"chapter": name, **rows[name], **_seconds(test_seconds, name)} for name in names]
+        rest = {"other_seconds": round(test_seconds[REST], 1)} if test_seconds else {}
         print_json({"chapters": chapters, "python": python, "python_lines": sum(python.values()), **rest})
         return
-    last = ["seconds"] if spent else []
+    last = ["seconds"] if test_seconds else []
     numbers = (*PARTS, "files", "lines", *last)
     shown = table("chapter", *numbers, gap=0, right=numbers, rule=True)
     total: Counter[str] = Counter()
@@ -43,12 +43,12 @@ def print_sizes(root: Path, entries: Sequence[Chapter], seconds: Path | None, as
         lines = {part: rows[name][part]["lines"] for part in PARTS}
         lines |= {kind: sum(rows[name][part][kind] for part in PARTS) for kind in ("files", "lines")}
         total.update(lines)
-        shown.add_row(name, *(f"{count:,}" for count in lines.values()), *_cell(spent, name))
+        shown.add_row(name, *(f"{count:,}" for count in lines.values()), *_cell(test_seconds, name))
     shown.add_section()
-    every = [f"{sum(spent.values()):,.0f}"] if spent else []
-    if spent:
-        shown.add_row(REST, *[""] * len(total), *_cell(spent, REST))
-    shown.add_row("in all", *(f"{count:,}" for count in total.values()), *every, style="bold")
+    total_seconds = [f"{sum(test_seconds.values()):,.0f}"] if test_seconds else []
+    if test_seconds:
+        shown.add_row(REST, *[""] * len(total), *_cell(test_seconds, REST))
+    shown.add_row("in all", *(f"{count:,}" for count in total.values()), *total_seconds, style="bold")
     if len(entries) < len(CHAPTERS):
         show(shown)
         return
@@ -60,12 +60,12 @@ def print_sizes(root: Path, entries: Sequence[Chapter], seconds: Path | None, as
     show(shown, "", code)
 
 
-def _seconds(spent: dict[str, float], name: str) -> dict[str, float]:
-    return {"seconds": round(spent[name], 1)} if spent else {}
+def _seconds(test_seconds: dict[str, float], name: str) -> dict[str, float]:
+    return {"seconds": round(test_seconds[name], 1)} if test_seconds else {}
 
 
-def _cell(spent: dict[str, float], name: str) -> list[str]:
-    return [f"{spent[name]:,.0f}"] if spent else []
+def _cell(test_seconds: dict[str, float], name: str) -> list[str]:
+    return [f"{test_seconds[name]:,.0f}"] if test_seconds else []
 
 
 def tracked(root: Path) -> list[Path]:
@@ -101,8 +101,8 @@ def _part(path: Path) -> str:
 
 def chapter_of(word: str, names: Iterable[str]) -> str:
     """The chapter whose name the word equals or starts with, longest match first; empty if none."""
-    found = [name for name in names if word == name or word.startswith(f"{name}_")]
-    return max(found, key=len, default="")
+    matches = [name for name in names if word == name or word.startswith(f"{name}_")]
+    return max(matches, key=len, default="")
 
 
 def by_subsystem(root: Path, files: Iterable[Path]) -> dict[str, int]:
@@ -129,19 +129,19 @@ def by_test(report: Path, names: Sequence[str]) -> dict[str, float]:
         cases = [case.attrib for case in ElementTree.parse(report).iter("testcase")]
     except (OSError, ElementTree.ParseError) as error:
         raise UsageError(f"{report} is not what `pytest --junitxml={report}` writes: {error}") from None
-    spent = dict.fromkeys((*names, REST), 0.0)
+    test_seconds = dict.fromkeys((*names, REST), 0.0)
     for case in cases:
-        spent[_tested(case, names) or REST] += float(case.get("time", "0"))
-    return spent
+        test_seconds[_tested(case, names) or REST] += float(case.get("time", "0"))
+    return test_seconds
 
 
 def _tested(case: dict[str, Any], names: Sequence[str]) -> str:
-    """The chapter a test belongs to: that of its file, else the one that its parameters name."""
+    """The chapter a test belongs to, from its file or else from its parameters."""
     module = case.get("classname", "").split(".")
     if module[:2] == ["autograder", "chapters"] and len(module) > 2:
-        found = chapter_of(module[2].removesuffix("_test"), names)
+        chapter = chapter_of(module[2].removesuffix("_test"), names)
     else:
-        found = chapter_of(module[-1].removesuffix("_test"), names) if module[0] in ("site", "solutions") else ""
+        chapter = chapter_of(module[-1].removesuffix("_test"), names) if module[0] in ("site", "solutions") else ""
     parameters = re.search(r"\[(.*)\]", case.get("name", ""))
-    words = parameters[1].split("-") if parameters and not found else []
-    return next(filter(None, (chapter_of(word, names) for word in words)), found)
+    words = parameters[1].split("-") if parameters and not chapter else []
+    return next(filter(None, (chapter_of(word, names) for word in words)), chapter)

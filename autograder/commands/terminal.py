@@ -34,7 +34,7 @@ from course.curriculum import chapter as find_chapter
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
 SHORT, USAGE, FAULT, INTERRUPTED = 1, 2, 3, 130
-# What an option takes that is written NAME=VALUE.
+# The value of an option written as NAME=VALUE.
 NAMED = re.compile(r"([A-Za-z_][\w]*)=(.*)", re.DOTALL)
 AFTER_FULL = "free some space and run the same command again; nothing recorded so far is lost"
 
@@ -63,24 +63,24 @@ def show(*parts: Any) -> None:
 
 def table(*columns: str, gap: int = 2, right: Collection[str] = (), rule: bool = False) -> Table:
     """Create a table; columns in ``right`` are numeric, ``rule`` draws lines below the header and between sections."""
-    made = Table(box=SIMPLE if rule else None, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
-    made.header_style, made.show_header = "dim", any(columns)
+    new_table = Table(box=SIMPLE if rule else None, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
+    new_table.header_style, new_table.show_header = "dim", any(columns)
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return made
+        new_table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return new_table
 
 
 def fits(made: Table) -> bool:
-    """Whether a table is as narrow as the terminal without breaking a line in a cell."""
+    """Return True if a table fits in the terminal without breaking a line in a cell."""
     return out().measure(made, options=out().options.update(max_width=10_000)).maximum <= out().width
 
 
 def card_table(lines: dict[str, str]) -> Table:
     """Format a run card as a table, one row per label."""
-    made = table("", "")
-    for what, text in lines.items():
-        made.add_row(Text(what, style="dim"), Text(text))
-    return made
+    rows = table("", "")
+    for label, text in lines.items():
+        rows.add_row(Text(label, style="dim"), Text(text))
+    return rows
 
 
 def err() -> Console:
@@ -118,9 +118,9 @@ def require_chapter(name: str, *, or_primer: bool = False) -> str:
 
 @contextmanager
 def spinner(text: str, *, announced: str = "") -> Iterator[Callable[[str], None]]:
-    """Show a spinner, if someone may be watching; call the result to update its text.
+    """Show a spinner if there is a terminal; call the result to update its text.
 
-    Where there is no terminal, ``announced`` is one line on standard error instead.
+    Without a terminal, print ``announced`` as one line on standard error instead.
 
     Anything the learner's code prints meanwhile goes to standard error: standard output is for results. Ctrl-C ends the
     command with one word.

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 
 
-def _option(panel: str, help: str | None = None, *flags: str, **more: Any) -> Any:
-    return typer.Option(*flags, help=help, rich_help_panel=panel, **more)
+def _option(panel: str, help: str | None = None, *flags: str, **options: Any) -> Any:
+    return typer.Option(*flags, help=help, rich_help_panel=panel, **options)
 
 
 _strategy = partial(_option, "How it is computed")
@@ -46,7 +46,7 @@ def train(
     ] = None,
     notebook: Annotated[Path | None, _strategy("Take the chapter's functions from this notebook.")] = None,
     processes: Annotated[int, _strategy("Number of processes to start on this machine.", min=1)] = 1,
-    distributed: Annotated[bool, _strategy("A cluster's launcher starts them.", "--distributed")] = False,
+    distributed: Annotated[bool, _strategy("Join a cluster launcher's processes.", "--distributed")] = False,
     real: Annotated[bool, _strategy("This machine's GPUs, not emulated devices.", "--real")] = False,
     microbatches: Annotated[int, _strategy("Parts of each device's rows.")] = 1,
     remat: Annotated[bool, _strategy("Compute layers again in the backward pass.", "--remat")] = False,
@@ -72,7 +72,7 @@ def train(
     layers: Annotated[int | None, _model()] = None,
     heads: Annotated[int | None, _model()] = None,
     seq: Annotated[int | None, _model("Tokens in a row.")] = None,
-    experts: Annotated[int | None, _model("Of a layer, where the mesh has the axis expert; 8 by default.")] = None,
+    experts: Annotated[int | None, _model("Experts in a layer, if the mesh has the axis expert; 8 by default.")] = None,
     experts_per_token: Annotated[int | None, _model("Experts that a token chooses; 2 by default.")] = None,
     capacity_factor: Annotated[
         float | None, _model("Places of an expert, relative to its share of all choices; 1.25 by default.")
@@ -95,7 +95,7 @@ def train(
     figures |= {"batch": batch, "seed": seed}
     figures |= {"num_experts": experts, "k": experts_per_token, "capacity_factor": capacity_factor}
     figures |= {"evaluate_every": evaluate_every, "evaluation_batches": evaluation_batches}
-    given = {name: value for name, value in figures.items() if value is not None}
+    overrides = {name: value for name, value in figures.items() if value is not None}
     axes = parse_mesh(mesh)
     _check(axes, processes, distributed, real, run, resume, prompt)
     if machine:
@@ -109,7 +109,9 @@ def train(
             options = StrategyOptions(microbatches, remat, dtype, num_repeats=repeats, rings=rings)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        request = RunRequest(given, axes, strategy, notebook, options, run, resume, save_every, machine, prompt, sample)
+        request = RunRequest(
+            overrides, axes, strategy, notebook, options, run, resume, save_every, machine, prompt, sample
+        )
         outcome = _trained(request, prod(axes.values()) // processes, several=processes > 1 or distributed)
     _finish(outcome, run, as_json)
 
@@ -135,12 +137,12 @@ def _check(
         raise UsageError(f"--mesh has {prod(axes.values())} devices, which {processes} processes cannot share equally")
     if not prompt:
         raise UsageError("--prompt is empty, and the model needs a byte to continue; leave it out for a newline")
-    there = any(path.name.isdecimal() for path in (run / "checkpoints").glob("*"))
+    has_checkpoint = any(path.name.isdecimal() for path in (run / "checkpoints").glob("*"))
     if run.exists() and not run.is_dir():
         raise UsageError(f"--run {run} is a file; name a folder")
-    if there and not (resume or launched()):
+    if has_checkpoint and not (resume or launched()):
         raise UsageError(f"there is a run in {run} already: --resume continues it, --run DIR starts a new one")
-    if resume and not there:
+    if resume and not has_checkpoint:
         raise UsageError(f"there is no checkpoint in {run} to continue from: leave --resume out to start there")
 
 
@@ -161,7 +163,7 @@ def _set_up_processes(processes: int, distributed: bool, real: bool, run: Path) 
     except ProcessLost as error:
         if 0 < error.status <= 2:
             raise SystemExit(error.status) from None  # it has already reported the cause
-        complain(f"{error}. {_go_on(run)}")
+        complain(f"{error}. {_resume_hint(run)}")
         raise SystemExit(FAULT) from None
 
 
@@ -185,11 +187,11 @@ def _trained(request: RunRequest, devices: int, *, several: bool) -> RunResult:
         processes.join()
     try:
         with (
-            _progress(jax.process_index() == 0) as tell,
+            _progress(jax.process_index() == 0) as on_event,
             _stopping(processes.stop_asked if several else None) as stop,
             redirect_stdout(sys.stderr),  # output of a learner's functions
         ):
-            return session(request, tell, stop)
+            return session(request, on_event, stop)
     except Diverged as error:
         _end(str(error), SHORT, several)
     except (ValueError, StrategyError, CheckpointError, IntakeError) as error:
@@ -201,7 +203,7 @@ def _trained(request: RunRequest, devices: int, *, several: bool) -> RunResult:
             raise
         first_line = str(error).strip().split("\n")[0][:200]
         _end(
-            f"the run was interrupted: another process may have died ({first_line}). {_go_on(request.folder)}",
+            f"the run was interrupted: another process may have died ({first_line}). {_resume_hint(request.folder)}",
             FAULT,
             several,
         )
@@ -218,7 +220,7 @@ def _silence_libraries() -> None:
 
 
 def _end(message: str, status: int, several: bool) -> NoReturn:
-    """Report and exit; immediately if one of several processes, which would otherwise wait for the others forever."""
+    """Report and exit; one of several processes exits immediately, or it would wait for the others forever."""
     complain(message)
     if several:
         sys.stderr.flush()
@@ -235,7 +237,7 @@ def _reason(error: Exception, request: RunRequest) -> str:
     return f"{request.notebook}, {line}: {type(error).__name__}: {error}" if line else str(error)
 
 
-def _go_on(run: Path) -> str:
+def _resume_hint(run: Path) -> str:
     return f"To continue from the newest checkpoint: meshcraft train --resume --run {run}"
 
 
@@ -291,7 +293,7 @@ def _finish(outcome: RunResult, run: Path, as_json: bool) -> None:
             terminal.show(*sample, terminal.card_table(lines(outcome.card)))
             terminal.out().print(f"kept in {run}", style="dim", markup=False, soft_wrap=True)
         if not outcome.finished:
-            complain(f"stopped after step {outcome.step:,} of {outcome.steps:,}, which is saved. {_go_on(run)}")
+            complain(f"stopped after step {outcome.step:,} of {outcome.steps:,}, which is saved. {_resume_hint(run)}")
     if jax.process_count() > 1:
         jax.distributed.shutdown()
     raise typer.Exit(0 if outcome.finished else INTERRUPTED)

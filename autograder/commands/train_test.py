@@ -34,14 +34,14 @@ def train(meshcraft):
 
 
 def events(folder, kind="step"):
-    found = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [event for event in found if event["event"] == kind]
+    entries = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [event for event in entries if event["event"] == kind]
 
 
 def losses(folder):
-    found = events(folder)
-    assert [event["step"] for event in found] == [*range(1, STEPS + 1)]
-    return {event["step"]: event["loss"] for event in found}
+    steps = events(folder)
+    assert [event["step"] for event in steps] == [*range(1, STEPS + 1)]
+    return {event["step"]: event["loss"] for event in steps}
 
 
 @pytest.fixture(autouse=True)
@@ -81,23 +81,23 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys, "argv", ["meshcraft", "train", *TINY, *PLAIN, "--run", str(folder)])
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_info:
             cli.main()
-    assert not ended.value.code
+    assert not exit_info.value.code
     return losses(folder)
 
 
 def test_a_run_leaves_a_card_a_log_a_sample_and_a_checkpoint(train, tmp_path):
-    found = train(*TINY, "--mesh", "data=2", "--sample", "20", "--prompt", "ROMEO:", "--save-every", "4")
-    assert found.status == 0 and found.err.startswith("compiler on data=2: compiled in")
-    assert f"validation loss after step {STEPS}: " in found.err and f"step {STEPS} of {STEPS}: loss" in found.err
+    result = train(*TINY, "--mesh", "data=2", "--sample", "20", "--prompt", "ROMEO:", "--save-every", "4")
+    assert result.status == 0 and result.err.startswith("compiler on data=2: compiled in")
+    assert f"validation loss after step {STEPS}: " in result.err and f"step {STEPS} of {STEPS}: loss" in result.err
     assert all(
-        part in found.out for part in ("ROMEO:", "2 of 8 x cpu, emulated", "tokens/s", "predicted", "kept in run")
+        part in result.out for part in ("ROMEO:", "2 of 8 x cpu, emulated", "tokens/s", "predicted", "kept in run")
     )
-    kept = json.loads((tmp_path / "run" / "card.json").read_text())
-    row = kept["rows"]["train compiler data=2"]
+    card = json.loads((tmp_path / "run" / "card.json").read_text())
+    row = card["rows"]["train compiler data=2"]
     assert (
-        kept["cards"][row["card"]]["versions"]["jax"] and row["sizes"]["width"] == 16 and row["sizes"]["hidden"] == 64
+        card["cards"][row["card"]]["versions"]["jax"] and row["sizes"]["width"] == 16 and row["sizes"]["hidden"] == 64
     )
     assert row["steps"] == STEPS and row["schedule"]["warmup"] == STEPS // 10 and row["resumed_from"] == 0
     assert row["tokens_per_second"] == pytest.approx(64 / row["seconds"]) and row["mfu"] is None
@@ -112,27 +112,29 @@ def test_a_run_leaves_a_card_a_log_a_sample_and_a_checkpoint(train, tmp_path):
 def test_stages_are_trained_by_transformer_3d_and_predicted_on_the_machine_of_the_devices(train, tmp_path, monkeypatch):
     monkeypatch.setattr("autograder.learner.training.PEAKS", {"cpu": "8xH200"})
     stages = "--layers 2 --mesh pipe=2 --microbatches 2 --steps 4 --sample 0".split()
-    found = train(*TINY, *stages)
-    assert found.status == 0 and found.err.startswith("transformer_3d on pipe=2, data=1, tensor=1: compiled"), found.err
+    result = train(*TINY, *stages)
+    assert result.status == 0 and result.err.startswith("transformer_3d on pipe=2, data=1, tensor=1: compiled"), (
+        result.err
+    )
     (row,) = json.loads((tmp_path / "run" / "card.json").read_text())["rows"].values()
     assert row["predicted"]["machine"] == "8xH200" and row["predicted"]["seconds"] > 0
-    assert "on 8xH200" in found.out and row["num_repeats"] == 1 and not row["rings"]
+    assert "on 8xH200" in result.out and row["num_repeats"] == 1 and not row["rings"]
 
 
 def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_losses(train, tmp_path, whole, ctrl_c_after, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(command, "_progress", command._progress)
         ctrl_c_after(5)
-        found = train(*TINY, *PLAIN, "--json")
-    assert found.status == 130 and "saving a checkpoint, then stopping" in found.err
-    assert f"stopped after step 5 of {STEPS}, which is saved. To continue from the newest checkpoint" in found.err
-    assert not json.loads(found.out)["finished"]
+        result = train(*TINY, *PLAIN, "--json")
+    assert result.status == 130 and "saving a checkpoint, then stopping" in result.err
+    assert f"stopped after step 5 of {STEPS}, which is saved. To continue from the newest checkpoint" in result.err
+    assert not json.loads(result.out)["finished"]
     taken = train(*TINY)
     assert taken.status == 2 and "there is a run in run already: --resume continues" in taken.err
     other = train("--resume", "--width", "32")
     assert other.status == 2 and "width is 16 there and 32 here, hidden is 64 there and 128 here" in other.err
-    found = train("--resume", *PLAIN)
-    assert found.status == 0 and "training resumes after step 5" in found.err
+    result = train("--resume", *PLAIN)
+    assert result.status == 0 and "training resumes after step 5" in result.err
     assert losses(tmp_path / "run") == whole
     (row,) = json.loads((tmp_path / "run" / "card.json").read_text())["rows"].values()
     assert row["resumed_from"] == 5 and [step for step, _ in row["evaluations"]] == [6, STEPS]
@@ -152,8 +154,8 @@ def test_two_processes_train_as_one_and_when_one_is_killed_the_run_ends_and_goes
     out, err = running.communicate(timeout=60)
     assert running.returncode == 3 and "process 1 was ended by SIGKILL" in err and "--resume --run run" in err, err
     assert time.monotonic() - start < 60 and out == "" and not any(worker.is_running() for worker in workers)
-    found = train("--resume", *PLAIN)
-    assert found.status == 0 and "resumes after step" in found.err
+    result = train("--resume", *PLAIN)
+    assert result.status == 0 and "resumes after step" in result.err
     assert apart(losses(tmp_path / "run"), whole) < 1e-4
 
 
@@ -166,9 +168,9 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_can_begin_again(train
 def test_a_function_of_a_notebook_that_fails_is_named_with_its_line(train, tmp_path):
     source = "def shard_params(params, axis_name, min_size):\n    return params.nothing\ndef fsdp_loss(): ..."
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source, id="mine")]), tmp_path / "n.ipynb")
-    found = train("--strategy", "fsdp", "--notebook", "n.ipynb")
+    result = train("--strategy", "fsdp", "--notebook", "n.ipynb")
     assert (
-        found.status == 1 and "n.ipynb, mine:2: AttributeError: 'dict' object has no attribute 'nothing'" in found.err
+        result.status == 1 and "n.ipynb, mine:2: AttributeError: 'dict' object has no attribute 'nothing'" in result.err
     )
 
 
@@ -210,6 +212,6 @@ def test_a_function_of_a_notebook_that_fails_is_named_with_its_line(train, tmp_p
     ],
 )
 def test_what_does_not_go_together_is_said_before_anything_is_computed(train, arguments, message):
-    found = train(*arguments.split())
-    assert (found.status, found.out) == (2, "") and message in found.err, found.err
-    assert found.err.startswith("meshcraft: ") and found.err.count("\n") == 1
+    result = train(*arguments.split())
+    assert (result.status, result.out) == (2, "") and message in result.err, result.err
+    assert result.err.startswith("meshcraft: ") and result.err.count("\n") == 1

@@ -47,9 +47,9 @@ class Speed:
             if self.start["peak_flops"]:
                 parts.append(f"MFU {share_text(self.start['model_flops'] / self.seconds, self.start['peak_flops'])}")
             parts.append(f"{seconds_text(self.seconds)} a step")
-        found = self.start.get("predicted", {})
-        if "seconds" in found:
-            parts.append(f"{found['machine']}: {seconds_text(found['seconds'])} predicted")
+        prediction = self.start.get("predicted", {})
+        if "seconds" in prediction:
+            parts.append(f"{prediction['machine']}: {seconds_text(prediction['seconds'])} predicted")
         return ", ".join(parts)
 
 

@@ -14,14 +14,14 @@ STEPS = [{"event": "step", "step": i, "loss": 4.0 - i, "seconds": 0.05} for i in
 EVALUATION = {"event": "evaluation", "step": 3, "loss": 1.25, "seconds": 1.0}
 
 
-def heard(show, *events):
+def send_events(show, *events):
     for event in events:
         show(event)
 
 
 def test_measured_stands_beside_predicted():
     speed = Speed()
-    heard(speed.update, START, *STEPS, EVALUATION)
+    send_events(speed.update, START, *STEPS, EVALUATION)
     assert speed.text() == (
         "loss 1.000, validation 1.250, 20,000 tokens/s, MFU 20%, 50 ms a step, 8xH100: 40 ms predicted"
     )
@@ -29,7 +29,7 @@ def test_measured_stands_beside_predicted():
 
 def test_what_is_not_known_is_left_out_and_the_first_steps_count_for_no_speed():
     speed = Speed()
-    heard(speed.update, {**START, "peak_flops": None, "predicted": {"not applicable": "why"}}, *STEPS[:2])
+    send_events(speed.update, {**START, "peak_flops": None, "predicted": {"not applicable": "why"}}, *STEPS[:2])
     assert speed.text() == "loss 2.000"
     speed.update(STEPS[2])
     assert speed.text() == "loss 1.000, 20,000 tokens/s, 50 ms a step"
@@ -41,9 +41,9 @@ def test_both_say_what_begins_and_what_evaluations_find(kind):
     console = Console(file=file, force_terminal=kind == "bar", width=200, color_system=None)
     if kind == "bar":
         with Bar(console) as bar:
-            heard(bar, START, *STEPS, EVALUATION, {"event": "end", "step": 3})
+            send_events(bar, START, *STEPS, EVALUATION, {"event": "end", "step": 3})
     else:
-        heard(Lines(console), START, *STEPS, EVALUATION, {"event": "end", "step": 3})
+        send_events(Lines(console), START, *STEPS, EVALUATION, {"event": "end", "step": 3})
     text = file.getvalue()
     assert "fsdp on data=8 in 2 processes: compiled in 9 s; training begins" in text
     assert "validation loss after step 3: 1.2500 (bigram model: 2.5000)" in text

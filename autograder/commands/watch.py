@@ -51,7 +51,7 @@ class Watch:
         self.current, self.busy = self.names[0], ""
         self.stamps = self._stamps()
         self.seen: dict[str, Fingerprint] = {}
-        self.last_said = ""
+        self.last_message = ""
         self.refresh: Callable[[], Any] = lambda: None
 
     def pair(self) -> None:
@@ -62,13 +62,13 @@ class Watch:
             return
         self.stamps = self._stamps()
         later, other = sorted((self.path, self.script), key=lambda path: -path.stat().st_mtime_ns)
-        before, kept = other.read_bytes(), back_up(other)
+        before, backup = other.read_bytes(), back_up(other)
         self._follow(later)
         if other.read_bytes() == before:
-            kept.unlink()
+            backup.unlink()
         else:
             out().print(
-                f"{other} now follows {later}, which was saved later; its previous version is in {kept}", markup=False
+                f"{other} now follows {later}, which was saved later; its previous version is in {backup}", markup=False
             )
 
     def saved(self) -> bool:
@@ -110,10 +110,10 @@ class Watch:
     def _stamps(self) -> dict[Path, Stamp]:
         def stamp(path: Path) -> Stamp:
             try:
-                found = path.stat()
+                stat = path.stat()
             except OSError:
                 return None
-            return found.st_mtime_ns, found.st_size, found.st_ino
+            return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
         return {path: stamp(path) for path in (self.path, self.script)}
 
@@ -126,7 +126,7 @@ class Watch:
                 self._follow(self.script)
             elif self.stamps[self.script] and self.path in changed:
                 self._follow(self.path)
-            self.last_said = ""
+            self.last_message = ""
             return read_notebook(self.path)
         except (OSError, ValueError, IntakeError, HalfWritten) as error:
             self._say_once(f"{self._half_written(error)}; waiting until it is saved again")
@@ -139,9 +139,9 @@ class Watch:
         return f"{self.path} is gone" if missing == self.path else f"{self.path} cannot be read yet ({error})"
 
     def _say_once(self, message: str) -> None:
-        if message != self.last_said:
+        if message != self.last_message:
             complain(message)
-        self.last_said = message
+        self.last_message = message
 
     def _follow(self, saved: Path) -> None:
         """Write the saved content to the other file, unless it already has it."""
@@ -188,13 +188,13 @@ class Watch:
             out().print(Text.assemble((mark, colour), f" {result.name}  ", (outcome, "dim")))
         if results and not short:
             following = self._following()
-            more = f"next: {following}" if following else f"all functions of {self.chapter} pass"
+            next_text = f"next: {following}" if following else f"all functions of {self.chapter} pass"
             profile = (
                 ""
                 if load(self.chapter).task(self.current).at_scale is None
                 else f"; press p for the profile of {self.current}"
             )
-            out().print(f"{more}{' (press n)' if following else ''}{profile}", style="bold", markup=False)
+            out().print(f"{next_text}{' (press n)' if following else ''}{profile}", style="bold", markup=False)
 
     def _following(self, names: list[str] | None = None) -> str:
         states = self.states
@@ -204,8 +204,8 @@ class Watch:
     def doing(self, what: str) -> Iterator[Callable[[str], None]]:
         """Show the current activity in the status line; call the result to add detail."""
 
-        def say(more: str = "") -> None:
-            self.busy = f"{what}: {more}" if more else what
+        def say(detail: str = "") -> None:
+            self.busy = f"{what}: {detail}" if detail else what
             self.refresh()
 
         say()
@@ -232,15 +232,15 @@ class Watch:
         from autograder.learner.profile import profile_notebook
 
         with self.doing(f"profiling {self.current}") as say:
-            found = profile_notebook(self.path, self.chapter, self.current, progress=say)
-        if found.problem is None:
-            show(*found.tables())
+            profile = profile_notebook(self.path, self.chapter, self.current, progress=say)
+        if profile.problem is None:
+            show(*profile.tables())
         else:
-            complain(repr(found))
+            complain(repr(profile))
 
     def _next(self) -> None:
         name = self._following()
-        if self.states[self.current] != "passes":  # one moves on from what is left for later, all the way round
+        if self.states[self.current] != "passes":  # skip it for now, and come back to it at the end
             at = self.names.index(self.current) + 1
             name = self._following([*self.names[at:], *self.names[:at]])
         if not name:
@@ -268,8 +268,8 @@ class Watch:
             line.append(*STATES[state])
         line.append(f"  {self.busy or self.current}", style="cyan" if self.busy else "bold")
         line.append("\n")
-        for key, what in KEYS.items():
-            line.append(f"{key} ", style="bold").append(f"{what}   ", style="dim")
+        for key, action in KEYS.items():
+            line.append(f"{key} ", style="bold").append(f"{action}   ", style="dim")
         return line
 
 
@@ -335,15 +335,16 @@ def run(chapter: str, path: Path, *, script: bool) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGHUP, stop)
-    twin = path.with_suffix(".py")
-    watched = Watch(chapter, path, twin)
+    script_path = path.with_suffix(".py")
+    watched = Watch(chapter, path, script_path)
     try:
-        if script or twin.exists():
+        if script or script_path.exists():
             watched.pair()
         judge.executor().start_early()
         judge.tracer(chapter).start_early()
         out().print(
-            f"watching {path}{f' and {twin}' if twin.exists() else ''}: save it to have it judged", markup=False
+            f"watching {path}{f' and {script_path}' if script_path.exists() else ''}: save it to have it judged",
+            markup=False,
         )
         with screen(watched) as pressed:
             load(chapter)

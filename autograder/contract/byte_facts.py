@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from autograder.contract.diagnosis.sent_bytes import deficit_cause, described, excess_cause, inserted
 from autograder.contract.facts import case_fact, worst
-from autograder.contract.said import Said
+from autograder.contract.sentence import Sentence
 from autograder.contract.task import Case, Evidence
 from autograder.contract.text import count_of, distinct_bytes, format_bytes, join_words
 from autograder.contract.verdict import FEW_BYTES, Direction, Fact, Kind, Unit
@@ -20,7 +20,7 @@ from course.program.program import spec_of
 
 # Closed forms of bytes may be fractional; the comparison with measured bytes allows for rounding only.
 ROUNDING = 1e-4
-_NEVER_SENT = "is something never sent, or by another collective?"
+_NEVER_SENT = "is something never sent, or sent by another collective?"
 
 Form = Callable[[Evidence], float]
 
@@ -51,7 +51,7 @@ def bytes_sent(
         axes: Count only collectives over exactly these axes of a case.
         over: Count only collectives over this axis of a case, alone or with others.
         hint: A question that ends the message.
-        few: From a case and the bytes sent in it, why these are too few; empty if that is not known.
+        few: Explains, given a case and the bytes sent in it, why they are too few; empty if that is not known.
         weight: The fact's weight.
     """
     kinds = (kinds,) if isinstance(kinds, str) else kinds if kinds is None else tuple(kinds)
@@ -62,15 +62,17 @@ def bytes_sent(
         sent = [c for c in sent if over is None or over(e.case) in c.axes]
         total, form = sum(c.total_bytes for c in sent), expected(e)
         low, high = least(e) if least else form * times[0], form * times[1]
-        said = Said()
+        sentence = Sentence()
         if not low * (1 - ROUNDING) <= total <= high * (1 + ROUNDING):
             by = f" by {' or '.join(map(plain_kind, kinds))}" if kinds and len(kinds) < 3 else ""
             by += f" over {over(e.case)!r}" if over else ""
-            more = hint if total > high else ""
-            said = _too_much_or_little(e, by, sent, total, low, high, few(e, total)).then(more)
+            question = hint if total > high else ""
+            sentence = _too_much_or_little(e, by, sent, total, low, high, few(e, total)).then(question)
         line = _many(e, sent, total, high)[0].line if sent and total > high else ""
         figures: dict[str, Any] = {"direction": Direction.BETWEEN, "unit": Unit.BYTES, "line": line, "weight": weight}
-        return case_fact(e, name, Kind.COMMUNICATION, said.text, total, (low, high), about=said.about, **figures)
+        return case_fact(
+            e, name, Kind.COMMUNICATION, sentence.text, total, (low, high), about=sentence.about, **figures
+        )
 
     return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
 
@@ -86,20 +88,20 @@ def bytes_at_most(
         kinds: Collective kinds, by their names in StableHLO.
         most: Upper limit in bytes per device.
         hint: A sentence appended to the message.
-        of_wrapper: Bytes of these that the wrapper itself sends, which do not count.
+        of_wrapper: Those bytes that the wrapper itself sends, which do not count.
     """
     kinds = tuple(kinds)
 
     def look(e: Evidence) -> Fact:
         sent = [c for c in e.costs.collectives if c.kind in kinds]
-        # Rounded alike: a difference of thirds of bytes is not exactly what it should be.
+        # Both are rounded, since a difference of thirds of bytes is not exact.
         total, limit = (round(x, 3) for x in (max(sum(c.total_bytes for c in sent) - of_wrapper(e), 0), most(e)))
-        said, line = Said(), e.line
+        sentence, line = Sentence(), e.line
         if total > limit * (1 + 1e-9):
             line = _many(e, sent, total, limit)[0].line
-            said = _too_much_or_little(e, "", sent, total, 0, limit).then(hint)
-        how: dict[str, Any] = {"unit": Unit.BYTES, "line": line, "about": said.about}
-        return case_fact(e, name, Kind.COMMUNICATION, said.text, total, limit, **how)
+            sentence = _too_much_or_little(e, "", sent, total, 0, limit).then(hint)
+        details: dict[str, Any] = {"unit": Unit.BYTES, "line": line, "about": sentence.about}
+        return case_fact(e, name, Kind.COMMUNICATION, sentence.text, total, limit, **details)
 
     return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
 
@@ -114,17 +116,17 @@ def times_sent(
 
     def look(e: Evidence) -> Fact:
         sent = [c for c in e.costs.collectives if c.kind == kind]
-        count, wanted = sum(c.count for c in sent), expected(e)
+        count, required = sum(c.count for c in sent), expected(e)
         most = max(sent, key=lambda c: c.count, default=None)
         message = ""
-        if not (count <= wanted if fewer else count == wanted):
-            should = f"may run {wanted} at most" if fewer else f"should run {wanted}"
+        if not (count <= required if fewer else count == required):
+            should = f"may run {required} at most" if fewer else f"should run {required}"
             message = f"{e.case.place} a device runs {count_of(count, plain_kind(kind))} and {should}"
-            asked = (inserted(most) if most else "") or hint
-            message += f"; most often {described(most)}. {asked}" if most else f". {hint}"
+            question = (inserted(most) if most else "") or hint
+            message += f"; most often {described(most)}. {question}" if most else f". {hint}"
         direction = Direction.AT_MOST if fewer else Direction.EXACTLY
-        how = {"direction": direction, "line": most.line if most else ""}
-        return case_fact(e, name, Kind.COMMUNICATION, message, count, wanted, **how)
+        details = {"direction": direction, "line": most.line if most else ""}
+        return case_fact(e, name, Kind.COMMUNICATION, message, count, required, **details)
 
     return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
 
@@ -138,8 +140,8 @@ def only_collectives(
 ) -> Fact:
     """Allow no collectives except the given ones; a group of one device counts as none.
 
-    With ``over``, only collectives over this axis of a case, alone or with others, count. With ``Kind.TOOLS``, where
-    another collective would do the whole exercise, the fact must hold for any points.
+    With ``over``, only collectives over this axis of a case, alone or with others, count. ``Kind.TOOLS`` is for
+    exercises that another collective would do entirely: unless the fact holds, the function earns no points.
     """
     allowed = set(allowed)
 
@@ -173,10 +175,10 @@ def state_bytes(cases: list[Evidence], expected: Callable[[Evidence], int], whol
         resident, form = sum(part.local_bytes(e.case.mesh) for part in e.outputs), expected(e)
         message = ""
         if resident != form or not e.outputs:
-            held, should, tree = distinct_bytes(resident, form, whole(e))
-            message = f"{e.case.place} each device holds {held} and should hold {should}; the whole tree takes {tree}"
-        how = {"direction": Direction.EXACTLY, "unit": Unit.BYTES, "naive": whole(e)}
-        return case_fact(e, name, Kind.MEMORY, message, resident, form, **how)
+            size, should, tree = distinct_bytes(resident, form, whole(e))
+            message = f"{e.case.place} each device holds {size} and should hold {should}; the whole tree takes {tree}"
+        details = {"direction": Direction.EXACTLY, "unit": Unit.BYTES, "naive": whole(e)}
+        return case_fact(e, name, Kind.MEMORY, message, resident, form, **details)
 
     return worst([look(e) for e in cases], name, Kind.MEMORY)
 
@@ -189,19 +191,24 @@ def resident_bytes(shape: tuple[int, ...], spec: P, mesh: dict[str, int], itemsi
 
 def _too_much_or_little(
     e: Evidence, by: str, sent: list[Collective], total: float, low: float, high: float, little: str = ""
-) -> Said:
-    """What is sent, what should be, and why; ``little`` is why it is too little, where nothing better is known."""
+) -> Sentence:
+    """Describe what is sent, what should be, and why they differ; ``little`` is the default reason for too little."""
     sends, limit = distinct_bytes(total, low if total < low else high)
     where = f"{e.case.place} a device sends {sends}{by}"
     if total < low:
         if total >= low * (1 - FEW_BYTES):
             few = f"only {format_bytes(low - total)} are missing, about as much as a loss, a count or a small leaf"
-            return Said(f"{where} and should send at least {limit}: {few}. Which is never sent, or over too few axes?")
-        cause = deficit_cause(sent, low, e.inputs, e.case) or Said(little or _NEVER_SENT)
-        return Said(f"{where} and should send at least {limit}: {cause.text}", cause.about)
+            return Sentence(
+                f"{where} and should send at least {limit}: {few}. "
+                "Which of these is never sent, or sent over too few axes?"
+            )
+        cause = deficit_cause(sent, low, e.inputs, e.case) or Sentence(little or _NEVER_SENT)
+        return Sentence(f"{where} and should send at least {limit}: {cause.text}", cause.about)
     many = _many(e, sent, total, high, low)[1]
-    return Said(f"{where} and should send at most {limit}; {many.text}", many.about)
+    return Sentence(f"{where} and should send at most {limit}; {many.text}", many.about)
 
 
-def _many(e: Evidence, sent: list[Collective], total: float, high: float, low: float = 0) -> tuple[Collective, Said]:
+def _many(
+    e: Evidence, sent: list[Collective], total: float, high: float, low: float = 0
+) -> tuple[Collective, Sentence]:
     return excess_cause(sent, total, high, low, bfloat16=getattr(e.case.sizes, "bfloat16", False))

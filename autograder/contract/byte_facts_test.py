@@ -1,4 +1,4 @@
-"""Facts about bytes: what a device holds, how much it sends, and what a message lays it to."""
+"""Facts about bytes: how many are resident on a device, how many it sends, and the cause that a message names."""
 
 from dataclasses import replace
 
@@ -50,7 +50,7 @@ def test_bytes_of_several_kinds_are_added_up_and_the_largest_is_named():
     assert bytes_at_most("bytes", [thirds], [sent[0].kind], lambda _: 2 * (2 / 3) * 4 * 5 * 7, "").passed
 
 
-def test_collectives_are_counted_up_to_a_number_and_over_one_axis_where_that_is_asked():
+def test_collectives_can_be_limited_in_number_and_to_one_axis():
     reduces = Collective("all_reduce", ("data", "node"), 8, 80, 70.0, 2, "mine:4", (20,), "f32")
     sends = Collective("collective_permute", ("node",), 8, 10, 70.0, 3, "mine:5", (5, 2), "f32")
     e = [replace(NOTHING, costs=Costs(0, 0, 0, (reduces, sends), {}))]

@@ -108,7 +108,7 @@ class Case(Generic[S]):
 
     @property
     def place(self) -> str:
-        """The case within a sentence: ``on mesh data=8``; with its sizes if it is drawn, by its name if it has more."""
+        """The case in a sentence: ``on mesh data=8``; with its sizes if it is drawn, by name if that says more."""
         if self.name == UNSEEN:
             known = vars(self.sizes).items()
             sizes = ", ".join(f"{name} {value}" for name, value in known if value and type(value) in (int, float))

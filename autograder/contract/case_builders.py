@@ -73,7 +73,7 @@ def groups_of(case: Case[Any], split: Callable[[Case[Any]], str] = tensor_of) ->
 def pull_back(loss_of: Callable[[Any], jax.Array], tree: Any, upstream: jax.Array) -> tuple[jax.Array, Any]:
     """The loss of ``tree``, and its gradient when ``upstream`` flows back into the loss; inside ``shard_map``.
 
-    ``upstream`` may vary over no axis over which the loss does not.
+    ``upstream`` must not vary over an axis over which the loss does not vary.
     """
     loss, back = jax.vjp(loss_of, tree)
     (gradients,) = back(varying(upstream.astype(loss.dtype), varying_axes(loss)))
@@ -92,8 +92,8 @@ def build_model(sizes: ModelSizes) -> Model:
     }
     if sizes.seq:
         positions = sizes.max_seq or sizes.seq
-        more = {"parallel": sizes.parallel} if sizes.parallel else {}
-        return transformer(**common, num_heads=sizes.num_heads, vocab=sizes.vocab, max_seq=positions, **more)
+        optional = {"parallel": sizes.parallel} if sizes.parallel else {}
+        return transformer(**common, num_heads=sizes.num_heads, vocab=sizes.vocab, max_seq=positions, **optional)
     return mlp(**common, num_inputs=sizes.features, num_outputs=sizes.outputs or sizes.features)
 
 
@@ -145,13 +145,13 @@ def batch_shapes(sizes: ModelSizes, rows: int, *steps: int, masked: bool = False
 
 
 def encode_specs(specs: Any) -> dict[str, Any]:
-    """A tree of specs as plain data, by the leaf's path: ``Task.given`` of a function that is given them."""
-    every = jax.tree.leaves_with_path(specs, is_leaf=lambda spec: isinstance(spec, P))
-    return {"specs": {path_name("", path): list(spec) for path, spec in every}}
+    """A tree of specs as plain data, by the leaf's path: ``Task.given`` of a function that takes specs."""
+    leaves = jax.tree.leaves_with_path(specs, is_leaf=lambda spec: isinstance(spec, P))
+    return {"specs": {path_name("", path): list(spec) for path, spec in leaves}}
 
 
 def decode_specs(case: Case[Any], like: Any) -> Any:
-    """The specs of the leaves of ``like``, as ``encode_specs`` gave them with the case."""
+    """The specs of the leaves of ``like``, which come with the case as ``encode_specs`` wrote them."""
 
     def entry(axes: str | list[str] | tuple[str, ...] | None) -> Any:
         if axes is None or isinstance(axes, str):

@@ -13,14 +13,14 @@ from autograder.contract.comparing import is_under, norm, rounding, scale_of, sh
 from autograder.contract.diagnosis import dropout, factors, wrong_values
 from autograder.contract.diagnosis.misplaced import layout, rank_of
 from autograder.contract.output_checks import broadcast, show_spec
-from autograder.contract.said import About, Said
+from autograder.contract.sentence import About, Sentence
 from autograder.contract.task import Case, Evidence
 from autograder.contract.text import append_sentence, count_of, distinct_texts, six_digits
 from autograder.contract.verdict import NOT_MEASURED, Direction, Fact, Kind, Unit
 from course.program.ir import plain_kind
 from course.program.program import spec_of
 
-# float32 sums in different orders agree to about 1e-6 of the largest element; bfloat16 inside gives 1e-3.
+# float32 sums in different orders agree to about 1e-6 of the largest element; bfloat16 intermediates give 1e-3.
 TOLERANCE = 2e-5
 BEFORE = "Gradients are read off the results: begin with “values”."
 FIRST_LOSS = (
@@ -34,7 +34,7 @@ LOSS_ALONE = "All other results are right: over which rows, and over which devic
 def worst(facts: Sequence[Fact], name: str = "values", kind: Kind = Kind.VALUES) -> Fact:
     """One fact for all cases: the first that fails, else the first, which contracts make the most informative one.
 
-    Without facts it fails, under ``name``, saying that there was nothing to examine, rather than passing.
+    Without facts, return a failed fact called ``name``, whose message says that there was nothing to examine.
     """
     if not facts:
         message = "there is nothing to look at here"
@@ -42,16 +42,18 @@ def worst(facts: Sequence[Fact], name: str = "values", kind: Kind = Kind.VALUES)
     failed = [fact for fact in facts if fact.passed is False]
     chosen = failed[0] if failed else facts[0]
     others = {fact.case for fact in failed} - {chosen.case}
-    more = f"(also fails in: {'; '.join(sorted(others))})" if others else ""
-    return replace(chosen, message=append_sentence(chosen.message, more))
+    also_fails = f"(also fails in: {'; '.join(sorted(others))})" if others else ""
+    return replace(chosen, message=append_sentence(chosen.message, also_fails))
 
 
-def case_fact(e: Evidence, name: str, kind: Kind, message: str, measured: Any, limit: Any = None, **how: Any) -> Fact:
-    """Build a fact about one case, which passes if there is no message; ``how`` as for ``Fact``.
+def case_fact(
+    e: Evidence, name: str, kind: Kind, message: str, measured: Any, limit: Any = None, **details: Any
+) -> Fact:
+    """Build a fact about one case, which passes if there is no message; ``details`` as for ``Fact``.
 
-    It names a line only if ``how`` gives one, since the cause of an error is not on the function's first line.
+    It names a line only if ``details`` gives one, since the cause of an error is not on the function's first line.
     """
-    return Fact(name, kind, not message, measured, limit, message=message, case=e.case.name, **how)
+    return Fact(name, kind, not message, measured, limit, message=message, case=e.case.name, **details)
 
 
 def unmeasured(name: str, kind: Kind, why: str, weight: float = 1, case: str = "") -> Fact:
@@ -74,52 +76,52 @@ def arrays_match(
     """Require every leaf under ``prefix`` to equal the oracle's in shape, dtype and value, in every case.
 
     The measured figure is the largest difference relative to the largest expected element of the leaf. ``picture`` is
-    appended to the message for a case with known inputs, on separate lines, as from ``whereabouts.grid``;
-    ``not_finite`` is the question about a leaf that has infinite elements or NaN. ``keys`` is False where another
-    fact has asked already from which keys masks are drawn.
+    appended to the message for a case with known inputs, on separate lines, as from ``misplaced.grid``;
+    ``not_finite`` is the question about a leaf that has infinite elements or NaN. ``keys`` is False if another fact
+    already asks from which keys masks are drawn.
     """
     kind = Kind.GRADIENTS if is_under(prefix, "gradients") else Kind.VALUES
     leaves = [(e, leaf) for e in evidence for leaf in e.expected if is_under(leaf, prefix) and e.expected[leaf].size]
-    found = [_leaf_match(name, kind, e, leaf, tolerance) for e, leaf in leaves]
-    wrong = [(e, leaf) for (e, leaf), fact in zip(leaves, found, strict=True) if not fact.passed]
+    leaf_facts = [_leaf_match(name, kind, e, leaf, tolerance) for e, leaf in leaves]
+    wrong = [(e, leaf) for (e, leaf), fact in zip(leaves, leaf_facts, strict=True) if not fact.passed]
     if wrong:
-        (e, leaf), first = wrong[0], next(i for i, fact in enumerate(found) if not fact.passed)
-        sentences, about = [found[first].message], found[first].about
-        if found[first].unit == Unit.RELATIVE:
+        (e, leaf), first = wrong[0], next(i for i, fact in enumerate(leaf_facts) if not fact.passed)
+        sentences, about = [leaf_facts[first].message], leaf_facts[first].about
+        if leaf_facts[first].unit == Unit.RELATIVE:
             others = [x for x in evidence if not _differs(x, tolerance) and any(x is y for y, _ in leaves)]
             cases = [x for x in evidence if _differs(x, tolerance)], others
             swap = wrong_values.exchanged(e, leaf, tolerance)
-            cause = Said(swap) or wrong_values.explain_values(e, leaf, tolerance, evidence)
+            cause = Sentence(swap) or wrong_values.explain_values(e, leaf, tolerance, evidence)
             partly = len(wrong) < len(leaves) or bool(np.any(np.isclose(e.measured[leaf], e.expected[leaf])))
             before = [(x, _leaf_match("", kind, e, x, tolerance)) for x in e.expected if is_under(x, "values")]
             before = [x for x, fact in before if not fact.passed and fact.unit == Unit.RELATIVE]
             alike = [wrong_values.explain_values(e, x, tolerance, evidence) for x in before]
-            partly = partly or any(About.RIGHT_MASKS in one.about for one in alike)
-            asks = Said() if swap else dropout.question(cause, hint, *cases, nothing_right=keys and not partly)
+            partly = partly or any(About.RIGHT_MASKS in sentence.about for sentence in alike)
+            asks = Sentence() if swap else dropout.question(cause, hint, *cases, nothing_right=keys and not partly)
             about = (*cause.about, *asks.about)
             sentences += [cause.text, asks.text]
             if kind is Kind.GRADIENTS and cause and cause in alike:
                 sentences[1:], about = ["As with “values”."], ()
-        elif not_finite and found[first].limit == "finite":
+        elif not_finite and leaf_facts[first].limit == "finite":
             sentences.append(not_finite)
-        elif found[first].limit == "finite" and About.NOT_FINITE not in about:
+        elif leaf_facts[first].limit == "finite" and About.NOT_FINITE not in about:
             sentences.append(hint)
-        amiss, every = ([leaf for x, leaf in some if x is e] for some in (wrong, leaves))
+        wrong_leaves, all_leaves = ([leaf for x, leaf in pairs if x is e] for pairs in (wrong, leaves))
         asks_more = bool(hint) and About.SUM_OR_MEAN not in about
-        sentences.append(wrong_values.explain_leaves(e, amiss, every, asks=asks_more))
-        drawn = "" if e.secret or found[first].unit != Unit.RELATIVE else picture(e)
+        sentences.append(wrong_values.explain_leaves(e, wrong_leaves, all_leaves, asks=asks_more))
+        drawn = "" if e.secret or leaf_facts[first].unit != Unit.RELATIVE else picture(e)
         message = " ".join(part.strip() for part in sentences if part) + drawn
-        found[first] = replace(found[first], message=message, about=about)
-    return replace(worst(found, name, kind), weight=weight)
+        leaf_facts[first] = replace(leaf_facts[first], message=message, about=about)
+    return replace(worst(leaf_facts, name, kind), weight=weight)
 
 
 def parts_match(name: str, evidence: list[Evidence], hints: Mapping[str, str], *, weight: float = 1) -> Fact:
-    """Like ``arrays_match`` for several parts, each with its own question; the first part that is wrong speaks.
+    """Like ``arrays_match`` for several parts, each with its own question; the fact is about the first wrong part.
 
     ``hints`` maps prefixes to questions, in the order in which a function computes the parts.
     """
-    found = [arrays_match(name, evidence, part, hint, weight=weight) for part, hint in hints.items()]
-    return next((fact for fact in found if not fact.passed), found[-1])
+    facts = [arrays_match(name, evidence, part, hint, weight=weight) for part, hint in hints.items()]
+    return next((fact for fact in facts if not fact.passed), facts[-1])
 
 
 def values_and_gradients(
@@ -132,10 +134,11 @@ def values_and_gradients(
     step: bool = False,
     first_loss: str = "",
 ) -> list[Fact]:
-    """Values, gradients leaf by leaf, and the global norm of those under ``norm``; each with its own hint.
+    """Require the values, the gradient of each leaf, and the global norm of the gradients under ``norm``.
 
-    In a ``step`` values follow from the gradients, and their own hint waits until those are right; where a loss alone
-    is wrong, the hint is about it. ``first_loss`` asks more about a loss that is wrong alone, or before any update.
+    Values and gradients have their own hints. In a ``step`` the values follow from the gradients, so their hint is
+    given only once the gradients are right; if only a loss is wrong, the hint is about the loss. ``first_loss`` is an
+    additional question about a loss that is wrong alone, or before any update.
     """
     back = arrays_match("gradients", cases, "gradients", gradients, weight=weight)
     after = step and back.passed is False
@@ -145,28 +148,36 @@ def values_and_gradients(
         for leaf in e.expected
         if is_under(leaf, "values") and e.expected[leaf].size
     )
-    found = arrays_match("values", cases, "values", "" if after else f"{LOSS_ALONE} {first_loss}" if loss else values)
+    values_fact = arrays_match(
+        "values", cases, "values", "" if after else f"{LOSS_ALONE} {first_loss}" if loss else values
+    )
     results = [(e, leaf) for e in cases for leaf in e.expected if is_under(leaf, "values")]
     if any(wrong_values.exchanged(*result, TOLERANCE) for result in results):
         back = replace(back, message=back.message and BEFORE)
-    elif after and found.passed is False and found.unit == Unit.RELATIVE:
-        begin = Said(FOLLOW, (About.WRONG_GRADIENTS,))
+    elif after and values_fact.passed is False and values_fact.unit == Unit.RELATIVE:
+        begin = Sentence(FOLLOW, (About.WRONG_GRADIENTS,))
         if any(map(_first_loss_wrong, cases)):
-            begin = Said(f"{FIRST_LOSS} {first_loss}".strip(), (About.FIRST_LOSS,))
-        found = replace(found, message=f"{found.message} {begin.text}", about=(*found.about, *begin.about))
-    if About.ALWAYS_DROPS in found.about and back.passed is False:
+            begin = Sentence(f"{FIRST_LOSS} {first_loss}".strip(), (About.FIRST_LOSS,))
+        values_fact = replace(
+            values_fact, message=f"{values_fact.message} {begin.text}", about=(*values_fact.about, *begin.about)
+        )
+    if About.ALWAYS_DROPS in values_fact.about and back.passed is False:
         back = arrays_match("gradients", cases, "gradients", gradients, weight=weight, keys=False)
-    return [found, back, global_norm_matches(cases, norm)]
+    return [values_fact, back, global_norm_matches(cases, norm)]
 
 
 def _first_loss_wrong(e: Evidence) -> bool:
-    """Return True if a loss is wrong before any update; of several steps, which are the last dim, the first counts."""
+    """Return True if a loss is wrong before any update; of several steps, along the last dim, only the first counts."""
     for leaf in e.expected:
         if is_under(leaf, "values") and leaf.rpartition("/")[2] in ("loss", "losses") and leaf in e.measured:
-            found, wanted = e.measured[leaf], e.expected[leaf]
-            if found.shape == wanted.shape and wanted.ndim and getattr(e.case.sizes, "steps", 0) == wanted.shape[-1]:
-                found, wanted = found[..., 0], wanted[..., 0]
-            if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=10 * TOLERANCE, atol=0):
+            measured, expected = e.measured[leaf], e.expected[leaf]
+            if (
+                measured.shape == expected.shape
+                and expected.ndim
+                and getattr(e.case.sizes, "steps", 0) == expected.shape[-1]
+            ):
+                measured, expected = measured[..., 0], expected[..., 0]
+            if measured.shape != expected.shape or not np.allclose(measured, expected, rtol=10 * TOLERANCE, atol=0):
                 return True
     return False
 
@@ -176,8 +187,8 @@ def global_norm_matches(evidence: list[Evidence], prefix: str) -> Fact:
 
     A leaf that every device has whole counts once.
     """
-    name, some = "gradient norm", [e for e in evidence if any(is_under(leaf, prefix) for leaf in e.expected)]
-    return worst([_norm_matches(name, e, prefix) for e in some], name, Kind.GRADIENTS)
+    name, cases = "gradient norm", [e for e in evidence if any(is_under(leaf, prefix) for leaf in e.expected)]
+    return worst([_norm_matches(name, e, prefix) for e in cases], name, Kind.GRADIENTS)
 
 
 def _norm_matches(name: str, e: Evidence, prefix: str) -> Fact:
@@ -198,17 +209,17 @@ def products_of(name: str, evidence: list[Evidence], dtype: str, hint: str) -> F
     """Require every matrix product to multiply operands of ``dtype``, as written in StableHLO: ``bf16``."""
 
     def look(e: Evidence) -> Fact:
-        wanted = f"{dtype} x {dtype}"
-        others = {kind: count for kind, count in e.costs.products.items() if kind != wanted}
-        every, right = sum(e.costs.products.values()), e.costs.products.get(wanted, 0)
+        required = f"{dtype} x {dtype}"
+        others = {kind: count for kind, count in e.costs.products.items() if kind != required}
+        total, right = sum(e.costs.products.values()), e.costs.products.get(required, 0)
         counts = ", ".join(f"{count} of {kind}" for kind, count in sorted(others.items()))
         before = f"besides {right}" if right else "instead of"
         products = "product" if right == 1 else "products"
-        message = f"{before} {products} of {wanted} there are {counts}. {hint}" if others else ""
-        if not every:
-            message = f"no product was found that could be of {wanted}. {hint}"
-        how = {"direction": Direction.ALL, "unit": Unit.PRODUCTS, "of": dtype, "line": _line_of(e, others)}
-        return case_fact(e, name, Kind.COMPUTE, message, right, every, **how)
+        message = f"{before} {products} of {required} there are {counts}. {hint}" if others else ""
+        if not total:
+            message = f"no product was found that could be of {required}. {hint}"
+        details = {"direction": Direction.ALL, "unit": Unit.PRODUCTS, "of": dtype, "line": _line_of(e, others)}
+        return case_fact(e, name, Kind.COMPUTE, message, right, total, **details)
 
     return worst([look(e) for e in evidence], name, Kind.COMPUTE)
 
@@ -222,29 +233,29 @@ def precise_in(
 ) -> Fact:
     """Require ``dtype`` for every function and sum counted by ``Costs.precise``, as written in StableHLO: ``f32``.
 
-    ``least`` gives the minimum number of elements for some functions, any of a tuple's: functions computed in another
-    way, such as an exponential via ``tanh``, are not counted and may have any precision.
+    ``least`` gives the minimum number of elements for some functions; those in a tuple count together. Functions that
+    are computed in another way, such as an exponential via ``tanh``, are not counted and may have any precision.
     """
 
     def look(e: Evidence) -> Fact:
-        every = e.costs.precise
-        others = {kind: count for kind, count in every.items() if not kind.endswith(f" of {dtype}")}
+        by_kind = e.costs.precise
+        others = {kind: count for kind, count in by_kind.items() if not kind.endswith(f" of {dtype}")}
         counts = ", ".join(f"{kind} ({count})" for kind, count in sorted(others.items()))
-        total, wrong = sum(every.values()), sum(others.values())
+        total, wrong = sum(by_kind.values()), sum(others.values())
         message = f"besides {total - wrong} of {dtype} there are: {counts}. {hint}" if others else ""
-        if not every:
+        if not by_kind:
             message = f"no function or sum was found that could be of {dtype}. {hint}"
         taken = {kinds: sum(e.costs.taken.get(f"{kind} of {dtype}", 0) for kind in kinds) for kinds in least(e)}
         few = [(" or ".join(kinds), taken[kinds], n) for kinds, n in least(e).items() if taken[kinds] < n]
         if few and not message:
             message = "".join(
-                f"{kinds} is computed in {dtype} for {count_of(there, 'element')}, and {n:,} are needed. "
-                for kinds, there, n in few
+                f"{kinds} is computed in {dtype} for {count_of(present, 'element')}, and {n:,} are needed. "
+                for kinds, present, n in few
             )
             message += hint
             total, wrong = few[0][2], few[0][2] - few[0][1]
-        how = {"direction": Direction.ALL, "unit": Unit.DTYPE, "of": dtype, "line": _line_of(e, others)}
-        return case_fact(e, name, Kind.COMPUTE, message, total - wrong, total, **how)
+        details = {"direction": Direction.ALL, "unit": Unit.DTYPE, "of": dtype, "line": _line_of(e, others)}
+        return case_fact(e, name, Kind.COMPUTE, message, total - wrong, total, **details)
 
     return worst([look(e) for e in evidence], name, Kind.COMPUTE)
 
@@ -257,7 +268,7 @@ def _line_of(e: Evidence, kinds: Iterable[str]) -> str:
 def same_program_size(name: str, smaller: Evidence, larger: Evidence, what: str, hint: str) -> Fact:
     """Require a Program to have no more operations of any kind when ``what`` grows from one case to another.
 
-    The larger case must also run more matrix products: a Program that does as much for less proves nothing.
+    The larger case must also run more matrix products: a Program that does as much in the smaller case proves nothing.
     """
     few, many = smaller.costs, larger.costs
     grown = [kind for kind, count in many.written.items() if count > few.written.get(kind, 0)]
@@ -292,10 +303,10 @@ def specs_match(
         message = ""
         if wrong:
             part, rule = wrong[0]
-            found, wanted = map(show_spec, (part.partition_spec, rule))
+            measured, expected = map(show_spec, (part.partition_spec, rule))
             message = (
-                f"leaf {part.name.partition('/')[2]} {list(part.shape)} {e.case.place}: measured {found}, "
-                f"expected {wanted} ({how(e.case)})"
+                f"leaf {part.name.partition('/')[2]} {list(part.shape)} {e.case.place}: measured {measured}, "
+                f"expected {expected} ({how(e.case)})"
             )
         figures = {"direction": Direction.ALL, "unit": Unit.LEAVES}
         return case_fact(e, name, Kind.VALUES, message, len(pairs) - len(wrong), len(pairs), **figures)
@@ -317,12 +328,14 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
         return case_fact(e, name, kind, f"{where} is missing from the result.", "missing", "present")
     if (measured.shape, measured.dtype) != (expected.shape, expected.dtype):
         shapes = shapes_on_a_device(e, leaf)
-        found, wanted = (f"{a.dtype}{list(shape)}" for a, shape in zip((measured, expected), shapes, strict=True))
+        measured_text, expected_text = (
+            f"{a.dtype}{list(shape)}" for a, shape in zip((measured, expected), shapes, strict=True)
+        )
         each = " on each device" if shapes[0] != measured.shape else ""
-        # A whole array where a part should be may be as large as one that broadcasting made.
+        # A whole array in place of a part can be as large as one that broadcasting made.
         end = broadcast(*shapes) if broadcast(measured.shape, expected.shape) != "." else "."
-        message = f"{where}: measured {found}{each}, expected {wanted}{end}"
-        return case_fact(e, name, kind, message, found, wanted)
+        message = f"{where}: measured {measured_text}{each}, expected {expected_text}{end}"
+        return case_fact(e, name, kind, message, measured_text, expected_text)
     if not np.all(np.isfinite(measured)):
         bad = int(np.sum(~np.isfinite(measured)))
         reason = wrong_values.not_finite(e, measured)
@@ -337,10 +350,10 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
     if not np.any(expected):  # there is nothing that an error could be a multiple of
         figures |= {"measured": "not zero", "limit": "zero"}
     worst_at = tuple(map(int, np.unravel_index(int(np.argmax(errors)), errors.shape)))
-    laid = layout(e, leaf, summed=True)
+    leaf_layout = layout(e, leaf, summed=True)
     rank = rank_of(e, leaf)
     whole = list(worst_at)[len(worst_at) - rank if rank and rank <= len(worst_at) else 0 :]
-    index, on = (laid.index(worst_at), laid.holder(worst_at)) if laid else (whole, "")
+    index, on = (leaf_layout.index(worst_at), leaf_layout.holder(worst_at)) if leaf_layout else (whole, "")
     if inner in ("loss", "losses", "norm") and expected.shape[-1:] == (getattr(e.case.sizes, "steps", 0),):
         place = f" in step {index[-1]}" if expected.shape[-1] > 1 else ""
     else:

@@ -29,13 +29,13 @@ from autograder.contract.facts import (
     values_and_gradients,
     worst,
 )
-from autograder.contract.said import About
+from autograder.contract.sentence import About
 from autograder.contract.task import Case, Evidence
 from autograder.contract.verdict import Fact, Kind, conclude
 from course.program import Costs, Leaf, Memory
 
 DRAWN = np.random.default_rng(5).standard_normal((4, 8)).astype(np.float32)
-ONE = DRAWN + np.eye(4, 8, 3, dtype=np.float32) * np.float32(0.5) * (np.arange(4) == 2)[:, None]
+ONE_WRONG = DRAWN + np.eye(4, 8, 3, dtype=np.float32) * np.float32(0.5) * (np.arange(4) == 2)[:, None]
 
 
 def evidence(measured, *, secret, name="gradients/layers/up"):
@@ -53,16 +53,16 @@ def evidence(measured, *, secret, name="gradients/layers/up"):
     )
 
 
-def both(measured, secret):
+def gradient_facts(measured, secret):
     e = [evidence(measured, secret=secret)]
     return arrays_match("gradients", e, "gradients"), global_norm_matches(e, "gradients")
 
 
-@pytest.mark.parametrize("measured", [8 * DRAWN, DRAWN / 8, ONE, -DRAWN, 0 * DRAWN, DRAWN + 100])
-def test_secret_inputs_are_judged_alike_and_no_value_is_said(measured):
+@pytest.mark.parametrize("measured", [8 * DRAWN, DRAWN / 8, ONE_WRONG, -DRAWN, 0 * DRAWN, DRAWN + 100])
+def test_secret_inputs_are_judged_alike_and_no_value_is_shown(measured):
     norms = [float(np.linalg.norm(a)) for a in (measured, DRAWN)]
     values = [f"{abs(float(v)):.4g}" for v in (*measured.flat, *DRAWN.flat, *norms) if abs(v) > 1e-6 and v % 1]
-    for public, secret in zip(both(measured, False), both(measured, True), strict=True):
+    for public, secret in zip(gradient_facts(measured, False), gradient_facts(measured, True), strict=True):
         assert (public.passed, public.line, public.case) == (secret.passed, secret.line, secret.case)
         excerpt = f"{secret.measured_text} {secret.limit_text} {secret.message}"
         assert [value for value in values if len(value) > 4 and value in excerpt] == []
@@ -73,7 +73,7 @@ def test_secret_inputs_are_judged_alike_and_no_value_is_said(measured):
 
 
 def test_a_secret_message_says_where_how_many_how_far_and_which_factor():
-    wrong, norm = both(8 * DRAWN, True)
+    wrong, norm = gradient_facts(8 * DRAWN, True)
     at = list(map(int, np.unravel_index(np.argmax(np.abs(DRAWN)), DRAWN.shape)))
     assert wrong.message.startswith(
         f"leaf layers/up in the case 'data=8': 32 of 32 elements are wrong, the worst at {at}"
@@ -81,12 +81,12 @@ def test_a_secret_message_says_where_how_many_how_far_and_which_factor():
     assert "by 7 times the largest expected one" in wrong.message
     assert "8 times too large, and axis 'data' has that size" in wrong.message
     assert "norm over all leaves, each counted once, is 8 times what it should be" in norm.message
-    (single, _) = both(ONE, True)
+    (single, _) = gradient_facts(ONE_WRONG, True)
     assert re.search(r"1 of 32 elements is wrong, the worst at \[2, 5\] by 0\.\d+ times", single.message)
 
 
 def test_where_inputs_are_public_both_values_are_shown():
-    wrong, norm = both(8 * DRAWN, False)
+    wrong, norm = gradient_facts(8 * DRAWN, False)
     assert re.search(r"measured -?[\d.]+, expected -?[\d.]+ at \[\d, \d\]", wrong.message)
     assert re.search(r"the norm over all leaves, each counted once, is [\d.]+ and should be [\d.]+", norm.message)
 
@@ -101,14 +101,14 @@ def test_a_tolerance_may_be_stated_and_none_means_to_the_last_bit():
 
 
 def test_functions_and_sums_in_another_dtype_are_named():
-    found = replace(evidence(DRAWN, secret=True), costs=Costs(0, 0, 0, (), {}, 0, {"log of f32": 2, "sum of bf16": 3}))
-    fact = precise_in("functions", [found], "f32", "Look here.")
+    e = replace(evidence(DRAWN, secret=True), costs=Costs(0, 0, 0, (), {}, 0, {"log of f32": 2, "sum of bf16": 3}))
+    fact = precise_in("functions", [e], "f32", "Look here.")
     assert (fact.passed, fact.measured_text, fact.limit_text, fact.unit_text) == (False, "2 of 5", "5 of 5", "of f32")
     assert fact.message == "besides 2 of f32 there are: sum of bf16 (3). Look here."
     assert fact.line == "mine:3", "nobody knows where"
-    known = replace(found, costs=replace(found.costs, lines={"log of f32": "mine:8", "sum of bf16": "mine:9"}))
+    known = replace(e, costs=replace(e.costs, lines={"log of f32": "mine:8", "sum of bf16": "mine:9"}))
     assert precise_in("functions", [known], "f32", "").line == "mine:9"
-    only = replace(found, costs=Costs(0, 0, 0, (), {}, 0, {"log of f32": 2}))
+    only = replace(e, costs=Costs(0, 0, 0, (), {}, 0, {"log of f32": 2}))
     assert precise_in("functions", [only], "f32", "").passed is True
 
 
@@ -137,9 +137,9 @@ def empty():
     return replace(NOTHING, measured={"values/none": none}, expected={"values/none": none})
 
 
-@pytest.mark.parametrize("what", VACUOUS)
-def test_a_fact_over_nothing_fails(what):
-    fact = VACUOUS[what]()
+@pytest.mark.parametrize("description", VACUOUS)
+def test_a_fact_over_nothing_fails(description):
+    fact = VACUOUS[description]()
     assert fact.passed is False and fact.message
 
 
@@ -168,8 +168,8 @@ def test_an_answer_that_misses_its_point_keeps_at_most_half(bubble, bytes_, poin
         Fact("bubble", Kind.TIME, bubble, core=True),
         Fact("bytes", Kind.COMMUNICATION, bytes_),
     ]
-    found = conclude("f", 8, facts)
-    assert (found.points, "“bubble”" in found.reason) == (points, bubble is False)
+    result = conclude("f", 8, facts)
+    assert (result.points, "“bubble”" in result.reason) == (points, bubble is False)
 
 
 def test_numbers_that_differ_in_their_last_digits_are_written_with_them():
@@ -188,7 +188,7 @@ def test_numbers_that_differ_in_their_last_digits_are_written_with_them():
         (({"dot_general": 2}, 4), ({"dot_general": 2, "slice": 1}, 16), "more `slice` operations"),
     ],
 )
-def test_program_that_is_padded_where_less_is_asked_for_still_grows(few, many, excerpt):
+def test_a_program_that_is_padded_in_the_smaller_case_still_grows(few, many, excerpt):
     def having(written, products):
         costs = Costs(0, 0, 0, (), {"f32 x f32": products}, sum(written.values()), written=written)
         return replace(evidence(DRAWN, secret=False), costs=costs)
@@ -197,7 +197,7 @@ def test_program_that_is_padded_where_less_is_asked_for_still_grows(few, many, e
     assert (fact.passed, excerpt in fact.message) == (not excerpt, True)
 
 
-def test_facts_that_may_have_one_cause_are_said_to_once_and_the_first_to_look_at_is_named():
+def test_facts_that_may_have_one_cause_are_reported_together_with_the_first_to_examine():
     def fact(name, kind, measured=1.0, limit: Any = 0.0, message="no", case="data=8"):
         return Fact(name, kind, False, measured, limit, message=message, case=case)
 
@@ -242,11 +242,11 @@ def test_a_step_is_sent_to_the_loss_if_that_is_wrong_before_any_update(losses, f
 
 def test_of_several_parts_the_first_that_is_wrong_asks_its_own_question():
     names = ("values/norm", "values/state")
-    e = replace(evidence(ONE, secret=False), expected=dict.fromkeys(names, DRAWN))
+    e = replace(evidence(ONE_WRONG, secret=False), expected=dict.fromkeys(names, DRAWN))
     for wrong in names:
-        measured = {name: ONE if name == wrong else DRAWN for name in names}
-        found = parts_match("values", [replace(e, measured=measured)], {name: f"about {name}?" for name in names})
-        assert not found.passed and f"about {wrong}?" in found.message
+        measured = {name: ONE_WRONG if name == wrong else DRAWN for name in names}
+        fact = parts_match("values", [replace(e, measured=measured)], {name: f"about {name}?" for name in names})
+        assert not fact.passed and f"about {wrong}?" in fact.message
     assert parts_match("values", [replace(e, measured=dict(e.expected))], dict.fromkeys(names, "")).passed
 
 
@@ -280,7 +280,7 @@ def test_a_case_is_named_by_its_mesh_and_by_what_else_tells_it_from_others(name,
     ("spacings", "rate", "right"), [(0, 1.0, True), (1, 1.0, True), (1, 4.0, True), (2, 1.0, False)]
 )
 def test_a_gradient_read_off_an_update_may_differ_as_float32_rounds_the_parameter(spacings, rate, right):
-    """The gradient is so small beside its parameter that one spacing of the latter is more than the tolerance."""
+    """The gradient is so small next to its parameter that one spacing of the parameter is more than the tolerance."""
     before, spacing = np.full((4, 8), 1.5, np.float32), np.spacing(np.float32(1.5))
     after = before - 256 * spacing
     read = (before - (after - spacings * spacing)) / np.float32(rate)
@@ -309,30 +309,30 @@ def test_a_gradient_that_is_zero_may_be_off_as_terms_that_cancel_are_rounded(sha
     assert arrays_match("gradients", [alone], "gradients").passed is (share == 0)
 
 
-def test_where_inputs_are_large_what_is_not_finite_is_asked_about_exponentials():
+def test_a_message_about_infinite_values_asks_about_exponentials_if_inputs_are_large():
     e = evidence(np.full_like(DRAWN, np.inf), secret=False)
     assert "exp" not in arrays_match("values", [e], "gradients").message
     large = replace(e, case=replace(e.case, sizes=Large()))
     assert "what is subtracted before an exponential?" in arrays_match("values", [large], "gradients").message
 
 
-def given(name, shape, spec):
+def state_leaf(name, shape, spec):
     return Leaf(name, shape, "float32", spec, "state")
 
 
 def test_a_wrong_shape_is_that_of_each_device_which_the_learner_sees():
-    """A state that is whole on each of 8 devices, where each should have one row of eight."""
+    """A state that is whole on each of 8 devices, although each should have one row of eight."""
     whole = np.zeros((64, 8), np.float32)
     e = replace(
         evidence(whole, secret=False, name="values/m"),
         expected={"values/m": whole[:8]},
-        outputs=(given("values/m", (64, 8), (("data",), ())),),
+        outputs=(state_leaf("values/m", (64, 8), (("data",), ())),),
     )
     fact = arrays_match("values", [e], "values")
     assert "measured float32[8, 8] on each device, expected float32[1, 8]." in fact.message
     # Several devices' results in one array: the first dim is not the function's.
     copies = np.zeros((8, 4, 4), np.float32)
-    outputs = (given("values/m", copies.shape, (("data",), (), ())),)
+    outputs = (state_leaf("values/m", copies.shape, (("data",), (), ())),)
     stacked = replace(e, measured={"values/m": copies}, expected={"values/m": copies[:, :, :1]}, outputs=outputs)
     message = arrays_match("values", [stacked], "values").message
     assert "measured float32[4, 4] on each device, expected float32[4, 1]: broadcasting gave it [4, 4]" in message
@@ -341,7 +341,7 @@ def test_a_wrong_shape_is_that_of_each_device_which_the_learner_sees():
 def test_a_leaf_that_all_devices_have_counts_once_in_the_norm():
     parts, whole = np.full((8, 2), 3.0, np.float32), np.full((2,), 4.0, np.float32)
     copies = np.tile(whole, (8, 1))
-    inputs = (given("params/split", (8, 2), (("data",), ())), given("params/whole", (2,), ((),)))
+    inputs = (state_leaf("params/split", (8, 2), (("data",), ())), state_leaf("params/whole", (2,), ((),)))
     leaves = {"gradients/split": parts, "gradients/whole": copies}
     e = replace(evidence(parts, secret=False), inputs=inputs, measured=leaves, expected=leaves)
     assert global_norm_matches([e], "gradients").measured == pytest.approx(np.sqrt(16 * 9 + 2 * 16))
@@ -349,7 +349,7 @@ def test_a_leaf_that_all_devices_have_counts_once_in_the_norm():
     assert global_norm_matches([replace(e, measured=leaves | empty, expected=leaves | empty)], "gradients").passed
 
 
-def test_results_in_the_wrong_order_are_said_to_have_each_others_values():
+def test_a_message_says_that_results_in_the_wrong_order_have_each_others_values():
     names = ("values/params", "values/loss", "values/norm", "gradients/params")
     right = dict(zip(names, (DRAWN, np.float32(2.5), np.float32(3.5), DRAWN), strict=True))
     wrong = right | {"values/loss": right["values/norm"], "values/norm": right["values/loss"]}
@@ -368,14 +368,14 @@ COMMON = {
 }
 
 
-@pytest.mark.parametrize("what", COMMON)
-def test_wrong_leaves_are_told_from_right_ones_by_what_they_have_in_common(what):
-    wrong, says = COMMON[what]
+@pytest.mark.parametrize("description", COMMON)
+def test_wrong_leaves_are_distinguished_from_right_ones_by_what_they_have_in_common(description):
+    wrong, says = COMMON[description]
     names = [f"{part}/{name}" for part in ("embed", "layers", "head") for name in ("up", "down")]
-    inputs = tuple(given(f"params/{name}", (4, 8), (("data",) * name.endswith("up"), ())) for name in names)
+    inputs = tuple(state_leaf(f"params/{name}", (4, 8), (("data",) * name.endswith("up"), ())) for name in names)
     expected = {f"gradients/{name}": DRAWN for name in names}
-    measured = {f"gradients/{name}": DRAWN + (ONE - DRAWN) * (name in wrong) for name in names}
+    measured = {f"gradients/{name}": DRAWN + (ONE_WRONG - DRAWN) * (name in wrong) for name in names}
     e = replace(evidence(DRAWN, secret=False), inputs=inputs, expected=expected, measured=measured)
     message = arrays_match("gradients", [e], "gradients").message
     assert f"{len(wrong)} of 6 leaves are wrong here" in message and says in message
-    assert ("exactly" in message or "Only" in message) is (what != "nothing")
+    assert ("exactly" in message or "Only" in message) is (description != "nothing")

@@ -20,13 +20,13 @@ LEAST_WORK = 0.7
 MOST_ARRAYS = 6
 REFERENCE, NAIVE = "reference", "naive"
 _CHANGES = (
-    "the program changes with its sizes: {}. It must be the same operations on larger arrays: decide by the arguments "
+    "the program changes with its sizes: {}. It must run the same operations on larger arrays: decide by the arguments "
     "you are given, not by how large arrays are, and cut them into the same number of parts at every size."
 )
 
 
-def temporaries_within(evidence: TaskEvidence, ratio: float, hint: str, **how: Any) -> Fact:
-    """Limit live temporaries to ``ratio`` times the reference's; ``how`` as for ``_within``."""
+def temporaries_within(evidence: TaskEvidence, ratio: float, hint: str, **options: Any) -> Fact:
+    """Limit live temporaries to ``ratio`` times the reference's; ``options`` as for ``_within``."""
 
     def look(e: Evidence, times: str) -> tuple[str, str]:
         return _at_the_peak(e, format_bytes(e.memory.temporaries), times, hint)
@@ -40,7 +40,7 @@ def temporaries_within(evidence: TaskEvidence, ratio: float, hint: str, **how: A
         evidence,
         ratio,
         unit=Unit.BYTES,
-        **how,
+        **options,
     )
 
 
@@ -63,7 +63,7 @@ def temporaries_at_most(
 
 
 def _at_the_peak(e: Evidence, live: str, allowed: str, hint: str) -> tuple[str, str]:
-    """The message, which ends with a table of what is alive, and the line of the largest array."""
+    """The message, which ends with a table of live arrays, and the line of the largest array."""
     at_peak, alive = e.memory.temporaries, e.memory.alive
     message = f"at the peak {live} of temporaries are live at once, {allowed}"
     if not alive:
@@ -71,20 +71,20 @@ def _at_the_peak(e: Evidence, live: str, allowed: str, hint: str) -> tuple[str, 
     message += f"; the largest, {_array(alive[0])}, takes {format_bytes(alive[0].bytes)}"
     ranked = sorted(Counter(alive).items(), key=lambda entry: -entry[0].bytes * entry[1])
     rows = [
-        (format_bytes(one.bytes * count), f"{count} x {_array(one)}", _made_by(one.kind), one.line)
-        for one, count in ranked[:MOST_ARRAYS]
+        (format_bytes(array.bytes * count), f"{count} x {_array(array)}", _origin_of(array.kind), array.line)
+        for array, count in ranked[:MOST_ARRAYS]
     ]
-    if rest := at_peak - sum(one.bytes * count for one, count in ranked[:MOST_ARRAYS]):
+    if rest := at_peak - sum(array.bytes * count for array, count in ranked[:MOST_ARRAYS]):
         rows.append((format_bytes(rest), "smaller ones", "", ""))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
-        f"  {size:>{widths[0]}}  {arrays:{widths[1]}}  {made:{widths[2]}}  {line}".rstrip()
-        for size, arrays, made, line in rows
+        f"  {size:>{widths[0]}}  {arrays:{widths[1]}}  {origin:{widths[2]}}  {line}".rstrip()
+        for size, arrays, origin, line in rows
     )
     return "\n".join([f"{message}. {hint}".strip(), "  alive at the peak:", *lines]), alive[0].line
 
 
-def _made_by(kind: str) -> str:
+def _origin_of(kind: str) -> str:
     return "kept by a loop" if kind == "while" else plain_kind(kind)
 
 
@@ -93,14 +93,14 @@ def _array(temporary: Any) -> str:
 
 
 # --8<-- [start:flops_within]
-def flops_within(evidence: TaskEvidence, ratio: float, hint: str, **how: Any) -> Fact:
-    """Limit the FLOPs of matrix products to ``ratio`` times the reference's; ``how`` as for ``_within``."""
+def flops_within(evidence: TaskEvidence, ratio: float, hint: str, **options: Any) -> Fact:
+    """Limit the FLOPs of matrix products to ``ratio`` times the reference's; ``options`` as for ``_within``."""
 
     def look(e: Evidence, times: str) -> tuple[str, str]:
         return f"a device computes {short(e.costs.flops)} FLOPs, {times}. {hint}", ""
 
     return _within(
-        "FLOPs", Kind.COMPUTE, "flops", lambda e: e.costs.flops, look, evidence, ratio, unit=Unit.FLOPS, **how
+        "FLOPs", Kind.COMPUTE, "flops", lambda e: e.costs.flops, look, evidence, ratio, unit=Unit.FLOPS, **options
     )
 
 
@@ -124,23 +124,23 @@ def largest_within(
     return facts.case_fact(e, name, Kind.MEMORY, message, elements, limit, unit=Unit.ELEMENTS, line=line, weight=weight)
 
 
-def time_within(evidence: TaskEvidence, ratio: float, hint: str, **how: Any) -> Fact:
-    """Limit the predicted step time to ``ratio`` times the reference's; ``how`` as for ``_within``."""
+def time_within(evidence: TaskEvidence, ratio: float, hint: str, **options: Any) -> Fact:
+    """Limit the predicted step time to ``ratio`` times the reference's; ``options`` as for ``_within``."""
 
     def look(e: Evidence, times: str) -> tuple[str, str]:
         assert e.timeline
         known, sent = evidence.references, [piece for piece in e.timeline.critical if piece.stream != "compute"]
-        more, late = (
-            found - known.get(figure, {}).get(REFERENCE, found)
-            for figure, found in (("seconds", e.timeline.seconds), ("exposed", e.timeline.exposed_seconds))
+        extra_seconds, extra_exposed = (
+            measured - known.get(figure, {}).get(REFERENCE, measured)
+            for figure, measured in (("seconds", e.timeline.seconds), ("exposed", e.timeline.exposed_seconds))
         )
-        # Where a step takes longer because it waits, the transfer is what to look at; where no more is multiplied than
-        # in the reference, something else that is computed.
+        # If a step takes longer because it waits, point to the transfer; if it multiplies no more than the reference,
+        # to another computation.
         others = [piece for piece in e.timeline.critical if piece.stream == "compute" and piece.kind != "dot_general"]
         as_much = e.costs.flops <= 1.02 * known.get("flops", {}).get(REFERENCE, 0)
-        waits = bool(sent) and late > more / 2 > 0
+        waits = bool(sent) and extra_exposed > extra_seconds / 2 > 0
         first = sent[0] if waits else others[0] if as_much and others else e.timeline.critical[0]
-        before = f"nothing computes for {_ms(late)} ms more of it than in the reference; " if waits else ""
+        before = f"for {_ms(extra_exposed)} ms more than in the reference, nothing is computed; " if waits else ""
         before = before or ("besides the products, " if as_much and first.kind != "dot_general" else "")
         return (
             f"on {e.timeline.machine} a step would take {_ms(e.timeline.seconds)} ms, {times}; {before}"
@@ -148,7 +148,7 @@ def time_within(evidence: TaskEvidence, ratio: float, hint: str, **how: Any) -> 
             f"{count_of(first.count, 'time')}. {hint}"
         ), first.line
 
-    return _within("predicted time", Kind.TIME, "seconds", _seconds, look, evidence, ratio, **_MS, **how)
+    return _within("predicted time", Kind.TIME, "seconds", _seconds, look, evidence, ratio, **_MS, **options)
 
 
 def _seconds(e: Evidence) -> float:
@@ -182,11 +182,11 @@ def bubble_is(
         tick_seconds: Duration of a stage's useful work in one tick.
         hint: Where to look.
         drained: Ticks of the pass if its pipeline drained in between, and what ends before the next begins.
-        early: Where to look if the pass is shorter than that.
+        early: Where to look if the pass is too short.
         within: The largest relative difference from the formula's bubble.
         weight: The fact's weight.
         what: The name of the pass.
-        shorter: Whether a shorter pass is right too, as long as it does all of the work.
+        shorter: True if a shorter pass is also right, as long as it does all of the work.
     """
     name = "bubble"
     if e is None:
@@ -200,9 +200,9 @@ def bubble_is(
             e, name, Kind.TIME, f"the program takes no time at all. {hint}", "no time", weight=weight
         )
     lasts = e.timeline.seconds / tick_seconds(e.case)
-    form, found = 1 - busy(e.case) / ticks(e.case), 1 - busy(e.case) / lasts
+    form, measured = 1 - busy(e.case) / ticks(e.case), 1 - busy(e.case) / lasts
     message, least_ticks = "", busy(e.case) if shorter else ticks(e.case)
-    off = found - form if shorter and lasts >= (1 - within) * least_ticks else abs(found - form)
+    off = measured - form if shorter and lasts >= (1 - within) * least_ticks else abs(measured - form)
     if off > within * max(form, within):
         message = f"on a free network the {what} takes as long as {lasts:.4g} ticks of one stage, "
         if lasts < least_ticks:
@@ -211,8 +211,8 @@ def bubble_is(
             part = drained[1] if drained and abs(lasts / drained[0](e.case) - 1) < within else ""
             message += f"{_idle_ticks(lasts, busy(e.case), ticks(e.case), part)}{hint}"
     direction, limit = (Direction.AT_MOST, (1 + within) * form) if shorter else (Direction.EXACTLY, form)
-    how = {"direction": direction, "unit": Unit.DEVICE_TIME, "weight": weight}
-    return facts.case_fact(e, name, Kind.TIME, message, found, limit, **how)
+    details = {"direction": direction, "unit": Unit.DEVICE_TIME, "weight": weight}
+    return facts.case_fact(e, name, Kind.TIME, message, measured, limit, **details)
 
 
 def _idle_ticks(lasts: float, busy: int, ticks: int, drained: str) -> str:
@@ -227,7 +227,7 @@ def _idle_ticks(lasts: float, busy: int, ticks: int, drained: str) -> str:
 
 
 def time_gained(evidence: TaskEvidence, share: float, hint: str, *, weight: float = 1) -> Fact:
-    """Require the step to beat the naive baseline's by a ``share`` of what that exposes; filling the wait is no gain.
+    """Require a step faster than the naive baseline's by a ``share`` of its exposed time; filling the wait is no gain.
 
     Args:
         evidence: The evidence, and the measured figures of the reference and the naive baselines.
@@ -248,12 +248,12 @@ def time_gained(evidence: TaskEvidence, share: float, hint: str, *, weight: floa
             f"work that only fills the wait saves nothing. {hint}"
         )
     shown = {key: 1e3 * known[key] for key in (REFERENCE, NAIVE) if key in known}
-    how = {"unit": Unit.MILLISECONDS, "of": e.timeline.machine, "weight": weight}
-    return facts.case_fact(e, name, Kind.TIME, message, 1e3 * took, 1e3 * most, **how, **shown)
+    details = {"unit": Unit.MILLISECONDS, "of": e.timeline.machine, "weight": weight}
+    return facts.case_fact(e, name, Kind.TIME, message, 1e3 * took, 1e3 * most, **details, **shown)
 
 
-def exposed_within(evidence: TaskEvidence, ratio: float, hint: str, **how: Any) -> Fact:
-    """Communication that nothing hides is at most ``ratio`` times the reference's; ``how`` as for ``_within``."""
+def exposed_within(evidence: TaskEvidence, ratio: float, hint: str, **options: Any) -> Fact:
+    """Limit exposed communication to ``ratio`` times the reference's; ``options`` as for ``_within``."""
 
     def look(e: Evidence, times: str) -> tuple[str, str]:
         assert e.timeline
@@ -268,11 +268,11 @@ def exposed_within(evidence: TaskEvidence, ratio: float, hint: str, **how: Any) 
         assert e.timeline
         return e.timeline.exposed_seconds
 
-    return _within("exposed communication", Kind.TIME, "exposed", exposed, look, evidence, ratio, **_MS, **how)
+    return _within("exposed communication", Kind.TIME, "exposed", exposed, look, evidence, ratio, **_MS, **options)
 
 
 def _longest_wait(e: Evidence, sent: Piece | None) -> str:
-    """The transfer that makes up most of the critical path, and how often a device runs it."""
+    """Name the transfer that makes up most of the critical path, and how often a device runs it."""
     if sent is None:
         return ""
     runs = sum(c.count for c in e.costs.collectives if (c.kind, c.line) == (sent.kind, sent.line))
@@ -280,16 +280,16 @@ def _longest_wait(e: Evidence, sent: Piece | None) -> str:
     return f"The step waits longest for {plain_kind(sent.kind)}{often}: {_ms(sent.seconds)} ms of its critical path. "
 
 
-def exposed_over_within(evidence: TaskEvidence, ratio: float, axis: str, hint: str, **how: Any) -> Fact:
+def exposed_over_within(evidence: TaskEvidence, ratio: float, axis: str, hint: str, **options: Any) -> Fact:
     """Limit the step time added by communication over ``axis`` to ``ratio`` times the reference's.
 
-    This is the step minus the same step with free links on that axis. Devices of a pipeline wait for many reasons;
+    That is the step's time minus its time with free links on that axis. Devices of a pipeline wait for many reasons;
     this is what hiding that communication could still save. ``Task.exposed_axes`` must name the axis.
     """
     name = f"exposed over {axis}"
     if evidence.at_scale and evidence.at_scale.exposed is None:
         why = "this program was not timed without that communication"
-        return unmeasured(name, Kind.TIME, why, how.get("weight", 1))
+        return unmeasured(name, Kind.TIME, why, options.get("weight", 1))
 
     def look(e: Evidence, times: str) -> tuple[str, str]:
         assert e.timeline
@@ -298,7 +298,7 @@ def exposed_over_within(evidence: TaskEvidence, ratio: float, axis: str, hint: s
             f"sending over {axis!r} took no time, {times}. {hint}"
         ), ""
 
-    return _within(name, Kind.TIME, "spent", lambda e: e.exposed or 0, look, evidence, ratio, **_MS, **how)
+    return _within(name, Kind.TIME, "spent", lambda e: e.exposed or 0, look, evidence, ratio, **_MS, **options)
 
 
 _MS: dict[str, Any] = {"unit": Unit.MILLISECONDS, "factor": 1e3}
@@ -320,14 +320,14 @@ def _within(
     than: str = REFERENCE,
     least: float = LEAST_WORK,
 ) -> Fact:
-    """Limit a figure at scale to ``ratio`` times that of the reference or the naive baseline.
+    """Limit a figure at scale to ``ratio`` times the reference's or the naive baseline's.
 
     Args:
         name: The fact's name.
         kind: The fact's kind.
         figure: Its name among the references.
         measure: Extracts the figure from the evidence.
-        explain: The message and line for an excessive figure, given its ratio in words.
+        explain: Returns the message and line for an excessive figure, given its ratio in words.
         evidence: The evidence, and the measured references and naive baselines.
         ratio: The limit.
         unit: The display unit.
@@ -341,18 +341,23 @@ def _within(
         return barred
     e, known = evidence.at_scale, evidence.references[figure]
     assert e
-    found, against = measure(e), known[than]
+    measured, against = measure(e), known[than]
     message, line = "", ""
-    if found > ratio * against:
-        shares = (f"{found / against:.{digits}f}" for digits in (2, 4, 9)) if against else ()
+    if measured > ratio * against:
+        shares = (f"{measured / against:.{digits}f}" for digits in (2, 4, 9)) if against else ()
         many = next((share for share in shares if float(share) > ratio), "more than that")
-        times = f"{many} times {_whose(than)} (at most {ratio:g} is allowed)" if against else ""
+        times = f"{many} times {_possessive(than)} (at most {ratio:g} is allowed)" if against else ""
         if not weight and against:
-            times = f"{many} times {_whose(than)}; a good program reaches {ratio:g} times (no points)"
-        message, line = explain(e, times or f"and {_whose(than)} is 0")
+            times = f"{many} times {_possessive(than)}; a good program reaches {ratio:g} times (this costs no points)"
+        message, line = explain(e, times or f"and {_possessive(than)} is 0")
     shown = {key: factor * known[key] for key in (REFERENCE, NAIVE) if key in known}
-    how = {"unit": unit, "of": e.timeline.machine if factor != 1 and e.timeline else "", "weight": weight, "line": line}
-    return facts.case_fact(e, name, kind, message, factor * found, factor * ratio * against, **how, **shown)
+    details = {
+        "unit": unit,
+        "of": e.timeline.machine if factor != 1 and e.timeline else "",
+        "weight": weight,
+        "line": line,
+    }
+    return facts.case_fact(e, name, kind, message, factor * measured, factor * ratio * against, **details, **shown)
 
 
 def _barred(
@@ -375,14 +380,14 @@ def _barred(
     work = known["flops"]["reference"]
     if e.costs.flops < least * work:
         message = (
-            f"at the realistic size the program computes {e.costs.flops:.3g} FLOPs, and the work takes {work:.3g} with "
-            "its recomputation: is a part of the arrays left out there?"
+            f"at the realistic size the program computes {e.costs.flops:.3g} FLOPs, and the work takes {work:.3g}, "
+            "including recomputation: is a part of the arrays left out there?"
         )
         return facts.case_fact(e, name, kind, message, "not comparable", weight=weight)
     return None
 
 
-def _whose(than: str) -> str:
+def _possessive(than: str) -> str:
     return "the naive baseline's" if than == NAIVE else f"the {than}'s"
 
 

@@ -72,8 +72,8 @@ def test_a_limit_may_be_a_share_of_what_the_naive_version_takes():
 @pytest.mark.parametrize(("fact", "figure", "unit"), FACTS)
 def test_without_measured_references_nothing_is_judged(fact, figure, unit):
     for known in ({}, {"flops": REFERENCES["flops"]}, {figure: {"reference": unit}}):
-        found = fact(judged(evidence(), known), 1.15, "")
-        assert (found.passed, found.measured) == (None, "not measured")
+        result = fact(judged(evidence(), known), 1.15, "")
+        assert (result.passed, result.measured) == (None, "not measured")
     assert fact(judged(None, REFERENCES), 1.15, "").passed is None
 
 
@@ -83,13 +83,13 @@ def test_a_program_that_does_less_or_something_else_at_the_realistic_size_fails(
     assert fact(judged(evidence(difference="add is multiply"), REFERENCES), 1.15, "").measured == "not comparable"
 
 
-def test_temporaries_may_be_held_against_a_closed_form():
-    found = temporaries_at_most(
+def test_temporaries_may_be_compared_with_a_closed_form():
+    fact = temporaries_at_most(
         judged(evidence(temporaries=3 * MiB), REFERENCES), lambda case: case.mesh["data"] * MiB, "Look."
     )
-    assert (found.passed, found.measured, found.limit) == (False, 3 * MiB, 2 * MiB)
-    assert (found.reference, found.naive) == (100 * MiB, 400 * MiB)
-    assert found.message.endswith("are allowed. Look.")
+    assert (fact.passed, fact.measured, fact.limit) == (False, 3 * MiB, 2 * MiB)
+    assert (fact.reference, fact.naive) == (100 * MiB, 400 * MiB)
+    assert fact.message.endswith("are allowed. Look.")
     assert temporaries_at_most(judged(evidence(temporaries=2 * MiB), REFERENCES), lambda _: 2 * MiB, "").passed is True
     assert temporaries_at_most(judged(None, REFERENCES), lambda _: 1, "").passed is None
     assert temporaries_at_most(judged(evidence(), {}), lambda _: 1, "").passed is None
@@ -104,25 +104,25 @@ def test_arrays_at_the_peak_are_named_with_shape_dtype_and_line_the_largest_firs
     stack = Alive(128 * MiB, (2, 4096, 4096), "f32", "while", "mine:3")
     many = tuple(Alive(16 * MiB, (n,), "bf16", "add", f"mine:{n}") for n in range(10, 20))
     e = replace(evidence(), memory=Memory(0, 0, 0, 416 * MiB, (stack, product, product, *many)))
-    found = temporaries_at_most(judged(e, REFERENCES), lambda _: MiB, "Look.")
-    text, *rows = found.message.split("\n")
-    assert text.endswith("the largest, f32[2x4096x4096], takes 128 MiB. Look.") and found.line == "mine:3"
+    fact = temporaries_at_most(judged(e, REFERENCES), lambda _: MiB, "Look.")
+    text, *rows = fact.message.split("\n")
+    assert text.endswith("the largest, f32[2x4096x4096], takes 128 MiB. Look.") and fact.line == "mine:3"
     assert [row.split() for row in rows[1:4]] == [
         ["128", "MiB", "1", "x", "f32[2x4096x4096]", "kept", "by", "a", "loop", "mine:3"],
         ["128", "MiB", "2", "x", "f32[4096x4096]", "matmul", "mine:5"],
         ["16", "MiB", "1", "x", "bf16[10]", "add", "mine:10"],
     ]
     assert len(rows) == 8 and rows[-1].split() == ["96", "MiB", "smaller", "ones"]
-    assert worst([found, replace(found, case="another")]).message.split("\n")[0].endswith("(also fails in: another)")
+    assert worst([fact, replace(fact, case="another")]).message.split("\n")[0].endswith("(also fails in: another)")
 
 
 def test_exposed_communication_says_which_transfer_is_waited_for_and_how_often_it_runs():
     gather = Collective("all_gather", ("data",), 2, 8, 8.0, 7, "mine:7", (2,), "f32")
     e = evidence(exposed=0.5)
     e = replace(e, costs=replace(e.costs, collectives=(gather, replace(gather, line="mine:9", count=2))))
-    found = exposed_within(judged(e, REFERENCES), 1.15, "Look.")
+    fact = exposed_within(judged(e, REFERENCES), 1.15, "Look.")
     says = "The step waits longest for all-gather, which a device runs 7 times: 500 ms of its critical path. Look."
-    assert found.message.endswith(says) and found.line == "mine:7"
+    assert fact.message.endswith(says) and fact.line == "mine:7"
 
 
 def test_a_contract_may_say_that_less_work_is_right_too():
@@ -131,7 +131,7 @@ def test_a_contract_may_say_that_less_work_is_right_too():
     assert temporaries_within(judged(half, REFERENCES), 1.15, "", least=0.45).passed is True
 
 
-def bubble(seconds, difference="", stages=4, microbatches=8, **how):
+def bubble(seconds, difference="", stages=4, microbatches=8, **options):
     """Evidence of a pipeline whose stages take 2 ms per microbatch."""
     return bubble_is(
         evidence(seconds=seconds, difference=difference),
@@ -140,7 +140,7 @@ def bubble(seconds, difference="", stages=4, microbatches=8, **how):
         lambda _: 2e-3,
         "Look.",
         drained=(lambda _: microbatches * stages, "microbatch"),
-        **how,
+        **options,
     )
 
 
@@ -157,11 +157,11 @@ def test_a_bubble_is_what_the_schedule_says_and_no_other():
 
 
 def test_a_bubble_may_be_smaller_than_the_schedule_s_as_long_as_all_work_is_done():
-    found = {ticks: bubble(ticks * 2e-3, within=0.03, what="step", shorter=True) for ticks in (7, 8, 10, 11.1, 12)}
-    assert [fact.passed for fact in found.values()] == [False, True, True, True, False]
-    assert found[12].message.startswith("on a free network the step takes as long as 12 ticks of one stage")
-    assert found[12].limit == pytest.approx(1.03 * 3 / 11)
-    assert "all of the work takes 8: which part is left out" in found[7].message
+    facts = {ticks: bubble(ticks * 2e-3, within=0.03, what="step", shorter=True) for ticks in (7, 8, 10, 11.1, 12)}
+    assert [fact.passed for fact in facts.values()] == [False, True, True, True, False]
+    assert facts[12].message.startswith("on a free network the step takes as long as 12 ticks of one stage")
+    assert facts[12].limit == pytest.approx(1.03 * 3 / 11)
+    assert "all of the work takes 8: which part is left out" in facts[7].message
 
 
 def test_a_pipeline_of_one_stage_has_no_bubble():
@@ -179,12 +179,12 @@ def test_a_bubble_that_nobody_measured_is_not_judged_and_one_of_another_program_
 def test_what_an_axis_costs_is_compared_where_it_was_timed_apart():
     known = {**REFERENCES, "spent": {"reference": 0.05, "naive": 0.2}}
     timed = [replace(evidence(), exposed=exposed) for exposed in (0.09, 0.11)]
-    found = [exposed_over_within(judged(e, known), 0.5, "data", "Look here.", than=NAIVE) for e in timed]
-    assert [fact.passed for fact in found] == [True, False]
-    assert found[1].name == "exposed over data"
+    facts = [exposed_over_within(judged(e, known), 0.5, "data", "Look here.", than=NAIVE) for e in timed]
+    assert [fact.passed for fact in facts] == [True, False]
+    assert facts[1].name == "exposed over data"
     assert (
         "and 110 ms less if sending over 'data' took no time, 0.55 times the naive baseline's (at most 0.5 is allowed)."
-        in found[1].message
+        in facts[1].message
     )
     assert exposed_over_within(judged(evidence(), known), 0.5, "data", "").passed is None, "nobody timed it apart"
     assert exposed_over_within(judged(timed[0], REFERENCES), 0.5, "data", "").passed is None, "no reference is known"

@@ -17,7 +17,7 @@ from course.program.program import path_name, spec_of
 
 
 def show_spec(spec: P) -> str:
-    """``P('data')``, without the comma of a tuple."""
+    """Format a spec as ``P('data')``, without the comma of a tuple."""
     return str(spec).replace(",)", ")")
 
 
@@ -30,42 +30,44 @@ def describe(x: Any) -> str:
     return f"{x.dtype}{list(x.shape)}" if hasattr(x, "shape") and hasattr(x, "dtype") else f"a {type(x).__name__}"
 
 
-def broadcast(found: tuple[int, ...], wanted: tuple[int, ...]) -> str:
-    """End a sentence on a wrong shape; it says so if arrays of other shapes were combined without an error."""
+def broadcast(measured: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    """End a sentence about a wrong shape; say so if arrays of other shapes were combined without an error."""
     try:
-        larger = np.broadcast_shapes(found, wanted) == found != wanted
+        larger = np.broadcast_shapes(measured, expected) == measured != expected
     except ValueError:
         return "."
-    if not larger or math.prod(found) <= math.prod(wanted):
+    if not larger or math.prod(measured) <= math.prod(expected):
         return "."
     return (
-        f": broadcasting gave it {list(found)}, since arrays whose shapes differ are combined without an error if "
+        f": broadcasting gave it {list(measured)}, since arrays whose shapes differ are combined without an error if "
         "a dim is missing or has size 1. Which operand has a different shape from what you think?"
     )
 
 
 def check_spec(where: str, shard: Any, spec: Any, axes: tuple[str, ...], ndim: int | None = None) -> None:
-    """Require a spec that may be that of this part of a leaf, split over some of ``axes``.
+    """Require a spec that this part of a leaf, split over some of ``axes``, can have.
 
     Args:
         where: The leaf, for the message.
         shard: The part.
         spec: Its spec.
         axes: The axes that a spec may name.
-        ndim: The number of dims of the whole leaf, if the part may have another.
+        ndim: The number of dims of the whole leaf, if the part may have a different number.
 
     Raises:
-        Mismatch: It is no spec, names other axes, has too many entries, or says whole where devices differ.
+        Mismatch: It is not a spec, names other axes, has too many entries, or says that a part that differs is whole.
     """
     if not isinstance(spec, P):
         raise Mismatch(f"{where}: its spec is {describe(spec)}, expected a PartitionSpec")
     shown = f"its spec {show_spec(spec)}"
     if ndim is not None and getattr(shard, "ndim", None) != ndim:
-        raise Mismatch(f"{where}: the part is {describe(shard)} with {shown}, expected one of {count_of(ndim, 'dim')}")
+        raise Mismatch(
+            f"{where}: the part is {describe(shard)} with {shown}, expected one with {count_of(ndim, 'dim')}"
+        )
     named = {a for entry in spec_of(spec, max(len(spec), shard.ndim)) for a in entry}
     if not named <= {*axes}:
-        wanted = f"the axis to split over is {axes[0]!r}" if len(axes) == 1 else f"the axes to split over are {axes}"
-        raise Mismatch(f"{where}: {shown} names {sorted(named - {*axes})}; {wanted}")
+        allowed = f"the axis to split over is {axes[0]!r}" if len(axes) == 1 else f"the axes to split over are {axes}"
+        raise Mismatch(f"{where}: {shown} names {sorted(named - {*axes})}; {allowed}")
     if len(spec) > shard.ndim:
         raise Mismatch(f"{where}: {shown} has {len(spec)} entries and the leaf has {shard.ndim} dims")
     differs = varying_axes(shard) - named
@@ -86,13 +88,13 @@ def same_tree(what: str, tree: Any, like: Any, is_leaf: Any = None) -> Any:
         return tree
     if not isinstance(tree, dict):
         raise Mismatch(f"{what}: measured {describe(tree)}, expected a tree of dicts like the input's")
-    found, wanted = (
+    measured, expected = (
         [path_name("", path) for path, _ in jax.tree.leaves_with_path(t, is_leaf=is_leaf)] for t in (tree, like)
     )
-    missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+    missing, unknown = sorted(set(expected) - set(measured)), sorted(set(measured) - set(expected))
     raise Mismatch(
-        f"{what}: measured a tree of {count_of(len(found), 'leaf', 'leaves')}, expected one like the input's, of "
-        f"{len(wanted)}; "
+        f"{what}: measured a tree of {count_of(len(measured), 'leaf', 'leaves')}, expected one like the input's, of "
+        f"{len(expected)}; "
         f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"[:600]
     )
 
@@ -115,34 +117,34 @@ def same_shapes(name: str, tree: Any, like: Any, case: Case[Any]) -> None:
             raise Mismatch(f"leaf {path_name('', path)} {case.place}: {name} gives {describe(leaf)}, {expected}")
 
 
-def scalar(name: str, found: Any, what: str) -> None:
+def scalar(name: str, result: Any, what: str) -> None:
     """Require a scalar.
 
     Raises:
         Mismatch: It is not a scalar; ``what`` describes the expected value.
     """
-    if not hasattr(found, "shape") or found.shape != ():
-        raise Mismatch(f"{name} returned {describe(found)}, expected a scalar, {what}")
+    if not hasattr(result, "shape") or result.shape != ():
+        raise Mismatch(f"{name} returned {describe(result)}, expected a scalar, {what}")
 
 
-def tuple_of(name: str, found: Any, *parts: str) -> Any:
-    """Return ``found`` if it is a tuple of so many.
+def tuple_of(name: str, result: Any, *parts: str) -> Any:
+    """Return ``result`` if it is a tuple of as many elements as ``parts``.
 
     Raises:
         Mismatch: It is not; the message names its ``parts``.
     """
-    if not isinstance(found, tuple) or len(found) != len(parts):
-        raise Mismatch(f"{name} returned {describe(found)}, expected a tuple ({', '.join(parts)})")
-    return found
+    if not isinstance(result, tuple) or len(result) != len(parts):
+        raise Mismatch(f"{name} returned {describe(result)}, expected a tuple ({', '.join(parts)})")
+    return result
 
 
-def state_and_loss(name: str, what: str, found: Any, like: Any, case: Case[Any]) -> tuple[Any, Any]:
+def state_and_loss(name: str, what: str, result: Any, like: Any, case: Case[Any]) -> tuple[Any, Any]:
     """Return a step's results: a tree like ``like``, called ``what`` in messages, and a scalar.
 
     Raises:
         Mismatch: The step returned anything else.
     """
-    state, loss = tuple_of(name, found, what, "loss")
+    state, loss = tuple_of(name, result, what, "loss")
     same_shapes(name, same_tree(what, state, like), like, case)
     if not hasattr(loss, "shape") or loss.shape != ():
         raise Mismatch(f"{name} returned {describe(loss)} as its loss, expected a scalar, the mean over all rows")

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from autograder.contract.case import Case
-from autograder.contract.said import About
+from autograder.contract.sentence import About
 from autograder.contract.verdict import LIMIT_EXCEEDED, REFUSED, Fact, Kind, Result
 from autograder.contract.wrapping import Wrapped, Wrapping, trace
 from course.curriculum import CHAPTERS as CURRICULUM
@@ -49,7 +49,7 @@ class Evidence:
         exposed: Seconds that communication over ``Task.exposed_axes`` adds to the timeline.
         form: A canonical form of the Program, to find others equivalent to it.
         drawn: The inputs by name, to locate them in ``measured``; empty for a Program that is only analysed.
-        squeezed: The axis whose dim, of one on each device, the function does not see.
+        squeezed: The axis whose dim, of size 1 on each device, the function does not see.
     """
 
     case: Case[Any]
@@ -202,17 +202,17 @@ class Task:
         Raises:
             ChoiceError: There is no such variant.
         """
-        found = next((variant for variant in self.variants if variant.name == name), None)
-        if name and found is None:
+        variant = next((variant for variant in self.variants if variant.name == name), None)
+        if name and variant is None:
             known = ", ".join(variant.name for variant in self.variants) or "none"
             raise ChoiceError(f"{self.name} has no variant {name!r}; it has: {known}. Its `check` cell asks for it")
-        return found
+        return variant
 
     def stretched(self) -> tuple[Case[Any], ...]:
         """Cases in which some sizes are those of ``at_scale``, or as close as can be run, and all others are small.
 
-        They catch a program that behaves differently above some size: either its values are wrong there, or no dim of
-        it is as large in ``at_scale``.
+        They catch a program that behaves differently above some size: either its values are wrong in one of them, or no
+        dim is as large in ``at_scale``.
         """
         if self.at_scale is None:
             return ()
@@ -223,8 +223,8 @@ class Task:
             for name in (entry.name for entry in fields(large))
             if isinstance(getattr(large, name), int) and getattr(large, name) > getattr(small.sizes, name)
         }
-        every = self.stretches or [{name: grown[name] for name in group if name in grown} for group in _TOGETHER]
-        named = {" and ".join(f"{name} {size:,}" for name, size in sizes.items()): sizes for sizes in every if sizes}
+        groups = self.stretches or [{name: grown[name] for name in group if name in grown} for group in _TOGETHER]
+        named = {" and ".join(f"{name} {size:,}" for name, size in sizes.items()): sizes for sizes in groups if sizes}
         return tuple(
             replace(small, name=f"{small.name}, but {text}", sizes=small.sizes.replace(**sizes), quick=False)
             for text, sizes in named.items()
@@ -262,15 +262,15 @@ class Contract:
     def places(self, result: Result) -> list[tuple[str, str]]:
         """Pages and headings that explain the failed facts, without repetition, in order of the facts.
 
-        An error, or a result of another form, is explained where the function's values are.
+        An error, or a result of another form, is explained at the same place as the function's values.
         """
         known = {**self.explained_in, **ABOUT_VERDICTS}
         elsewhere = {About.FIRST_LOSS, About.WRONG_GRADIENTS}  # other facts say where to begin
         missed = [fact for fact in result.missed if not elsewhere & {*fact.about}]
         names = [fact.name for fact in missed if fact.kind != Kind.FORM] or ["values"] * result.unjudged
-        found = [known.get(f"{result.name}.{name}", known.get(name)) for name in [*names, result.verdict]]
-        here = self.chapter if is_own(self.chapter) and not own_page(self.chapter) else ""  # it has no page
-        return list(dict.fromkeys(place for place in found if place and place[0] != here))
+        places = [known.get(f"{result.name}.{name}", known.get(name)) for name in [*names, result.verdict]]
+        pageless = self.chapter if is_own(self.chapter) and not own_page(self.chapter) else ""  # it has no page
+        return list(dict.fromkeys(place for place in places if place and place[0] != pageless))
 
     def task(self, name: str) -> Task:
         """The task with that name.
@@ -319,27 +319,27 @@ def find_task(name: str) -> tuple[str, Task]:
     Raises:
         LookupError: No chapter has such a function.
     """
-    every = every_task()
-    if name not in every:
-        raise LookupError(f"no chapter has a function called {name!r}; check knows: {', '.join(every)}")
-    return every[name]
+    tasks = every_task()
+    if name not in tasks:
+        raise LookupError(f"no chapter has a function called {name!r}; check knows: {', '.join(tasks)}")
+    return tasks[name]
 
 
 def contract_files(chapter: str) -> list[Path]:
     """The files that determine a chapter's verdicts, besides shared code: its modules and its references."""
     folder = contract_folder(chapter)
-    beside = ("mutants", "alternatives")
+    excluded = ("mutants", "alternatives")
     modules = (path for path in folder.rglob("*.py") if not path.name.endswith("_test.py"))
-    found = [path for path in modules if path.relative_to(folder).with_suffix("").parts[0] not in beside]
-    return sorted([*found, *folder.glob("references.json")])
+    files = [path for path in modules if path.relative_to(folder).with_suffix("").parts[0] not in excluded]
+    return sorted([*files, *folder.glob("references.json")])
 
 
 @cache
 def references(chapter: str) -> dict[str, Any]:
     """Figures of each function's reference and naive baseline with the installed jax; may be empty."""
     path = contract_folder(chapter) / "references.json"
-    every = json.loads(path.read_text()) if path.exists() else {}
-    return every.get(jax.__version__, {})
+    by_version = json.loads(path.read_text()) if path.exists() else {}
+    return by_version.get(jax.__version__, {})
 
 
 def named(trees: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ LARGE, UNITS = 10**7, ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def append_sentence(message: str, more: str) -> str:
-    """The message with another sentence, before the table or picture on its later lines."""
+    """Append a sentence to the message, before the table or picture on its later lines."""
     text, *picture = message.split("\n")
     return "\n".join([f"{text} {more}".strip(), *picture])
 
@@ -26,7 +26,7 @@ def points_text(points: float) -> str:
 
 
 def short(number: float) -> str:
-    """Four digits, or all of a whole number that people still read: ``0.125``, ``28,800``, ``1.3e+09``."""
+    """A number with four digits, or with all if people can still read it: ``0.125``, ``28,800``, ``1.3e+09``."""
     return f"{number:,.0f}" if 10**4 <= abs(number) < LARGE else f"{number:.4g}"
 
 
@@ -44,19 +44,19 @@ def format_bytes(number: float) -> str:
 
 
 def six_digits(number: float) -> str:
-    """A number without a sign for zero."""
+    """A number with six digits; zero has no sign."""
     return f"{number + 0.0:.6g}"
 
 
 def distinct_texts(write: Callable[[Any], str], *numbers: float) -> list[str]:
-    """Each number as ``write`` writes it, or with as many more digits as tell different ones apart."""
+    """Format each number with ``write``, or with as many more digits as it takes to tell different ones apart."""
     writers = write, *(lambda number, digits=digits: f"{number + 0.0:.{digits}g}" for digits in (6, 9, 17))
     written = [list(map(each, numbers)) for each in writers]
     return next((texts for texts in written if len(set(texts)) == len(set(numbers))), written[0])
 
 
 def distinct_bytes(*numbers: float) -> list[str]:
-    """Numbers of bytes, each as ``format_bytes``, or all as whole bytes where different ones would read the same."""
+    """Format each number as ``format_bytes`` does, or all as whole bytes if different ones would read the same."""
     texts = list(map(format_bytes, numbers))
     return texts if len(set(texts)) == len(set(numbers)) else [count_of(round(number), "byte") for number in numbers]
 

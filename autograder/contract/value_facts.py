@@ -41,7 +41,7 @@ def answer_matches(evidence: list[Evidence], explain: Callable[[Case[Any], Any],
         message = ""
         if measured != expected or not is_answer(e.measured["values"]):
             message = f"your answer is {show(measured)}. {_or_none(explain, e.case, measured) or ''}".strip()
-        return case_fact(e, "values", Kind.VALUES, message, show(measured), "the one answer")
+        return case_fact(e, "values", Kind.VALUES, message, show(measured), "the right answer")
 
     return worst([look(e) for e in evidence])
 
@@ -60,22 +60,22 @@ def every_answer_matches(
         questions: The questions of a case, in order.
         right: Returns True for a correct answer to a question: ``(case, question, answer)``.
         explain: Interprets the first wrong answer of a case; takes the same arguments.
-        picture: All answers to a known case, on separate lines, as from ``whereabouts.grid``.
+        picture: All answers to a known case, on separate lines, as from ``misplaced.grid``.
     """
 
     def look(e: Evidence) -> Fact:
-        given, queries = decode(e.measured["values"]), questions(e.case)
-        given = given if isinstance(given, tuple) and len(given) == len(queries) else (None,) * len(queries)
-        pairs = zip(queries, given, strict=True)
+        answers, queries = decode(e.measured["values"]), questions(e.case)
+        answers = answers if isinstance(answers, tuple) and len(answers) == len(queries) else (None,) * len(queries)
+        pairs = zip(queries, answers, strict=True)
         wrong = [(question, answer) for question, answer in pairs if not _or_none(right, e.case, question, answer)]
         message = (
-            "" if queries and not wrong and is_answer(e.measured["values"]) else "this is no answer to any question"
+            "" if queries and not wrong and is_answer(e.measured["values"]) else "this is not an answer to any question"
         )
         if wrong:
             message = _or_none(explain, e.case, *wrong[0]) or message
-            message += "" if e.secret else _or_none(picture, e.case, given) or ""
-        how = {"direction": Direction.ALL, "unit": Unit.QUESTIONS}
-        return case_fact(e, "values", Kind.VALUES, message, len(queries) - len(wrong), len(queries), **how)
+            message += "" if e.secret else _or_none(picture, e.case, answers) or ""
+        details = {"direction": Direction.ALL, "unit": Unit.QUESTIONS}
+        return case_fact(e, "values", Kind.VALUES, message, len(queries) - len(wrong), len(queries), **details)
 
     return worst([look(e) for e in evidence])
 

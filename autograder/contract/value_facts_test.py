@@ -45,23 +45,23 @@ def evidence(measured, right):
 @pytest.mark.parametrize("right", [None, 3, (), (None, None), ("psum", "data")])
 def test_what_is_no_answer_is_wrong_even_where_none_is_right(text, right):
     assert decode(raw(text)) is None and not is_answer(raw(text))
-    one = answer_matches(evidence(raw(text), right), lambda *_: "")
-    asked = right if isinstance(right, tuple) else (right,)
-    many = every_answer_matches(
-        evidence(raw(text), right), lambda _: asked, lambda _, question, given: given == question, lambda *_: ""
+    single = answer_matches(evidence(raw(text), right), lambda *_: "")
+    questions = right if isinstance(right, tuple) else (right,)
+    several = every_answer_matches(
+        evidence(raw(text), right), lambda _: questions, lambda _, question, answer: answer == question, lambda *_: ""
     )
-    assert [(fact.passed, fact.kind) for fact in (one, many)] == [(False, Kind.VALUES)] * 2
+    assert [(fact.passed, fact.kind) for fact in (single, several)] == [(False, Kind.VALUES)] * 2
 
 
 @pytest.mark.parametrize("right", [None, 3, -(2**40), 0.5, "data", (), (1, (2, None))])
-def test_a_right_answer_comes_back_as_it_was_given(right):
+def test_a_right_answer_is_decoded_unchanged(right):
     assert is_answer(answers.encode(right)) and decode(answers.encode(right)) == right
     assert answer_matches(evidence(answers.encode(right), right), lambda *_: "").passed
 
 
 def test_no_question_is_not_all_questions_answered():
-    found = every_answer_matches(evidence(answers.encode(()), ()), lambda _: (), lambda *_: True, lambda *_: "")
-    assert found.passed is False and found.message
+    fact = every_answer_matches(evidence(answers.encode(()), ()), lambda _: (), lambda *_: True, lambda *_: "")
+    assert fact.passed is False and fact.message
     assert every_answer_matches([], lambda _: (1,), lambda *_: True, lambda *_: "").passed is False
 
 
@@ -96,7 +96,7 @@ def raised_by_a_library(count):
     ("function", "meant"),
     [(asserted, True), (raising, True), (dividing, False), (raised_by_a_library, False)],
 )
-def test_only_an_error_that_the_function_itself_raises_is_told_that_a_refusal_is_another(function, meant):
+def test_only_an_error_that_the_function_itself_raises_gets_a_note_about_refusals(function, meant):
     with pytest.raises(Exception) as raised:
         answers.answer_or_refusal(function, 0)
     assert not isinstance(raised.value, ValueError)

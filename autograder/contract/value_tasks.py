@@ -64,7 +64,7 @@ def encode(answer: Any, most: int = MAX_ANSWER_BYTES) -> np.ndarray:
         Mismatch: It is longer than any right answer, or nested more deeply.
     """
     if depth_of(answer) > MAX_NESTING:
-        raise Mismatch(f"the answer is nested more than {MAX_NESTING} deep, as no right answer is")
+        raise Mismatch(f"the answer is nested more than {MAX_NESTING} levels deep; no right answer is")
     try:
         text = json.dumps(_plain(answer), separators=(",", ":")).encode()
     except ValueError as error:  # an integer with more digits than Python converts
@@ -85,7 +85,7 @@ def depth_of(answer: Any) -> int:
 
 
 def answer_or_refusal(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's answer, or the fact that it raised ``ValueError``; the note of any other error names the call."""
+    """Return the function's answer, or a ``Refusal`` for ``ValueError``; any other error gets a note with the call."""
     try:
         return function(*arguments)
     except ValueError as error:
@@ -98,7 +98,7 @@ def answer_or_refusal(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _raised_by(function: Callable[..., Any], error: Exception) -> bool:
-    """Whether a ``raise`` or an ``assert`` of the learner's own code raised it, and nothing that this code called."""
+    """Return True if a ``raise`` or ``assert`` in the learner's own code raised the error, not code that it called."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     raises = frame.f_code.co_code[frame.f_lasti] == dis.opmap["RAISE_VARARGS"]
     return raises and frame.f_globals is getattr(function, "__globals__", None)
@@ -107,13 +107,13 @@ def _raised_by(function: Callable[..., Any], error: Exception) -> bool:
 def wrap_questions(name: str, function: Any, case: Case[Any], *, expected: str, most: int) -> Wrapped:
     """Wrap the answers to all questions that come with the case, together; ``most`` as in ``wrap_answer``."""
 
-    def every() -> Any:
-        found = tuple(answer_or_refusal(function, *question) for question in case.given["questions"])
-        if all(answer is None for answer in found):
+    def all_answers() -> Any:
+        answers = tuple(answer_or_refusal(function, *question) for question in case.given["questions"])
+        if all(answer is None for answer in answers):
             raise Mismatch(f"{name} returned None every time (is a return missing?), expected {expected}")
-        return found
+        return answers
 
-    return wrap_answer(name, every, None, case, most)
+    return wrap_answer(name, all_answers, None, case, most)
 
 
 def show(answer: Any) -> str:
@@ -143,8 +143,8 @@ def _formed(name: str, answer: Any, like: Any) -> Any:
     if isinstance(like, tuple):
         if not isinstance(answer, Sequence) or isinstance(answer, str | P):
             raise Mismatch(f"{name} returned {describe(answer)}, expected a tuple such as {show(like)[:80]}")
-        wanted = like if len(like) == len(answer) else [like[0]] * len(answer) if like else answer
-        return tuple(_formed(name, a, b) for a, b in zip(answer, wanted, strict=True))
+        templates = like if len(like) == len(answer) else [like[0]] * len(answer) if like else answer
+        return tuple(_formed(name, a, b) for a, b in zip(answer, templates, strict=True))
     if isinstance(answer, np.integer | np.bool_):
         answer = answer.item()
     if like is None:

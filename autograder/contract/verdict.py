@@ -1,4 +1,4 @@
-"""Facts of a function, functions of a submission: measurements, and the points that follow from them."""
+"""Facts about functions, and results of functions and submissions: measurements, and the points that follow."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, Self
 
 import msgspec
 
-from autograder.contract.said import About
+from autograder.contract.sentence import About
 from autograder.contract.text import binary_units, join_words, short
 
 PASS, PARTIAL, FAIL = "pass", "partial", "fail"
 STUDENT_ERROR, LIMIT_EXCEEDED, REFUSED, NEEDS_HUMAN = "student_error", "limit_exceeded", "refused", "needs_human"
 NOT_MEASURED = "not measured"
-# From this multiple of a limit on, a loop that runs too often is likely, which makes values wrong as well.
+# At this multiple of a limit or above, a loop probably runs too often, which makes values wrong as well.
 MUCH_MORE = 1.25
-# Bytes that differ by a smaller share are those of a few single numbers, a loss or a count.
+# A difference of a smaller share of bytes comes from a few single numbers, a loss or a count.
 FEW_BYTES = 0.02
 
 
@@ -153,7 +153,7 @@ class Fact:
 
     @property
     def nearly(self) -> bool:
-        """Whether bytes are so close to a limit that only single numbers can be missing, or too many."""
+        """True if bytes are so close to a limit that only single numbers can be missing, or redundant."""
         low, high = self.limit if isinstance(self.limit, tuple) else (self.limit, self.limit)
         if self.unit != Unit.BYTES or any(not isinstance(n, int | float) for n in (self.measured, low, high)):
             return False
@@ -220,12 +220,12 @@ class _AsJson:
     """A result or a report, as plain data and back."""
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain data, identical to that of one from ``from_json``: figures are floats."""
+        """Convert to plain data, with figures as floats, so that a copy from ``from_json`` gives the same data."""
         return msgspec.to_builtins(msgspec.convert(msgspec.to_builtins(self), type(self)))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """Build from ``to_json`` data; raises ``msgspec.ValidationError`` if it is none."""
+        """Build from ``to_json`` data; raises ``msgspec.ValidationError`` if it is invalid."""
         return msgspec.convert(data, cls)
 
 
@@ -266,7 +266,7 @@ class Result(_AsJson):
 
     @property
     def shown(self) -> tuple[Fact, ...]:
-        """The facts for a learner: what is advice waits until everything else passes."""
+        """The facts for a learner: failed advice is left out until everything else passes."""
         return tuple(fact for fact in self.facts if fact.weight or fact.passed is not False or not self.missed)
 
     @property
@@ -282,7 +282,7 @@ class Result(_AsJson):
 
     @property
     def wrong(self) -> str:
-        """What is wrong, so that nothing else counts: ``wrong values and wrong gradients``; empty if nothing is."""
+        """The errors that make everything else not count: ``wrong values and wrong gradients``; empty if none."""
         wrong = {kind: _WRONG[kind] for kind in _WRONG if any(fact.kind == kind for fact in self.missed)}
         values = [fact.name for fact in self.missed if fact.kind is Kind.VALUES]
         if values and "values" not in values:
@@ -291,12 +291,12 @@ class Result(_AsJson):
 
     @property
     def _costs(self) -> str:
-        """What each missed fact costs a partial answer: with the points that are left, this adds up."""
+        """The points that each missed fact costs a partial answer; with the points left, they add up."""
         counted = sum(fact.weight for fact in self.facts if fact.passed is not None)
         if self.verdict != PARTIAL or not counted:
             return ""
         costs = [round(self.max_points * fact.weight / counted, 2) for fact in self.missed]
-        # One of them also bears the rounding and, if it is what the exercise is about, what halving takes.
+        # One of them also absorbs the rounding and, if the exercise is about it, the points that halving takes.
         bears = next((at for at, fact in enumerate(self.missed) if fact.core), 0)
         costs[bears] = round(costs[bears] + self.max_points - self.points - sum(costs), 2)
         first, *more = [f"with “{fact.name}”" for fact in self.missed]
@@ -337,13 +337,13 @@ class Result(_AsJson):
     @property
     def compared(self) -> str:
         """The figures of a right answer that differ from the reference's; empty if none do."""
-        found = [
+        comparisons = [
             f"{fact.name}: yours {fact.readable(fact.measured)}, the reference {fact.readable(fact.reference)}"
             for fact in self.facts
             if fact.reference and isinstance(fact.measured, int | float)
             if abs(fact.measured - fact.reference) > 0.01 * fact.reference
         ]
-        text = "; ".join(found)
+        text = "; ".join(comparisons)
         return text[:1].upper() + text[1:] if self.verdict == PASS else ""
 
 

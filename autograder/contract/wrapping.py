@@ -29,7 +29,7 @@ class Call(str):
 class Mismatch(Exception):
     """The function ran but returned a different structure from the contract's; the message is for the learner.
 
-    ``function`` is the one that did, if it is not the exercise's own but one that this returned.
+    ``function`` is the function that did so, if it is one that the exercise's own function returned.
     """
 
     function: Callable[..., Any] | None = None
@@ -37,7 +37,7 @@ class Mismatch(Exception):
 
 @contextmanager
 def returned_by(function: Callable[..., Any]) -> Iterator[None]:
-    """Make a ``Mismatch`` name a function that the exercise's own returned."""
+    """Make a ``Mismatch`` name a function that the exercise's own function returned."""
     try:
         yield
     except Mismatch as error:
@@ -50,7 +50,7 @@ class Wrapped:
     """A learner's function, wrapped for export: see ``course.program.export``.
 
     ``inputs`` holds trees of shapes; ``out_specs`` may be a callable that is called after tracing. ``squeezed`` is an
-    axis whose dim, of one on each device, the function does not see.
+    axis whose dim, of size 1 on each device, the function does not see.
     """
 
     function: Callable[..., dict[str, Any]]
@@ -84,7 +84,7 @@ class Wrapping:
 
 
 def never_called(*_: Any) -> Any:
-    """The function of a wrapper that is asked for shapes alone."""
+    """A placeholder for the learner's function when a wrapper is only asked for shapes."""
     raise AssertionError("nothing is traced here")
 
 
@@ -119,7 +119,7 @@ def on_mesh(
         results: Specs of the outputs of ``local``.
         roles: ``state``, ``batch`` (the default) or ``key``, by input.
         donate: Inputs whose buffers the step may reuse.
-        squeezed: The axis whose dim ``local`` takes away before it calls the function.
+        squeezed: The axis whose dim ``local`` removes before it calls the function.
     """
     shapes = {name: tree for name, (tree, _) in inputs.items()}
     specs = {name: tree for name, (_, tree) in inputs.items()}
@@ -140,14 +140,14 @@ def with_own_specs(local: Callable[[Any], tuple[Any, Any]], case: Case[Any], sha
         case: The case whose mesh it runs on.
         shapes: Shapes of the parameters.
     """
-    found: dict[str, Any] = {}
+    traced: dict[str, Any] = {}
 
     def program(params: Any) -> dict[str, Any]:
-        arrays, found["specs"] = shard_map_with_specs(local, abstract_mesh(case.mesh), in_specs=(P(),))(params)
+        arrays, traced["specs"] = shard_map_with_specs(local, abstract_mesh(case.mesh), in_specs=(P(),))(params)
         return {"values": arrays}
 
     return Wrapped(
-        program, {"params": shapes}, {"params": P()}, lambda: {"values": found["specs"]}, {"params": "state"}
+        program, {"params": shapes}, {"params": P()}, lambda: {"values": traced["specs"]}, {"params": "state"}
     )
 
 

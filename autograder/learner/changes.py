@@ -26,13 +26,13 @@ def fingerprints(chapter: str, cells: Sequence[Cell], functions: Iterable[str]) 
     """The fingerprint of each function in a notebook's code cells."""
     statements = read_statements(cells)
     lab = lab_statements(lab_code(chapter))
-    labs = frozenset(n for n, one in enumerate(statements) if one.node and ast.dump(one.node) in lab)
+    labs = frozenset(n for n, statement in enumerate(statements) if statement.node and ast.dump(statement.node) in lab)
     texts = [_text(statement, cells) for statement in statements]
     binds = [names_of(statement).binds for statement in statements]
     variants, limits = requested_variants(cells), requested_limits(cells)
 
-    def digest(numbers: Iterable[int], more: str = "") -> str:
-        return hashlib.sha256("\n".join([*(texts[n] for n in sorted(numbers)), more]).encode()).hexdigest()
+    def digest(numbers: Iterable[int], extra: str = "") -> str:
+        return hashlib.sha256("\n".join([*(texts[n] for n in sorted(numbers)), extra]).encode()).hexdigest()
 
     return {
         name: Fingerprint(

@@ -75,20 +75,20 @@ def compiled_facts(chapter: str, task: Task, function: Any, locate: Locate) -> l
 
 
 def _overlap(report: GpuReport, reference: GpuReport, case: str) -> Fact:
-    """Require the reference's share of collectives overlapping a matmul; within loops if both programs have such."""
+    """Require the reference's share of collectives overlapping a matmul; within loops if both programs have any."""
     ours, theirs = report.coverage_in_loops, reference.coverage_in_loops
     in_loops = ours is not None and theirs is not None
     if not in_loops:
         ours, theirs = report.coverage, reference.coverage
     if ours is None or theirs is None:
         return _not_measured(NAMES[1], case, "the compiled program has no collective")
-    how: dict[str, Any] = {
+    details: dict[str, Any] = {
         "direction": Direction.AT_LEAST,
         "unit": Unit.COLLECTIVES,
         "of": "in loops" if in_loops else "",
     }
-    how |= {"reference": theirs, "case": case, "weight": 0}
-    fact = Fact(NAMES[1], Kind.TIME, ours >= theirs - 1e-9, ours, theirs, **how)
+    details |= {"reference": theirs, "case": case, "weight": 0}
+    fact = Fact(NAMES[1], Kind.TIME, ours >= theirs - 1e-9, ours, theirs, **details)
     alone = next((c for c in report.collectives if not c.spans_matmul and (c.in_loop or not in_loops)), None)
     if fact.passed or alone is None:
         return fact
@@ -106,8 +106,8 @@ def _exposed(report: GpuReport, reference: GpuReport, chapter: str, task: Task, 
         return _not_measured(EXPOSED, case, "the naive version has not been measured with this version of jax")
     ours, theirs = (1e3 * sum(each.replay.exposed.values()) for each in (report, reference))
     limit = 1e3 * task.compiled_exposed * naive
-    how: dict[str, Any] = {"unit": Unit.MILLISECONDS, "of": task.machine, "reference": theirs, "naive": 1e3 * naive}
-    fact = Fact(EXPOSED, Kind.TIME, ours <= limit, ours, limit, **how, case=case, weight=0)
+    details: dict[str, Any] = {"unit": Unit.MILLISECONDS, "of": task.machine, "reference": theirs, "naive": 1e3 * naive}
+    fact = Fact(EXPOSED, Kind.TIME, ours <= limit, ours, limit, **details, case=case, weight=0)
     if fact.passed:
         return fact
     message = f"in the compiler's schedule {ours:.4g} ms of communication are exposed"

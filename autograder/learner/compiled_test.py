@@ -71,7 +71,7 @@ def test_without_the_compiler_nothing_is_measured_and_no_point_is_lost(monkeypat
     assert report.passed and report.points == report.max_points
 
 
-def test_a_program_that_differs_between_platforms_is_said_to_and_not_compiled(monkeypatch):
+def test_a_program_that_differs_between_platforms_is_reported_and_not_compiled(monkeypatch):
     def never(*_):
         raise AssertionError("it was compiled")
 
@@ -130,9 +130,9 @@ def test_exposed_time_of_the_compiled_schedule_has_the_timelines_limit_as_advice
     naive = references("data_parallel")[task.name]["exposed"]["naive"]
     reports = [compiled_with(share * naive, spans), compiled_with(0.1 * naive, True)]
     monkeypatch.setattr(compiled, "compile_all", lambda *_: reports)
-    found = compiled_facts("data_parallel", task, data_parallel.overlapped_gradients, lambda _: None)
-    assert [fact.name for fact in found] == [*NAMES, EXPOSED]
-    fact = found[-1]
+    facts = compiled_facts("data_parallel", task, data_parallel.overlapped_gradients, lambda _: None)
+    assert [fact.name for fact in facts] == [*NAMES, EXPOSED]
+    fact = facts[-1]
     assert (fact.passed, fact.weight) == (passed, 0)
     assert passed is not ("all-reduce of 1 MB runs 11 times without overlapping a matrix product" in fact.message)
     assert fact.line == ("" if passed else "cell:3")

@@ -1,7 +1,7 @@
 """The facts that ``check --mesh real`` adds: speed and peak memory on real devices, compared with our solution.
 
 The learner's Program is exported in the learner's process and everything else happens in separate processes: one
-imports the solution and exports it, one times both Programs in pairs, and one each runs them for their memory.
+imports the solution and exports it, one times both Programs in pairs, and one per Program measures its memory.
 Anything that could not be measured reads "not measured" and has no effect on points.
 """
 
@@ -141,8 +141,8 @@ def _unusable(bench: Bench) -> str:
 def realistic_case(task: Task, present: int) -> Case | None:
     """The realistic size on the largest mesh that fits the devices present; None if none does.
 
-    That mesh is the analysed one, or another with the same axes for which the contract has a case of the small sizes
-    that the realistic ones enlarge.
+    That mesh is the analysed one, or another with the same axes for which the contract has a case with the small sizes
+    that the realistic size enlarges.
     """
     fitting = [case for case in _realistic(task) if math.prod(case.mesh.values()) <= present]
     return max(fitting, key=lambda case: math.prod(case.mesh.values()), default=None)
@@ -164,10 +164,12 @@ def _realistic(task: Task) -> list[Case]:
     ]
 
 
-def _ask(chapter: str, task: Task, case: Case, do: str, bench: Bench, **more: Any) -> dict[str, Any]:
+def _ask(chapter: str, task: Task, case: Case, do: str, bench: Bench, **options: Any) -> dict[str, Any]:
     request = {"do": do, "chapter": chapter, "task": task.name, "case": to_plain(case)}
     request |= {"exported_for": bench.exported_for, "pair_seconds": PAIR_SECONDS}
-    return fresh.ask(request, module="autograder.learner.hardware_check", seconds=PAIR_SECONDS + START_SECONDS, **more)
+    return fresh.ask(
+        request, module="autograder.learner.hardware_check", seconds=PAIR_SECONDS + START_SECONDS, **options
+    )
 
 
 def _reference(chapter: str, task: Task, case: Case, bench: Bench) -> Program:
@@ -192,20 +194,20 @@ def speed_fact(result: Comparison, case: str) -> Fact:
     """The fact about speed from a comparison."""
     passed = {PASS: True, FAIL: False}.get(result.outcome)
     message = (
-        f"a step takes {result.ratio:.3f} times as long as the reference's; after {result.pairs} pairs that is, with "
-        f"95% confidence on each side, {result.low:.3f} to {result.high:.3f}, and the limit is {result.threshold:g}. "
+        f"a step takes {result.ratio:.3f} times as long as the reference's; after {result.pairs} pairs the ratio is, "
+        f"with 95% confidence on each side, {result.low:.3f} to {result.high:.3f}; the limit is {result.threshold:g}. "
     )
     if passed is None:
         message += "Inconclusive: run it again on a machine that does nothing else."
     elif not passed:
         message += "What waits for something that could have been there already, or is computed twice?"
-    how: dict[str, Any] = {
+    details: dict[str, Any] = {
         "interval": (result.low, result.high),
         "reference": 1.0,
         "unit": Unit.REFERENCE,
         "case": case,
     }
-    return Fact(SPEED, Kind.TIME, passed, result.ratio, result.threshold, **how, message="" if passed else message)
+    return Fact(SPEED, Kind.TIME, passed, result.ratio, result.threshold, **details, message="" if passed else message)
 
 
 def _memory(case: Case, ours: Program, theirs: Program, bench: Bench) -> Fact:
@@ -240,8 +242,8 @@ def memory_fact(measured: Peak | None, reference: Peak, case: str) -> Fact:
         )
     passed = peak is not None and peak <= limit
     message = "" if passed else f"{message} What stays resident longer than it is needed?"
-    how: dict[str, Any] = {"unit": Unit.BYTES, "reference": reference.bytes, "case": case, "message": message}
-    return Fact(MEMORY, Kind.MEMORY, passed, "does not fit" if peak is None else peak, limit, **how)
+    details: dict[str, Any] = {"unit": Unit.BYTES, "reference": reference.bytes, "case": case, "message": message}
+    return Fact(MEMORY, Kind.MEMORY, passed, "does not fit" if peak is None else peak, limit, **details)
 
 
 def _not_measured(name: str, case: str, why: str) -> Fact:

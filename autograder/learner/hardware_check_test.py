@@ -64,16 +64,16 @@ def test_where_nothing_can_be_measured_both_facts_say_so_and_why(bench, reason, 
 def test_what_was_not_measured_costs_no_points():
     good = conclude("fsdp_loss", 5, [Fact("values", Kind.VALUES, True)])
     facts = measured_facts("fsdp", TASK, fsdp.fsdp_loss, lambda _: None, Bench(NONE))
-    found = with_facts(good, facts)
-    assert (found.points, found.verdict, len(found.facts)) == (5, PASS, 3)
+    result = with_facts(good, facts)
+    assert (result.points, result.verdict, len(result.facts)) == (5, PASS, 3)
 
 
 def test_wrong_values_are_not_measured_and_a_note_names_the_devices(monkeypatch):
     monkeypatch.setattr(hardware_check, "survey", lambda: Bench(GPU))
-    more = measured_here("fsdp")
-    assert more.notes == ("measured on 1 x a GPU, jax 0",)
+    analysis = measured_here("fsdp")
+    assert analysis.notes == ("measured on 1 x a GPU, jax 0",)
     wrong = conclude("fsdp_loss", 5, [Fact("values", Kind.VALUES, False, message="off")])
-    facts = more.facts(TASK, wrong, fsdp.fsdp_loss, lambda _: None)
+    facts = analysis.facts(TASK, wrong, fsdp.fsdp_loss, lambda _: None)
     assert [fact.passed for fact in facts] == [None, None] and "values are wrong" in facts[0].message
 
 
@@ -82,18 +82,18 @@ def test_without_a_process_to_ask_nothing_is_measured_and_a_note_says_why(monkey
         raise MeasurementFailed("no memory")
 
     monkeypatch.setattr(hardware_check, "survey", fails)
-    more = measured_here("fsdp")
-    assert more.notes == ("nothing was measured: no memory",) and more.exports(TASK) == []
-    assert more.facts(TASK, conclude("fsdp_loss", 5, []), fsdp.fsdp_loss, lambda _: None) == []
+    analysis = measured_here("fsdp")
+    assert analysis.notes == ("nothing was measured: no memory",) and analysis.exports(TASK) == []
+    assert analysis.facts(TASK, conclude("fsdp_loss", 5, []), fsdp.fsdp_loss, lambda _: None) == []
 
 
 def test_the_realistic_size_is_measured_on_the_largest_mesh_that_fits():
     assert TASK.at_scale
     large = TASK.at_scale[0]
     assert realistic_case(TASK, 8) == large
-    one = realistic_case(TASK, 1)
-    assert one == Case("data=1, width 4096", {"data": 1}, large.sizes)
-    assert realistic_case(TASK, 7) == one and realistic_case(TASK, 0) is None
+    single_device = realistic_case(TASK, 1)
+    assert single_device == Case("data=1, width 4096", {"data": 1}, large.sizes)
+    assert realistic_case(TASK, 7) == single_device and realistic_case(TASK, 0) is None
 
 
 @pytest.mark.parametrize(
@@ -142,11 +142,11 @@ def test_a_notebook_is_measured_as_it_stands_on_disk(monkeypatch):
 
 @pytest.mark.parametrize(("arguments", "real"), [([], 0), (["--mesh", "emulated"], 0), (["--mesh", "real"], 1)])
 def test_only_a_real_mesh_adds_measured_facts(monkeypatch, capsys, arguments, real):
-    given = []
+    analyses = []
     result = conclude("fsdp_loss", 5, [Fact("values", Kind.VALUES, True)])
 
     def check_solution(*_, more, **__):
-        given.extend(more)
+        analyses.extend(more)
         return Report("fsdp", (result,))
 
     monkeypatch.setattr("autograder.check.check_solution", check_solution)
@@ -155,4 +155,4 @@ def test_only_a_real_mesh_adds_measured_facts(monkeypatch, capsys, arguments, re
     with pytest.raises(SystemExit) as ended:
         cli.main()
     (row,) = json.loads(capsys.readouterr().out)["functions"]
-    assert len(given) == real and (row["points"], ended.value.code or 0) == (5, 0)
+    assert len(analyses) == real and (row["points"], ended.value.code or 0) == (5, 0)

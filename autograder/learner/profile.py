@@ -36,7 +36,7 @@ class Profile:
         machine: The machine's name.
         predictions: Predictions for ``yours``, ``reference`` and each naive baseline, by name, as far as available.
         missing: Why each other prediction is missing, by name.
-        problem: Why there is none of yours.
+        problem: Why there is no prediction for ``yours``.
         programs: Your Programs as exported: ``cpu``, and ``cuda`` for the GPU compiler.
     """
 
@@ -90,7 +90,7 @@ class Profile:
         return f"{self.title}: {where}{self.problem.message}"
 
     def tables(self) -> list[Any]:
-        """The same for a terminal; print it with rich. Empty if there is a problem."""
+        """The profile for a terminal; print it with rich. Empty if there is a problem."""
         from course.render.tables import rich_comparison, rich_sections
 
         if self.problem is not None:
@@ -112,7 +112,7 @@ def profile(
         function: One of a chapter's functions, identified by its name.
         machine: A machine or its name; by default the one on which the function's time is judged.
         aot: Also run the deviceless GPU compiler.
-        model_flops: FLOPs that the model needs for the step on all devices, for the MFU.
+        model_flops: FLOPs that the model needs for the step on all devices, to compute the MFU.
 
     Raises:
         TypeError: It is not a function, or the machine is neither a machine nor its name.
@@ -122,12 +122,14 @@ def profile(
     if not callable(function):
         raise TypeError(f"profile takes one of your functions, as in profile(fsdp_loss), not {described(function)}")
     chapter, task = find_task(getattr(function, "__name__", ""))
-    where = machine_of(task, machine)
-    return profile_function(chapter, task, function, labels_of(function).get, where, aot=aot, model_flops=model_flops)
+    target_machine = machine_of(task, machine)
+    return profile_function(
+        chapter, task, function, labels_of(function).get, target_machine, aot=aot, model_flops=model_flops
+    )
 
 
 def profile_notebook(
-    path: Path, chapter: str, name: str, *, machine: str | Machine | None = None, **how: Any
+    path: Path, chapter: str, name: str, *, machine: str | Machine | None = None, **options: Any
 ) -> Profile:
     """Profile a function of a notebook on disk; other arguments as for ``profile_function``.
 
@@ -135,8 +137,10 @@ def profile_notebook(
         IntakeError: The notebook cannot be read.
     """
     task = load(chapter).task(name)
-    where = machine_of(task, machine)
-    return profile_function(chapter, task, FromNotebook(chapter, read_notebook(path)), locate_cell, where, **how)
+    target_machine = machine_of(task, machine)
+    return profile_function(
+        chapter, task, FromNotebook(chapter, read_notebook(path)), locate_cell, target_machine, **options
+    )
 
 
 def profile_function(
@@ -147,32 +151,37 @@ def profile_function(
     machine: Machine,
     *,
     progress: Progress | None = None,
-    **how: Any,
+    **options: Any,
 ) -> Profile:
-    """Analyse a function at its largest size, and the course's own; ``how`` as for ``look``, raises as ``profile``."""
+    """Analyse a function at its largest size, and the course's own; raises as ``profile``.
+
+    ``options`` are those of ``look``.
+    """
     case, say = largest_case(task), progress or (lambda text: None)
-    found = Profile(chapter, task.name, case.name, machine.name, {}, {})
+    function_profile = Profile(chapter, task.name, case.name, machine.name, {}, {})
     for name, version in {YOURS: function, **versions(chapter, task)}.items():
         say(name)
         if isinstance(version, str):
-            found.missing[name] = version
+            function_profile.missing[name] = version
             continue
-        where = locate if name == YOURS else locate_file(version)
-        result = look(task, version, where, machine, **how)
+        locate_version = locate if name == YOURS else locate_file(version)
+        result = look(task, version, locate_version, machine, **options)
         if not isinstance(result, Problem):
-            found.predictions[name] = result[0]
-            found.programs.update(result[1] if name == YOURS else {})
+            function_profile.predictions[name] = result[0]
+            function_profile.programs.update(result[1] if name == YOURS else {})
         elif name == YOURS:
-            return replace(found, problem=result)
+            return replace(function_profile, problem=result)
         else:
-            found.missing[name] = result.message
-    return found
+            function_profile.missing[name] = result.message
+    return function_profile
 
 
 def predict_solution(
-    chapter: str, name: str, machine: str | Machine | None = None, **how: Any
+    chapter: str, name: str, machine: str | Machine | None = None, **options: Any
 ) -> tuple[Prediction, dict[str, Program]]:
-    """Predict the course's own solution of a function; also return its Programs by platform; ``how`` as for ``look``.
+    """Predict the course's own solution of a function; also return its Programs by platform.
+
+    ``options`` are those of ``look``.
 
     Raises:
         LookupError: There is no such chapter, function, solution or machine.
@@ -180,11 +189,11 @@ def predict_solution(
         ProgramError: The solution cannot be simulated.
     """
     task = load(chapter).task(name)
-    where = machine_of(task, machine)
+    target_machine = machine_of(task, machine)
     function = solution(chapter, name)
     if isinstance(function, str):
         raise LookupError(function)
-    result = look(task, function, locate_file(function), where, **how)
+    result = look(task, function, locate_file(function), target_machine, **options)
     if isinstance(result, Problem):
         raise ProgramError(result.message, result.line)
     return result
@@ -230,6 +239,6 @@ def largest_case(task: Task) -> Case:
     return max(task.cases, key=size)
 
 
-def machine_of(task: Task, given: str | Machine | None) -> Machine:
+def machine_of(task: Task, requested: str | Machine | None) -> Machine:
     """The machine given, else the one on which the task's time is judged; ``LookupError`` if there is none."""
-    return resolved(task.machine if given is None else given)
+    return resolved(task.machine if requested is None else requested)

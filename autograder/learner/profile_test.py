@@ -32,47 +32,47 @@ RIGHT = DEMO / "submitted" / "right" / "fsdp" / "fsdp.ipynb"
 
 
 @pytest.fixture(scope="module")
-def found():
+def fsdp_profile():
     return profile(fsdp.fsdp_loss)
 
 
-def test_a_profile_has_yours_the_reference_and_both_naive_ways_named_by_what_they_do(found):
-    assert list(found.predictions) == [YOURS, REFERENCE, KEEPS, FEW_ROWS]
-    assert found.problem is None and not found.missing
-    assert found.machine == TASK.machine and found.case == LARGE.name
+def test_a_profile_has_yours_the_reference_and_both_naive_baselines_by_their_names(fsdp_profile):
+    assert list(fsdp_profile.predictions) == [YOURS, REFERENCE, KEEPS, FEW_ROWS]
+    assert fsdp_profile.problem is None and not fsdp_profile.missing
+    assert fsdp_profile.machine == TASK.machine and fsdp_profile.case == LARGE.name
 
 
-def test_the_reference_profiled_as_yours_measures_what_the_reference_measures(found):
-    yours, reference, keeps, few = found.predictions.values()
+def test_the_reference_profiled_as_yours_measures_what_the_reference_measures(fsdp_profile):
+    yours, reference, keeps, few = fsdp_profile.predictions.values()
     assert (yours.timeline.seconds, yours.memory.peak) == (reference.timeline.seconds, reference.memory.peak)
     assert keeps.memory.temporaries > 2 * reference.memory.temporaries
     assert few.timeline.seconds > 3 * reference.timeline.seconds
 
 
-def test_a_way_that_is_three_times_slower_leaves_room_for_the_others(found):
-    longest = max(p.timeline.seconds for name, p in found.predictions.items() if name != FEW_ROWS)
-    slow = seconds_text(found.predictions[FEW_ROWS].timeline.seconds)
-    assert f"{FEW_ROWS}: {slow}, cut off at {seconds_text(2 * longest)}" in found.html()
+def test_a_baseline_that_is_three_times_slower_leaves_room_for_the_others(fsdp_profile):
+    longest = max(p.timeline.seconds for name, p in fsdp_profile.predictions.items() if name != FEW_ROWS)
+    slow = seconds_text(fsdp_profile.predictions[FEW_ROWS].timeline.seconds)
+    assert f"{FEW_ROWS}: {slow}, cut off at {seconds_text(2 * longest)}" in fsdp_profile.html()
 
 
-def test_tasks_with_one_naive_way_or_none_have_as_many():
-    one = load("fsdp").task("gather_params")
-    assert list(versions("fsdp", one)) == [REFERENCE, "sums padded parts"]
-    assert list(versions("fsdp", replace(one, naive_memory=""))) == [REFERENCE]
-    assert list(versions("fsdp", replace(one, naive_time=one.naive_memory))) == [REFERENCE, "sums padded parts"]
+def test_tasks_with_one_naive_baseline_or_none_have_as_many():
+    task = load("fsdp").task("gather_params")
+    assert list(versions("fsdp", task)) == [REFERENCE, "sums padded parts"]
+    assert list(versions("fsdp", replace(task, naive_memory=""))) == [REFERENCE]
+    assert list(versions("fsdp", replace(task, naive_time=task.naive_memory))) == [REFERENCE, "sums padded parts"]
 
 
 def test_a_function_that_computes_and_sends_nothing_gets_a_sentence_and_its_memory():
-    found = profile(fsdp.shard_params)
-    assert "computes and sends nothing" in repr(found) and "memory at the peak" in repr(found)
-    assert "computes and sends nothing" in found.html() and "exposed" not in repr(found)
-    assert found.html().count("<svg ") == len(found.predictions)
+    result = profile(fsdp.shard_params)
+    assert "computes and sends nothing" in repr(result) and "memory at the peak" in repr(result)
+    assert "computes and sends nothing" in result.html() and "exposed" not in repr(result)
+    assert result.html().count("<svg ") == len(result.predictions)
 
 
-@pytest.mark.parametrize("given", [3, "file", None])
-def test_what_is_no_function_is_told_so(given):
+@pytest.mark.parametrize("value", [3, "file", None])
+def test_a_profile_of_a_value_that_is_no_function_is_an_error(value):
     with pytest.raises(TypeError, match=r"profile takes one of your functions, as in profile\(fsdp_loss\), not"):
-        profile(given)
+        profile(value)
 
 
 def test_flops_that_are_no_positive_number_are_refused():
@@ -81,18 +81,18 @@ def test_flops_that_are_no_positive_number_are_refused():
             profile(fsdp.fsdp_loss, model_flops=flops)
 
 
-def test_lines_are_the_learners(found):
-    lines = [line.line for line in found.predictions[YOURS].lines()]
+def test_lines_are_the_learners(fsdp_profile):
+    lines = [line.line for line in fsdp_profile.predictions[YOURS].lines()]
     assert lines[0].startswith("fsdp.py:")
     noted = profile_notebook(RIGHT, "fsdp", "fsdp_loss").predictions[YOURS].lines()[0].line
     assert noted.startswith("fsdp_loss:")
 
 
-def test_in_a_notebook_it_is_a_picture_and_elsewhere_tables(found):
-    bundle = found._repr_mimebundle_()
+def test_in_a_notebook_it_is_a_picture_and_elsewhere_tables(fsdp_profile):
+    bundle = fsdp_profile._repr_mimebundle_()
     assert bundle["text/html"].count("<svg ") == 1 + 4
-    assert bundle["text/plain"] == repr(found)
-    assert repr(found).startswith("fsdp_loss at data=8, width 4096, predicted for 8xH100\n")
+    assert bundle["text/plain"] == repr(fsdp_profile)
+    assert repr(fsdp_profile).startswith("fsdp_loss at data=8, width 4096, predicted for 8xH100\n")
 
 
 def test_another_machine_can_be_named_and_must_exist():
@@ -102,7 +102,7 @@ def test_another_machine_can_be_named_and_must_exist():
     assert machine_of(TASK, None).name == TASK.machine
 
 
-def test_a_function_of_no_chapter_is_told_which_there_are():
+def test_an_error_about_an_unknown_function_lists_those_that_exist():
     def other():
         pass
 
@@ -114,21 +114,21 @@ def test_what_cannot_be_traced_is_a_sentence_with_the_line_and_no_traceback():
     signature = TASK.signature.strip("()")
     namespace = {}
     exec(f"def fsdp_loss({signature}):\n    raise NotImplementedError", namespace)
-    found = profile_function("fsdp", TASK, namespace["fsdp_loss"], lambda file: "cell", machine_of(TASK, None))
-    assert found.problem is not None and "not written yet" in found.problem.message
-    assert "cell:2" in repr(found) and "not written yet" in found.html()
-    assert not found.predictions and found.tables() == []
-    assert json.loads(json.dumps(found.to_json()))["problem"]["line"] == "cell:2"
+    result = profile_function("fsdp", TASK, namespace["fsdp_loss"], lambda file: "cell", machine_of(TASK, None))
+    assert result.problem is not None and "not written yet" in result.problem.message
+    assert "cell:2" in repr(result) and "not written yet" in result.html()
+    assert not result.predictions and result.tables() == []
+    assert json.loads(json.dumps(result.to_json()))["problem"]["line"] == "cell:2"
 
 
 def test_where_solutions_are_not_installed_yours_stands_alone(monkeypatch):
     function, locate = fsdp.fsdp_loss, locate_file(fsdp.fsdp_loss)
     for name in ("solutions.fsdp", "autograder.chapters.fsdp.mutants"):
         monkeypatch.setitem(sys.modules, name, None)
-    found = profile_function("fsdp", TASK, function, locate, machine_of(TASK, None))
-    assert list(found.predictions) == [YOURS]
-    assert all("not part of this installation" in found.missing[name] for name in (REFERENCE, KEEPS, FEW_ROWS))
-    assert "not part of this installation" in found.html() and "not part of this installation" in repr(found)
+    result = profile_function("fsdp", TASK, function, locate, machine_of(TASK, None))
+    assert list(result.predictions) == [YOURS]
+    assert all("not part of this installation" in result.missing[name] for name in (REFERENCE, KEEPS, FEW_ROWS))
+    assert "not part of this installation" in result.html() and "not part of this installation" in repr(result)
     with pytest.raises(LookupError, match="not part of this installation"):
         predict_solution("fsdp", "fsdp_loss")
 
@@ -144,20 +144,20 @@ def test_the_largest_case_is_the_analysed_one_else_the_one_with_most_devices():
 
 
 def test_the_solution_can_be_predicted_alone_and_its_program_kept():
-    found, programs = predict_solution("fsdp", "fsdp_loss", "8xA100")
-    assert found.machine.name == "8xA100" and found.name == "fsdp_loss"
+    prediction, programs = predict_solution("fsdp", "fsdp_loss", "8xA100")
+    assert prediction.machine.name == "8xA100" and prediction.name == "fsdp_loss"
     assert list(programs) == ["cpu"]
 
 
-def test_a_notebook_shows_a_profile_once(found, monkeypatch):
+def test_a_notebook_shows_a_profile_once(fsdp_profile, monkeypatch):
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     shown = []
     monkeypatch.setattr("rich.jupyter.display", lambda *arguments: shown.append(arguments))
-    assert found._repr_mimebundle_()["text/plain"].startswith("fsdp_loss at") and not shown
+    assert fsdp_profile._repr_mimebundle_()["text/plain"].startswith("fsdp_loss at") and not shown
 
 
 def test_what_can_be_exported_for_cpus_and_not_for_gpus_is_a_sentence_with_the_line():
     function = raises_the_second_time(TypeError("no"))
-    found = profile_function("fsdp", TASK, function, locate_file(function), machine_of(TASK, None), aot=True)
-    assert found.problem is not None and not found.predictions
-    assert "cannot be exported for cuda: TypeError: no (compiled_test.py:" in found.problem.message
+    result = profile_function("fsdp", TASK, function, locate_file(function), machine_of(TASK, None), aot=True)
+    assert result.problem is not None and not result.predictions
+    assert "cannot be exported for cuda: TypeError: no (compiled_test.py:" in result.problem.message

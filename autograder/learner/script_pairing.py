@@ -37,7 +37,7 @@ def with_script(notebook: NotebookNode, script: str) -> NotebookNode:
     """Replace the sources of the notebook's cells by the script's; cells keep their metadata, ids and outputs.
 
     Raises:
-        HalfWritten: A graded cell is missing, as while a file is being written.
+        HalfWritten: A graded cell is missing, for example while a file is being written.
     """
     written = jupytext.reads(script, fmt="py:percent").cells
     left = {str(number): cell for number, cell in enumerate(notebook.cells)}
@@ -51,18 +51,22 @@ def with_script(notebook: NotebookNode, script: str) -> NotebookNode:
         like = (
             k for k, old in left.items() if not grade_id_of(old) and _same_kind(old, cell) and old.source == cell.source
         )
-        there = left.get(str(number)) if aligned else None
-        place = str(number) if there is not None and not grade_id_of(there) and _same_kind(there, cell) else ""
+        counterpart = left.get(str(number)) if aligned else None
+        place = (
+            str(number)
+            if counterpart is not None and not grade_id_of(counterpart) and _same_kind(counterpart, cell)
+            else ""
+        )
         key = names.get(cell.metadata.get("title", "")) or next(like, place)
         old = left.pop(key, None)
-        made = cell if old is None else copy.deepcopy(old)
+        merged = cell if old is None else copy.deepcopy(old)
         if old is None:
             cell.metadata = nbformat.from_dict({})
-        elif made.source != cell.source:
-            made.source = cell.source
-            if made.cell_type == "code":
-                made.outputs, made.execution_count = [], None
-        cells.append(made)
+        elif merged.source != cell.source:
+            merged.source = cell.source
+            if merged.cell_type == "code":
+                merged.outputs, merged.execution_count = [], None
+        cells.append(merged)
     return NotebookNode({**notebook, "cells": cells})
 
 

@@ -49,7 +49,7 @@ class StrategyError(Exception):
 
 @dataclass(frozen=True)
 class FromChapter:
-    """A strategy built from the functions of the chapter of the same name: which, the builder, and the axes it uses."""
+    """A strategy built from functions of the chapter with its name: those functions, the builder, and the axes used."""
 
     functions: tuple[str, ...]
     make: Callable[[Functions], MakeStrategy]
@@ -73,9 +73,9 @@ def fsdp(functions: Functions) -> MakeStrategy:
             return lax.pmean(local_loss(varying(shards, ("data",)), batch), "data")
 
         def gradients(shards: Params, batch: Batch) -> tuple[jax.Array, Params]:
-            loss, found = jax.value_and_grad(local_loss)(varying(shards, ("data",)), batch)
-            found = jax.tree.map(lambda g, spec: g if "data" in spec else lax.pmean(g, "data"), found, specs)
-            return lax.pmean(loss, "data"), found
+            loss, grads = jax.value_and_grad(local_loss)(varying(shards, ("data",)), batch)
+            grads = jax.tree.map(lambda g, spec: g if "data" in spec else lax.pmean(g, "data"), grads, specs)
+            return lax.pmean(loss, "data"), grads
 
         return _mapped("fsdp", mesh, specs, loss, gradients)
 
@@ -108,8 +108,8 @@ def transformer_3d(functions: Functions) -> MakeStrategy:
             return lax.pmean(of_pipeline(parts_of(params, moves), batch), "data")
 
         def gradients(params: Params, batch: Batch) -> tuple[jax.Array, Params]:
-            loss, found = jax.value_and_grad(of_pipeline)(parts_of(params, moves), batch)
-            return lax.pmean(loss, "data"), kept_of(found, moves)
+            loss, grads = jax.value_and_grad(of_pipeline)(parts_of(params, moves), batch)
+            return lax.pmean(loss, "data"), kept_of(grads, moves)
 
         return _mapped("transformer_3d", mesh, jax.tree.map(lambda move: move.spec, moves), loss, gradients)
 
@@ -187,7 +187,7 @@ def expert_parallel(functions: Functions) -> MakeStrategy:
             return x + y.reshape(x.shape), (balance, z)
 
         def losses(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-            """With the router's losses, and without; JAX adds up the gradients of parameters that devices share."""
+            """Loss with and without the router's losses; JAX adds up the gradients of parameters that devices share."""
             params = varying(params, EXPERT_AXES)
             x = model.embed(params["embed"], batch["inputs"])
             x, (balance, z) = lax.scan(jax.checkpoint(layer) if options.remat else layer, x, params["layers"])
@@ -196,11 +196,11 @@ def expert_parallel(functions: Functions) -> MakeStrategy:
             return lax.pmean(total, EXPERT_AXES), lax.pmean(loss, EXPERT_AXES)
 
         def gradients(params: Params, batch: Batch) -> tuple[jax.Array, Params]:
-            (_, loss), found = jax.value_and_grad(losses, has_aux=True)(params, batch)
-            return loss, found
+            (_, loss), grads = jax.value_and_grad(losses, has_aux=True)(params, batch)
+            return loss, grads
 
         specs = jax.tree.map_with_path(spec_of, sizes.shapes())
-        return _mapped(MIXTURE, mesh, specs, lambda *given: losses(*given)[1], gradients, over=EXPERT_AXES)
+        return _mapped(MIXTURE, mesh, specs, lambda *arguments: losses(*arguments)[1], gradients, over=EXPERT_AXES)
 
     return make
 
@@ -251,28 +251,28 @@ def find(name: str, notebook: Path | None = None) -> MakeStrategy:
                 f"the strategy {name} has no functions to take from a notebook; those that do: {', '.join(CHAPTERS)}"
             )
         return compiler
-    wanted = CHAPTERS[name]
-    return wanted.make(_of_course(name, wanted) if notebook is None else _of_notebook(name, wanted, notebook))
+    source = CHAPTERS[name]
+    return source.make(_of_course(name, source) if notebook is None else _of_notebook(name, source, notebook))
 
 
-def _of_course(chapter: str, wanted: FromChapter) -> Functions:
-    found = {name: solution(chapter, name) for name in wanted.functions}
-    for name, function in found.items():
+def _of_course(chapter: str, source: FromChapter) -> Functions:
+    functions = {name: solution(chapter, name) for name in source.functions}
+    for name, function in functions.items():
         if isinstance(function, str):
             raise StrategyError(f"{name} is {function}; --notebook FILE takes yours")
-    return {name: function for name, function in found.items() if not isinstance(function, str)}
+    return {name: function for name, function in functions.items() if not isinstance(function, str)}
 
 
-def _of_notebook(chapter: str, wanted: FromChapter, path: Path) -> Functions:
+def _of_notebook(chapter: str, source: FromChapter, path: Path) -> Functions:
     lab = lab_code(chapter)
-    ran = run_cells(read_notebook(path).cells, list(wanted.functions), lab=lab, only_needed=True)
-    found = {}
-    for name in wanted.functions:
-        function = ran.function(load(chapter).task(name))
+    notebook_run = run_cells(read_notebook(path).cells, list(source.functions), lab=lab, only_needed=True)
+    functions = {}
+    for name in source.functions:
+        function = notebook_run.function(load(chapter).task(name))
         if isinstance(function, Problem):
             raise StrategyError(f"{path}: {function.line + ': ' if function.line else ''}{function.message}")
-        found[name] = function
-    return found
+        functions[name] = function
+    return functions
 
 
 def _mapped(
@@ -281,20 +281,20 @@ def _mapped(
     """Build a strategy from two functions that run on a device's shards, with its rows of a batch."""
     rows = P(over)
     over_mesh = partial(jax.shard_map, mesh=mesh, in_specs=(specs, rows))
-    both = over_mesh(gradients, out_specs=(P(), specs))
-    return Strategy(name, specs, rows, loss=over_mesh(loss, out_specs=P()), loss_and_gradients=both)
+    loss_and_gradients = over_mesh(gradients, out_specs=(P(), specs))
+    return Strategy(name, specs, rows, loss=over_mesh(loss, out_specs=P()), loss_and_gradients=loss_and_gradients)
 
 
 def _laid_out(cut: Callable[[Params], Any], shapes: Params, mesh: Mesh | AbstractMesh) -> tuple[Any, Any]:
     """The shape and spec of each leaf that ``cut`` shards; nothing is computed."""
-    found = []
+    traced_specs = []
 
     def parts(params: Params) -> Params:
         shards, specs = shard_map_with_specs(cut, mesh, in_specs=(P(),))(params)
-        found.append(specs)
+        traced_specs.append(specs)
         return shards
 
-    return jax.eval_shape(parts, shapes), found[0]
+    return jax.eval_shape(parts, shapes), traced_specs[0]
 
 
 def _require_plain(name: str, options: StrategyOptions) -> None:
@@ -311,9 +311,9 @@ def _require_3d(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyO
     require_axes("transformer_3d", mesh, AXES)
     pipe, tensor = mesh.shape["pipe"], mesh.shape["tensor"]
     divided = {name: getattr(sizes, name) for name in ("num_heads", "hidden", "seq")}
-    for what, number in {**divided, "the vocabulary of": VOCAB}.items():
+    for quantity, number in {**divided, "the vocabulary of": VOCAB}.items():
         if number % tensor:
-            raise ValueError(f"{what} {number} is not divisible by tensor={tensor}")
+            raise ValueError(f"{quantity} {number} is not divisible by tensor={tensor}")
     visits = pipe * options.num_repeats
     if sizes.num_layers % visits:
         repeats = f" x {options.num_repeats} repeats = {visits}" if options.num_repeats > 1 else ""
@@ -321,13 +321,13 @@ def _require_3d(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyO
 
 
 def _require_context(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> None:
-    """Raise ``ValueError`` for a mesh on which the model cannot be split, or an option that there is not."""
+    """Raise ``ValueError`` for a mesh on which the model cannot be split, or for an unsupported option."""
     require_axes("context_parallel", mesh, CONTEXT_AXES)
     _require_plain("context_parallel", options)
     context, tensor = mesh.shape["context"], mesh.shape["tensor"]
-    for what in ("num_heads", "hidden"):
-        if getattr(sizes, what) % tensor:
-            raise ValueError(f"{what} {getattr(sizes, what)} is not divisible by tensor={tensor}")
+    for quantity in ("num_heads", "hidden"):
+        if getattr(sizes, quantity) % tensor:
+            raise ValueError(f"{quantity} {getattr(sizes, quantity)} is not divisible by tensor={tensor}")
     if sizes.seq % (2 * context):
         raise ValueError(f"seq {sizes.seq} is not divisible by 2 x context={context}, the number of chunks")
 

@@ -72,14 +72,14 @@ def test_functions_of_transformer_3d_come_from_a_notebook_too(tmp_path):
         jax.eval_shape(strategy.loss, SIZES.shapes(), rows(TEXT, AT, 8))
 
 
-def _losses(trainer, state=None, done=0, **more):
-    heard = []
-    train(trainer, initial(trainer) if state is None else state, done=done, tell=heard.append, **more)
-    return [event["loss"] for event in heard if event["event"] == "step"]
+def _losses(trainer, state=None, done=0, **options):
+    events = []
+    train(trainer, initial(trainer) if state is None else state, done=done, tell=events.append, **options)
+    return [event["loss"] for event in events if event["event"] == "step"]
 
 
 def test_losses_are_the_same_over_three_axes_and_a_checkpoint_of_them_goes_on_over_one_and_by_the_compiler(tmp_path):
-    made = {}
+    trainers = {}
     for name, axes, options in (
         ("compiler", {"data": 1}, StrategyOptions()),
         ("transformer_3d", THREE, StrategyOptions(num_microbatches=2, min_size=64)),
@@ -88,20 +88,20 @@ def test_losses_are_the_same_over_three_axes_and_a_checkpoint_of_them_goes_on_ov
         ("context_parallel", {"data": 2, "context": 2, "tensor": 2}, StrategyOptions()),
     ):
         mesh = make_mesh(axes)
-        made[name, *axes.values()] = prepare(RUN, find(name)(SIZES, mesh, options), mesh, options.num_microbatches)
-    alone, three, *others = made.values()
-    held = three.layout["optimizer"][1][0].mu["layers"]["attention"]["qkv"]["kernel"]
-    assert held.spec == P("pipe", ("data", "tensor"))
+        trainers[name, *axes.values()] = prepare(RUN, find(name)(SIZES, mesh, options), mesh, options.num_microbatches)
+    alone, three, *others = trainers.values()
+    sharding = three.layout["optimizer"][1][0].mu["layers"]["attention"]["qkv"]["kernel"]
+    assert sharding.spec == P("pipe", ("data", "tensor"))
     expected = _losses(alone)
-    with Checkpoints(tmp_path) as kept:
-        whole = _losses(three, save=lambda step, state: kept.save(step, state, RUN), save_every=3)
+    with Checkpoints(tmp_path) as checkpoints:
+        whole = _losses(three, save=lambda step, state: checkpoints.save(step, state, RUN), save_every=3)
         np.testing.assert_allclose(whole, expected, atol=1e-4)
         assert expected[-1] < expected[0] - 0.3
-        kept.wait()
+        checkpoints.wait()
         shutil.rmtree(tmp_path / str(STEPS))
-    with Checkpoints(tmp_path) as kept:
+    with Checkpoints(tmp_path) as checkpoints:
         for other in others:
-            np.testing.assert_allclose(_losses(other, kept.restore(other), done=3), expected[3:], atol=1e-4)
+            np.testing.assert_allclose(_losses(other, checkpoints.restore(other), done=3), expected[3:], atol=1e-4)
 
 
 @pytest.mark.parametrize("axes, capacity_factor", [({"data": 2, "expert": 4}, 4.0), ({"data": 3, "expert": 2}, 1.0)])
@@ -129,13 +129,13 @@ def test_gradients_of_a_mixture_are_those_of_one_device_with_as_many_groups(axes
 
 def test_losses_of_a_mixture_are_the_same_on_every_mesh_where_nothing_is_dropped():
     sizes = MixtureSizes(16, 24, 1, 2, 8, num_experts=4, k=2, capacity_factor=2.0)
-    run, heard = replace(RUN, sizes=sizes), []
+    run, losses = replace(RUN, sizes=sizes), []
     assert Run.from_json(run.to_json()) == run
     for axes in ({"data": 1, "expert": 1}, {"data": 2, "expert": 4}, {"data": 1, "expert": 4}):
         mesh = make_mesh(axes)
-        heard.append(_losses(prepare(run, find("expert_parallel")(sizes, mesh, StrategyOptions()), mesh)))
-    np.testing.assert_allclose(heard[1:], [heard[0]] * 2, atol=1e-4)
-    assert heard[0][-1] < heard[0][0] - 0.3
+        losses.append(_losses(prepare(run, find("expert_parallel")(sizes, mesh, StrategyOptions()), mesh)))
+    np.testing.assert_allclose(losses[1:], [losses[0]] * 2, atol=1e-4)
+    assert losses[0][-1] < losses[0][0] - 0.3
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def test_where_pipe_is_above_one_the_strategy_is_transformer_3d_and_has_all_of_i
     "name, axes", [("fsdp", {"data": 8}), ("transformer_3d", THREE), ("compiler", {"data": 4, "tensor": 2})]
 )
 def test_the_lenses_look_at_what_chapters_compute_and_at_what_the_compiler_partitions(name, axes):
-    found = predicted(find(name), SIZES, axes, StrategyOptions(min_size=64), 16, "8xH100")
-    assert found["seconds"] > 0 and found["bytes"] > 0 and 0 < found["mfu"] < 1
-    assert found["tokens_per_second"] == pytest.approx(16 * 8 / found["seconds"])
+    prediction = predicted(find(name), SIZES, axes, StrategyOptions(min_size=64), 16, "8xH100")
+    assert prediction["seconds"] > 0 and prediction["bytes"] > 0 and 0 < prediction["mfu"] < 1
+    assert prediction["tokens_per_second"] == pytest.approx(16 * 8 / prediction["seconds"])
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,9 @@ class RunRequest:
         notebook: The source of the strategy's functions; None for the course's own.
         options: The strategy's options.
         folder: The run's folder.
-        resume: Whether to resume from the newest checkpoint there.
+        resume: True to resume from the newest checkpoint there.
         save_every: Steps from one checkpoint to the next.
-        machine: The machine for which a step is predicted; None for that of the devices, as far as it is known.
+        machine: The machine for which a step is predicted; None for the one with these devices, if it is known.
         prompt: The beginning of the sample.
         length: Bytes of the sample, 0 for none.
     """
@@ -77,15 +77,15 @@ class RunResult:
         return self.step == self.steps
 
 
-def described(base: Run, given: dict[str, Any]) -> Run:
+def described(base: Run, figures: dict[str, Any]) -> Run:
     """A run with the figures of ``base``, overridden by those given.
 
     Raises:
         ValueError: They are inconsistent.
     """
-    sizes = {name: value for name, value in given.items() if name in asdict(base.sizes)}
-    schedule = {name: value for name, value in given.items() if name in asdict(base.schedule)}
-    rest = {name: value for name, value in given.items() if name not in {*sizes, *schedule}}
+    sizes = {name: value for name, value in figures.items() if name in asdict(base.sizes)}
+    schedule = {name: value for name, value in figures.items() if name in asdict(base.schedule)}
+    rest = {name: value for name, value in figures.items() if name not in {*sizes, *schedule}}
     if any(field.name in rest for field in fields(MixtureSizes)):
         raise ValueError(
             "experts are for the strategy expert_parallel: give a mesh with an axis expert, such as "
@@ -95,8 +95,8 @@ def described(base: Run, given: dict[str, Any]) -> Run:
         sizes["hidden"] = 4 * sizes["width"]
     if "steps" in schedule and "warmup" not in schedule:
         schedule["warmup"] = min(base.schedule.warmup, schedule["steps"] // 10)
-    found = {"sizes": replace(base.sizes, **sizes), "schedule": replace(base.schedule, **schedule)}
-    return replace(base, **found, **rest)
+    parts = {"sizes": replace(base.sizes, **sizes), "schedule": replace(base.schedule, **schedule)}
+    return replace(base, **parts, **rest)
 
 
 def session(request: RunRequest, tell: Callable[[Event], None], stop: Callable[[int], bool]) -> RunResult:
@@ -117,26 +117,26 @@ def session(request: RunRequest, tell: Callable[[Event], None], stop: Callable[[
     name = request.strategy or strategies.default(request.axes)
     make = strategies.find(name, request.notebook)
     request = replace(request, strategy=name, axes=strategies.completed(name, request.axes))
-    with Checkpoints(request.folder / CHECKPOINTS) as kept:
-        run = _run(request, kept)
+    with Checkpoints(request.folder / CHECKPOINTS) as checkpoints:
+        run = _run(request, checkpoints)
         strategies.require_model(name, run.sizes)
         trainer = _trainer(run, request, make)
-        done = (kept.latest() or 0) if request.resume else 0
-        state = kept.restore(trainer) if request.resume else initial(trainer)
-        where = request.machine or PEAKS.get(jax.devices()[0].device_kind, "8xH100")
-        prediction = predicted(make, run.sizes, request.axes, request.options, run.batch, where)
+        done = (checkpoints.latest() or 0) if request.resume else 0
+        state = checkpoints.restore(trainer) if request.resume else initial(trainer)
+        machine_name = request.machine or PEAKS.get(jax.devices()[0].device_kind, "8xH100")
+        prediction = predicted(make, run.sizes, request.axes, request.options, run.batch, machine_name)
         record = _Record(request.folder / LOG, done, tell)
         about = _run_facts(trainer, prediction, request.options.dtype, time.perf_counter() - began)
         record({"event": "start", "step": done, **about})
 
         def save(step: int, state: Any) -> None:
             start = time.perf_counter()
-            kept.save(step, state, run)
+            checkpoints.save(step, state, run)
             record({"event": "checkpoint", "step": step, "seconds": time.perf_counter() - start})
 
         saving = {"save": save, "save_every": request.save_every}
         state, step = train(trainer, state, done=done, tell=record, stop=stop, **saving)
-        kept.wait()
+        checkpoints.wait()
         if step == run.schedule.steps and record.validation is None:
             record.validation = evaluate(trainer, state["params"], split(read_text())[1])
         text = _sample(request, trainer, state["params"]) if request.length and step == run.schedule.steps else ""
@@ -158,16 +158,16 @@ def session(request: RunRequest, tell: Callable[[Event], None], stop: Callable[[
     return RunResult(step, run.schedule.steps, card, text)
 
 
-def _run(request: RunRequest, kept: Checkpoints) -> Run:
+def _run(request: RunRequest, checkpoints: Checkpoints) -> Run:
     if not request.resume:
         mixture = request.strategy == strategies.MIXTURE
         return described(Run(MixtureSizes() if mixture else ModelSizes()), request.given)
-    saved = kept.run()
+    saved = checkpoints.run()
     different = differences(saved, described(saved, request.given))
     if different:
         raise CheckpointError(
-            f"{kept.folder}: the checkpoint is another run's: {different}. With --resume, leave out what describes the "
-            "run; mesh, strategy and processes may differ"
+            f"{checkpoints.folder}: the checkpoint is another run's: {different}. With --resume, leave out what "
+            "describes the run; mesh, strategy and processes may differ"
         )
     return saved
 
@@ -200,12 +200,12 @@ def _sample(request: RunRequest, trainer: Trainer, params: Any) -> str:
     if jax.process_index() != 0:
         return ""
     sizes: ModelSizes = trainer.run.sizes
-    found = sample(sizes, alone, request.prompt.encode(), length=request.length, seed=trainer.run.seed)
-    return found.decode("utf-8", errors="replace")
+    generated = sample(sizes, alone, request.prompt.encode(), length=request.length, seed=trainer.run.seed)
+    return generated.decode("utf-8", errors="replace")
 
 
 class _Record:
-    """Every event: passed on, logged as a line of JSON, and summarised for the card."""
+    """Pass on every event, log it as a line of JSON, and summarise it for the card."""
 
     def __init__(self, path: Path, done: int, tell: Callable[[Event], None]):
         self.path, self.tell = path, tell
@@ -216,10 +216,10 @@ class _Record:
         self.writes = jax.process_index() == 0
         if self.writes:
             # The steps logged after the checkpoint are repeated.
-            kept = [event for event in logged(path) if event["step"] <= done] if done else []
-            self.evaluations = [(e["step"], e["loss"]) for e in kept if e["event"] == "evaluation"]
+            earlier = [event for event in logged(path) if event["step"] <= done] if done else []
+            self.evaluations = [(e["step"], e["loss"]) for e in earlier if e["event"] == "evaluation"]
             part = path.with_suffix(".part")
-            part.write_text("".join(json.dumps(event) + "\n" for event in kept))
+            part.write_text("".join(json.dumps(event) + "\n" for event in earlier))
             os.replace(part, path)
 
     def __call__(self, event: Event) -> None:

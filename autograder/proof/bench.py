@@ -40,9 +40,9 @@ def warm_check(chapters: list[str], repeats: int) -> list[tuple[str, str, str]]:
         for task in load(chapter).tasks:
             print(f"check({task.name}) of {chapter}", file=sys.stderr)
             first = timed(lambda where=chapter, name=task.name: check_solution(where, [name]))
-            again = [timed(lambda where=chapter, name=task.name: check_solution(where, [name])) for _ in range(repeats)]
+            times = [timed(lambda where=chapter, name=task.name: check_solution(where, [name])) for _ in range(repeats)]
             limit = WHOLE_STEP_S if "step" in task.name else FUNCTION_S
-            rows.append((f"check({task.name}), repeated", f"{statistics.median(again):.2f} s", f"under {limit} s"))
+            rows.append((f"check({task.name}), repeated", f"{statistics.median(times):.2f} s", f"under {limit} s"))
             rows.append((f"check({task.name}), first in a kernel", f"{first:.2f} s", f"under {limit} s"))
     return rows
 
@@ -76,14 +76,14 @@ def lenses() -> list[tuple[str, str, str]]:
         return trace(task, getattr(importlib.import_module(f"solutions.{chapter}"), task.name), case, lambda _: None)
 
     billion = {"num_layers": 16, "seq": 1024, "max_seq": 1024, "num_microbatches": 8}
-    rows = _look(f"of the last function of {CHAPTER}", at_scale(CHAPTER), ("300 ms", "1 s"))
+    rows = _measure(f"of the last function of {CHAPTER}", at_scale(CHAPTER), ("300 ms", "1 s"))
     step = at_scale("transformer_3d", "forward_3d", sizes=billion)
-    rows += _look("of a 3D loss and gradient, 1 billion parameters, 8 devices", step, ("10 s", "10 s"))
+    rows += _measure("of a 3D loss and gradient, 1 billion parameters, 8 devices", step, ("10 s", "10 s"))
     wide = at_scale("transformer_3d", "forward_3d", sizes=billion, mesh={"data": 4, "pipe": 4, "tensor": 4})
-    return rows + _look("of the same on 64 devices", wide, ("", ""))
+    return rows + _measure("of the same on 64 devices", wide, ("", ""))
 
 
-def _look(what: str, program: Any, wanted: tuple[str, str]) -> list[tuple[str, str, str]]:
+def _measure(label: str, program: Any, targets: tuple[str, str]) -> list[tuple[str, str, str]]:
     """Measure the duration of the analyses of a Program, and of parsing it."""
     from course.machines import machine, scaled
     from course.program import costs, memory, parse, timeline
@@ -96,10 +96,10 @@ def _look(what: str, program: Any, wanted: tuple[str, str]) -> list[tuple[str, s
         memory(module, program)
 
     module = parse(program)
-    limits = [f"under {limit}" if limit else "" for limit in wanted]
+    limits = [f"under {limit}" if limit else "" for limit in targets]
     return [
-        (f"costs and liveness {what}", f"{1000 * timed(first):.0f} ms", limits[0]),
-        (f"timeline {what}", f"{1000 * timed(lambda: timeline(module, large)):.0f} ms", limits[1]),
+        (f"costs and liveness {label}", f"{1000 * timed(first):.0f} ms", limits[0]),
+        (f"timeline {label}", f"{1000 * timed(lambda: timeline(module, large)):.0f} ms", limits[1]),
     ]
 
 

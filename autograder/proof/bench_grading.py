@@ -42,7 +42,9 @@ def one_submission() -> Rows:
         cold = timed(lambda: grader.grade_notebook(solved[0], "cold"))
         rows.append(("grading one submission, cold processes", f"{cold:.1f} s", ""))
         for task in load(CHAPTER).tasks:
-            times = [timed(lambda read=read, task=task: grader.grade_task(task, read)) for read in solved[1:]]
+            times = [
+                timed(lambda notebook=notebook, task=task: grader.grade_task(task, notebook)) for notebook in solved[1:]
+            ]
             rows.append((f"grading {task.name}, warm processes", f"{statistics.median(times):.2f} s", ""))
     cell = {"cell_type": "code", "source": HANG, "metadata": {}}
     hang = parse_notebook("hang.ipynb", json.dumps({"cells": [cell]}).encode())
@@ -50,31 +52,33 @@ def one_submission() -> Rows:
     with Grader(CHAPTER, secret=b"b" * 32, level=best_level(), limits=limits) as grader:
         task = load(CHAPTER).tasks[0]
         grader.grade_task(task, solved[0])
-        over = timed(lambda: grader.grade_task(task, hang)) - HANG_LIMIT_S
-    return [*rows, ("a hang ends after its limit by", f"{over:.2f} s", "under 1 s")]
+        overrun = timed(lambda: grader.grade_task(task, hang)) - HANG_LIMIT_S
+    return [*rows, ("a hang ends after its limit by", f"{overrun:.2f} s", "under 1 s")]
 
 
 def class_of(size: int, workers: int, models: tuple[str, ...] = ()) -> Rows:
     """A class of ``size``: the demo's submissions, or some of them, repeated, no two the same."""
     level = best_level()
     chosen = models or tuple(sorted(path.name for path in (HERE / "submitted").iterdir()))
-    with tempfile.TemporaryDirectory() as folder, _left() as left:
+    with tempfile.TemporaryDirectory() as folder, _leftovers() as leftovers:
         course = demo_class(Path(folder), chosen, size)
-        held: list[int] = []
+        resident_bytes: list[int] = []
         seconds = timed(
             lambda: grade_course(
-                course, CHAPTER, workers=workers, level=level, on_progress=lambda *_: held.append(resident())
+                course, CHAPTER, workers=workers, level=level, on_progress=lambda *_: resident_bytes.append(resident())
             )
         )
     tasks = 1 if models else len(load(CHAPTER).tasks)
-    quarter = max(1, len(held) // 4)
-    early, late = (statistics.median(part) / 2**20 for part in (held[quarter : 2 * quarter], held[-quarter:]))
+    quarter = max(1, len(resident_bytes) // 4)
+    early, late = (
+        statistics.median(part) / 2**20 for part in (resident_bytes[quarter : 2 * quarter], resident_bytes[-quarter:])
+    )
     kind = f" of one function ({', '.join(models)})" if models else ""
     return [
         (f"a class of {size}{kind}, {workers} workers, {level}", f"{seconds:.0f} s", ""),
         ("  functions an hour", f"{3600 * size * tasks / seconds:,.0f}", "2,500 or more"),
         ("  memory of all processes, 2nd and last quarter", f"{early:,.0f} and {late:,.0f} MiB", "flat"),
-        ("  processes and files left", ", ".join(left) or "none", "none"),
+        ("  processes and files left", ", ".join(leftovers) or "none", "none"),
     ]
 
 
@@ -94,14 +98,16 @@ def next_to_stock(size: int) -> Rows:
 
 
 @contextmanager
-def _left() -> Iterator[list[str]]:
+def _leftovers() -> Iterator[list[str]]:
     """Processes and scratch folders that exist now and did not before."""
     scratch = Path(tempfile.gettempdir())
     before = {path.name for path in scratch.glob("meshcraft-*")}
     ours = {*psutil.Process().children(recursive=True)}
-    left: list[str] = []
-    yield left
-    others = [process for process in psutil.Process().children(recursive=True) if process not in ours]
-    _, alive = psutil.wait_procs(others, timeout=5)
-    left += [f"process {process.pid}" for process in alive if "resource_tracker" not in " ".join(process.cmdline())]
-    left += sorted({path.name for path in scratch.glob("meshcraft-*")} - before)
+    leftovers: list[str] = []
+    yield leftovers
+    started = [process for process in psutil.Process().children(recursive=True) if process not in ours]
+    _, alive = psutil.wait_procs(started, timeout=5)
+    leftovers += [
+        f"process {process.pid}" for process in alive if "resource_tracker" not in " ".join(process.cmdline())
+    ]
+    leftovers += sorted({path.name for path in scratch.glob("meshcraft-*")} - before)

@@ -94,8 +94,8 @@ def give_points(course: Path, given: list[tuple[str, str, str, float]]) -> None:
     pages: dict[str, dict[str, float]] = {}
     with open_gradebook(course) as gradebook:
         for chapter, student, name, points in given:
-            found: Any = gradebook.find_submission_notebook(chapter, chapter, student)
-            pages.setdefault(found.id, {})[name] = points
+            notebook: Any = gradebook.find_submission_notebook(chapter, chapter, student)
+            pages.setdefault(notebook.id, {})[name] = points
     with ExitStack() as stack:
         private = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         address = urlsplit(stack.enter_context(serving(SERVER, course, private)))
@@ -106,12 +106,12 @@ def give_points(course: Path, given: list[tuple[str, str, str, float]]) -> None:
             page.goto(f"{formgrader}/submissions/{submission}/", wait_until="networkidle")
             for name, points in cells.items():
                 field = page.locator(f"[id='{name}']")
-                with page.expect_response(lambda answer: saves(answer, "grade")) as saved:
+                with page.expect_response(lambda response: saves(response, "grade")) as saved:
                     field.fill(f"{points:g}")
                     field.press("Tab")
                 assert saved.value.ok
 
 
 def saves(response, what):
-    """Whether it is formgrader's answer to a request that stores a grade or comment."""
+    """Return True if it is formgrader's response to a request that stores a grade or comment."""
     return response.request.method == "PUT" and f"/api/{what}/" in response.url

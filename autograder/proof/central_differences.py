@@ -1,4 +1,4 @@
-"""An oracle is trusted once its gradients match central differences of its loss."""
+"""Check an oracle's gradients against central differences of its loss."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def same(copies: np.ndarray, leaf: np.ndarray) -> np.ndarray:
 
 
 def returned(values: Any, inputs: dict[str, Any]) -> float:
-    """The cotangents, times the values."""
+    """The inner product of the values and their cotangents."""
     pairs = zip(jax.tree.leaves(values), jax.tree.leaves(inputs["upstream"]), strict=True)
     return sum(float(np.vdot(np.float64(value), upstream)) for value, upstream in pairs)
 
@@ -73,8 +73,8 @@ def check(
         step: Perturbation of elements in each direction.
         rel: The largest relative error.
         least: The largest absolute error, if that is larger.
-        double: Whether the oracle computes in float64. It permits a ``step`` so small that no token of a mixture of
-            experts changes its expert.
+        double: Compute the oracle in float64, which permits a ``step`` so small that no token of a mixture of experts
+            changes its expert.
     """
     case = case_of(task, place)
     inputs = task.draw(np.random.default_rng(0), case)
@@ -86,17 +86,17 @@ def check(
     def moved(path: Any, at: Any, by: float) -> float:
         leaf = np.array(leaves[path])
         leaf[at] += by
-        found = jax.tree.map_with_path(lambda p, x: leaf if p == path else x, tree)
-        changed = {**inputs, **({wrt: found} if isinstance(wrt, str) else found)}
+        perturbed = jax.tree.map_with_path(lambda p, x: leaf if p == path else x, tree)
+        changed = {**inputs, **({wrt: perturbed} if isinstance(wrt, str) else perturbed)}
         return float(np.mean(loss(task.oracle(changed, case)["values"], changed), dtype=np.float64))
 
     with ExitStack() as stack:
         if double:
             stack.enter_context(jax.enable_x64(True))
             stack.enter_context(jax.numpy_dtype_promotion("standard"))
-        found = jax.tree.leaves_with_path(gradients(task.oracle(inputs, case)["gradients"]))
-        assert {path for path, _ in found} == set(leaves)
-        for path, gradient in found:
+        gradient_leaves = jax.tree.leaves_with_path(gradients(task.oracle(inputs, case)["gradients"]))
+        assert {path for path, _ in gradient_leaves} == set(leaves)
+        for path, gradient in gradient_leaves:
             gradient = one(gradient, leaves[path])
             at = np.unravel_index(np.argmax(np.abs(gradient)), gradient.shape)
             difference = (moved(path, at, step) - moved(path, at, -step)) / (2 * step)

@@ -29,18 +29,18 @@ def programs() -> dict[str, Exported]:
     """Each Program by its name."""
     wide: dict[str, Any] = {"width": 1024, "hidden": 4096, "num_layers": 4}
     tokens: dict[str, Any] = {"num_heads": 16, "vocab": 8192, "max_seq": 1024}
-    found: dict[str, Exported] = {}
+    exported: dict[str, Exported] = {}
     for rate in (0.0, 0.1):
         label = f"dropout {rate:g}"
-        found[f"MLP, {label}"] = _trained(mlp(**wide, num_inputs=256, num_outputs=256, dropout=rate), (4096, 256))
-        found[f"Transformer, {label}"] = _trained(transformer(**wide, **tokens, dropout=rate), (8, 1024))
-        found[f"flax Transformer block, unrolled, bfloat16, {label}"] = partial(_flax, rate)
-    found["gated MLP with RMSNorm and rotary attention, bfloat16"] = _stepped(_gated, *_gated_shapes())
-    for name, of in OPTIMISERS.items():
-        found[f"optax.{name}"] = partial(_optimiser, of)
+        exported[f"MLP, {label}"] = _trained(mlp(**wide, num_inputs=256, num_outputs=256, dropout=rate), (4096, 256))
+        exported[f"Transformer, {label}"] = _trained(transformer(**wide, **tokens, dropout=rate), (8, 1024))
+        exported[f"flax Transformer block, unrolled, bfloat16, {label}"] = partial(_flax, rate)
+    exported["gated MLP with RMSNorm and rotary attention, bfloat16"] = _stepped(_gated, *_gated_shapes())
+    for name, optimiser in OPTIMISERS.items():
+        exported[f"optax.{name}"] = partial(_optimiser, optimiser)
     for name, draw in DRAWS.items():
-        found[f"jax.random.{name}"] = partial(_drawn, draw)
-    return found
+        exported[f"jax.random.{name}"] = partial(_drawn, draw)
+    return exported
 
 
 OPTIMISERS = {
@@ -54,7 +54,7 @@ DRAWS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "normal": lambda key: jax.random.normal(key, _NUMBERS),
     "categorical": lambda key: jax.random.categorical(key, jnp.zeros((8192, 8192))),
     "permutation": lambda key: jax.random.permutation(key, 1 << 20),
-    "split": lambda key: jax.vmap(lambda one: jax.random.normal(one, (4096,)))(jax.random.split(key, 1024)),
+    "split": lambda key: jax.vmap(lambda subkey: jax.random.normal(subkey, (4096,)))(jax.random.split(key, 1024)),
 }
 
 
@@ -69,7 +69,7 @@ def _mapped(
     donate = tuple(name for name in inputs if name == "state")
     with jax.numpy_dtype_promotion("standard"):  # which the libraries' authors take for granted
         return export(
-            lambda **given: {"result": run(*given.values())},
+            lambda **arrays: {"result": run(*arrays.values())},
             inputs,
             specs,
             mesh=MESH,

@@ -1,4 +1,4 @@
-"""``make kernels``: kernels, bytes, seconds and temporaries by the timeline and liveness, and by the GPU compiler.
+"""``make kernels``: compare kernels, bytes, seconds and temporaries of timeline and liveness with the GPU compiler's.
 
 The programs are every chapter's reference at its realistic size, the published runs on one A5000, and the steps of
 ``kernel_programs``. Rows are printed as they are compiled; the final table sorts them by difference, largest first.
@@ -86,11 +86,11 @@ def recorded() -> Recorded:
 
 def every() -> dict[str, tuple[Callable[[str], Program], Machine, bool]]:
     """Each program by its name: exported for a platform, the machine, and whether it may branch on data."""
-    found: dict[str, tuple[Callable[[str], Program], Machine, bool]] = {}
+    programs: dict[str, tuple[Callable[[str], Program], Machine, bool]] = {}
     for name, exported in kernel_programs.programs().items():
-        found[name] = exported, machine(GPU), False
+        programs[name] = exported, machine(GPU), False
     for run in RUNS:
-        found[f"A5000: {run.name}"] = partial(_published, run), machine("8xA5000"), False
+        programs[f"A5000: {run.name}"] = partial(_published, run), machine("8xA5000"), False
     for chapter in CHAPTERS:
         solution = importlib.import_module(f"solutions.{chapter.name}")
         for task in load(chapter.name).tasks:
@@ -98,8 +98,8 @@ def every() -> dict[str, tuple[Callable[[str], Program], Machine, bool]]:
                 where = machine(task.machine)
                 where = where if where.compiler and where.memory_bandwidth < math.inf else machine(GPU)
                 exported = partial(_reference, task, getattr(solution, task.name))
-                found[f"{chapter.name}: {task.name}"] = exported, where, task.data_branches
-    return found
+                programs[f"{chapter.name}: {task.name}"] = exported, where, task.data_branches
+    return programs
 
 
 def _published(run: Any, platform: str) -> Program:
@@ -112,11 +112,11 @@ def _reference(task: Task, function: Callable[..., Any], platform: str) -> Progr
 
 
 def row(name: str, exported: Callable[[str], Program], where: Machine, branches: bool, limit: float) -> Row:
-    """One program by both; the compiler is stopped after ``limit`` seconds."""
+    """Analyse and compile one program; the compiler is stopped after ``limit`` seconds."""
     program = exported("cpu")
     module = parse(program, data_branches=branches)
-    found = timeline(module, where)
-    ours = predicted(found, memory(module, program))
+    predicted_timeline = timeline(module, where)
+    ours = predicted(predicted_timeline, memory(module, program))
     if not branches and any(op.kind == "case" for op in walk(module.main)):
         why = "each device takes branches of its own, and the compiler's replay the most expensive ones"
         return Row(name, where.name, ours, None, why)
@@ -140,7 +140,7 @@ def spread(rows: Iterable[Row], what: str) -> tuple[float, float, int]:
     return math.exp(mean), math.exp(math.sqrt(sum((log - mean) ** 2 for log in logs) / len(logs))), len(logs)
 
 
-_WRITTEN = {
+_FORMATS = {
     "seconds": lambda side: f"{1e3 * side.seconds:.3f} ms",
     "moved": lambda side: f"{side.moved / 2**30:.2f} GiB",
     "kernels": lambda side: f"{side.kernels:,}",
@@ -149,8 +149,8 @@ _WRITTEN = {
 
 
 def line(row: Row, what: str) -> str:
-    """One figure by both, and the ratio."""
-    ours, theirs = _WRITTEN[what](row.ours), _WRITTEN[what](row.theirs) if row.theirs else "?"
+    """Format one figure of both sides, and their ratio."""
+    ours, theirs = _FORMATS[what](row.ours), _FORMATS[what](row.theirs) if row.theirs else "?"
     ratio = row.ratio(what)
     return f"{ours} / {theirs}" + (f"  {ratio - 1:+.0%}" if ratio else "")
 
@@ -167,12 +167,12 @@ def show(rows: list[Row]) -> None:
         "temporaries",
     ):
         table.add_column(column, overflow="fold")
-    for one in worst_first(rows):
-        table.add_row(one.name, *(line(one, what) for what in COLUMNS))
+    for entry in worst_first(rows):
+        table.add_row(entry.name, *(line(entry, what) for what in COLUMNS))
     console.print(table)
-    for one in rows:
-        if one.why:
-            console.print(f"{one.name}: {one.why}", style="dim")
+    for entry in rows:
+        if entry.why:
+            console.print(f"{entry.name}: {entry.why}", style="dim")
     for what in COLUMNS:
         mean, deviation, count = spread(rows, what)
         console.print(
@@ -185,7 +185,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="make kernels", description=__doc__)
     parser.add_argument("--only", default="", help="programs whose name matches this")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--write", action="store_true", help="keep the result; with --only, of those programs alone")
+    parser.add_argument("--write", action="store_true", help="save the result; with --only, for those programs only")
     parser.add_argument("--time-limit", type=float, default=TIME_LIMIT, help="seconds for compiling one program")
     options = parser.parse_args(arguments)
     rows = []
@@ -197,7 +197,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.write:
         write(rows)
     if options.json:
-        print(json.dumps({"versions": versions(), "rows": [asdict(one) for one in worst_first(rows)]}))
+        print(json.dumps({"versions": versions(), "rows": [asdict(entry) for entry in worst_first(rows)]}))
     else:
         show(rows)
 
@@ -205,9 +205,9 @@ def main(arguments: list[str] | None = None) -> None:
 def write(rows: list[Row]) -> None:
     """Keep the rows, and the previous results of programs that were not requested."""
     before = recorded().rows if RESULTS.exists() and recorded().versions == versions() else []
-    names = {one.name for one in rows}
-    kept = Recorded(versions(), worst_first([*rows, *(one for one in before if one.name not in names)]))
-    RESULTS.write_text(json.dumps(msgspec.to_builtins(kept), indent=1, ensure_ascii=False) + "\n")
+    names = {entry.name for entry in rows}
+    record = Recorded(versions(), worst_first([*rows, *(entry for entry in before if entry.name not in names)]))
+    RESULTS.write_text(json.dumps(msgspec.to_builtins(record), indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,13 +19,13 @@ def test_every_program_of_the_corpus_is_recorded():
 def test_what_is_recorded_of_the_analyses_is_what_they_give(name):
     if kernels.versions() != RECORDED.versions:
         pytest.skip(f"recorded with {RECORDED.versions}")
-    (kept,) = (row for row in RECORDED.rows if row.name == name)
+    (recorded_row,) = (row for row in RECORDED.rows if row.name == name)
     exported, where, branches = every()[name]
     program = exported("cpu")
     module = parse(program, data_branches=branches)
-    now = predicted(timeline(module, where), memory(module, program))
-    assert now.seconds == pytest.approx(kept.ours.seconds, rel=1e-4), AGAIN
-    assert (now.kernels, now.temporaries) == (kept.ours.kernels, kept.ours.temporaries), AGAIN
+    current = predicted(timeline(module, where), memory(module, program))
+    assert current.seconds == pytest.approx(recorded_row.ours.seconds, rel=1e-4), AGAIN
+    assert (current.kernels, current.temporaries) == (recorded_row.ours.kernels, recorded_row.ours.temporaries), AGAIN
 
 
 def test_dropout_makes_nothing_that_the_compiler_does_not_make():

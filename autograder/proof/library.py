@@ -62,10 +62,10 @@ def functions() -> list[str]:
 
 def _public(prefix: str, module: Any) -> Iterator[str]:
     for name in sorted(dir(module)):
-        found = getattr(module, name, None)
-        layer = inspect.isclass(found) and issubclass(found, nnx.Module) and "flax.nnx.nn" in found.__module__
-        own = prefix != "nnx" or layer or "flax.nnx.nn" in getattr(found, "__module__", "")
-        usable = callable(found) and own and (layer or not inspect.isclass(found))
+        value = getattr(module, name, None)
+        layer = inspect.isclass(value) and issubclass(value, nnx.Module) and "flax.nnx.nn" in value.__module__
+        own = prefix != "nnx" or layer or "flax.nnx.nn" in getattr(value, "__module__", "")
+        usable = callable(value) and own and (layer or not inspect.isclass(value))
         if usable and not name.startswith("_") and f"{prefix}.{name}" not in NOT_FOR_PROGRAMS:
             yield name
 
@@ -75,19 +75,19 @@ def tried(name: str) -> list[Tried]:
     """The outcome of a function, and of its gradient if it has one."""
     call = fitting(name)
     try:
-        made = _shapes(call) if call else None
+        shapes = _shapes(call) if call else None
     except Exception:  # it needs values, which do not exist while a function is traced
-        made = None
-    if made is None:
+        shapes = None
+    if shapes is None:
         return [Tried(name, call, UNFIT)]
-    if not made:
+    if not shapes:
         return [Tried(name, call, PLAIN)]
-    found = [Tried(name, call, *_outcome(call, gradient=False))]
-    if any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in made):
+    tries = [Tried(name, call, *_outcome(call, gradient=False))]
+    if any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in shapes):
         outcome, message = _outcome(call, gradient=True)
-        if (outcome, message) != (found[0].outcome, found[0].message):
-            found.append(Tried(f"gradient of {name}", call, outcome, message))
-    return found
+        if (outcome, message) != (tries[0].outcome, tries[0].message):
+            tries.append(Tried(f"gradient of {name}", call, outcome, message))
+    return tries
 
 
 @cache
@@ -182,21 +182,26 @@ def _priced(call: str, size: int, gradient: bool) -> Module:
         return sum(jnp.sum(jnp.real(leaf).astype(jnp.float32)) for leaf in inexact)
 
     def local(x: jax.Array, i: jax.Array) -> list[jax.Array]:
-        made = [jax.grad(total)(x, i)] if gradient else value(x, i)
-        return [leaf if varying_axes(leaf) else as_varying(leaf, "data") for leaf in map(jnp.ravel, made)]
+        outputs = [jax.grad(total)(x, i)] if gradient else value(x, i)
+        return [leaf if varying_axes(leaf) else as_varying(leaf, "data") for leaf in map(jnp.ravel, outputs)]
 
     def step(x: jax.Array, i: jax.Array) -> dict[str, Any]:
         split = P("data")
         return {"out": jax.shard_map(local, mesh=abstract_mesh(MESH), in_specs=(split, split), out_specs=split)(x, i)}
 
-    both = {
+    inputs = {
         name: jax.ShapeDtypeStruct((MESH["data"] * size, size), struct.dtype) for name, struct in _arrays(size).items()
     }
-    specs = {name: P("data") for name in both}
+    specs = {name: P("data") for name in inputs}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = export(
-            step, both, specs, mesh=MESH, out_specs={"out": P("data")}, locate=lambda f: "cell" if f[0] == "<" else None
+            step,
+            inputs,
+            specs,
+            mesh=MESH,
+            out_specs={"out": P("data")},
+            locate=lambda f: "cell" if f[0] == "<" else None,
         )
     module = parse(program)
     instrument(program, module)
@@ -208,30 +213,34 @@ def main(names: list[str]) -> int:
     """Print the functions that are not accepted, and their number; return 1 if a refusal does not name its function."""
     nameless, counts = 0, Counter()
     for name in names or functions():
-        for one in tried(name):
-            counts[one.outcome] += 1
-            if one.outcome != ACCEPTED:
-                print(f"{one.name}: {one.outcome}{': ' if one.message else ''}{one.message}", flush=True)
-            nameless += one.outcome in (REFUSED, BY_SIZE) and not names_function(one)
+        for attempt in tried(name):
+            counts[attempt.outcome] += 1
+            if attempt.outcome != ACCEPTED:
+                print(
+                    f"{attempt.name}: {attempt.outcome}{': ' if attempt.message else ''}{attempt.message}", flush=True
+                )
+            nameless += attempt.outcome in (REFUSED, BY_SIZE) and not names_function(attempt)
     print(", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome]))
     return int(nameless > 0)
 
 
 def reasons(every: list[Tried]) -> dict[str, list[str]]:
     """The functions that are not accepted, by reason, in the shortest wording of each message."""
-    found: dict[str, list[str]] = {}
-    for one in every:
-        if one.outcome == REFUSED:
-            reason = re.sub(r"^cell:\d+: (in [\w.]+: )?|( in [\w.]+)(?=:)|, (because|which|or on) .*", "", one.message)
-        elif one.outcome == BY_SIZE:
+    by_reason: dict[str, list[str]] = {}
+    for attempt in every:
+        if attempt.outcome == REFUSED:
+            reason = re.sub(
+                r"^cell:\d+: (in [\w.]+: )?|( in [\w.]+)(?=:)|, (because|which|or on) .*", "", attempt.message
+            )
+        elif attempt.outcome == BY_SIZE:
             reason = BY_SIZE
         else:
             continue
-        names = found.setdefault(reason, [])
-        function = one.name.rpartition(" ")[2]
+        names = by_reason.setdefault(reason, [])
+        function = attempt.name.rpartition(" ")[2]
         if function not in names:
-            names.append(one.name)
-    return found
+            names.append(attempt.name)
+    return by_reason
 
 
 def names_function(one: Tried) -> bool:

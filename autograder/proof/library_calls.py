@@ -1,7 +1,7 @@
 """Calls of the functions of ``library``: templates that are tried in turn, and calls for functions that fit none.
 
-``x`` is a square of floats between 0 and 1, ``i`` one of integers, ``b`` one of booleans, ``v`` and ``j`` are rows
-of floats and integers, ``n`` is the width.
+``x`` is a square array of floats between 0 and 1, ``i`` one of integers, ``b`` one of booleans, ``v`` and ``j`` are
+rows of floats and integers, and ``n`` is the width.
 """
 
 TEMPLATES = (
@@ -182,7 +182,7 @@ nnx.avg_pool(x[None, :, :, None], (2, 2), (2, 2))
 nnx.max_pool(x[None, :, :, None], (2, 2), (2, 2))
 """
 
-# Functions that read and write files, print, set options, or are a type or a part of JAX's own machinery.
+# Functions that read or write files, print or set options, and types and parts of JAX's own machinery.
 NOT_FOR_PROGRAMS = {
     *"jnp.save jnp.savez jnp.load jnp.fromfile jnp.from_dlpack jnp.fromstring jnp.frombuffer jnp.fromiter".split(),
     *"jnp.frompyfunc jnp.array_repr jnp.array_str jnp.get_printoptions jnp.set_printoptions jnp.printoptions".split(),

@@ -24,17 +24,17 @@ def sample():
 
 
 def test_sample_of_functions_is_accepted_or_refused_as_known(sample):
-    assert {name: found[0].outcome for name, found in sample.items()} == SAMPLE
+    assert {name: attempts[0].outcome for name, attempts in sample.items()} == SAMPLE
     assert Counter(SAMPLE.values()) == {ACCEPTED: 15, BY_SIZE: 2, REFUSED: 6}
 
 
 def test_refusals_name_the_function_and_the_line(sample):
-    refused = [one for found in sample.values() for one in found if one.outcome in (REFUSED, BY_SIZE)]
-    assert [one for one in refused if not names_function(one) or "cell:4" not in one.message] == []
+    refused = [attempt for attempts in sample.values() for attempt in attempts if attempt.outcome in (REFUSED, BY_SIZE)]
+    assert [attempt for attempt in refused if not names_function(attempt) or "cell:4" not in attempt.message] == []
     assert reasons(refused)["operation stablehlo.convolution is not allowed"] == ["jnp.convolve", "nnx.Conv"]
 
 
 def test_every_function_of_the_libraries_is_on_the_list():
-    found = library.functions()
-    assert len(found) == len(set(found)) > 800
-    assert {"jnp.einsum", "lax.ppermute", "optax.adam", "nnx.MultiHeadAttention", "special.erf"} <= set(found)
+    names = library.functions()
+    assert len(names) == len(set(names)) > 800
+    assert {"jnp.einsum", "lax.ppermute", "optax.adam", "nnx.MultiHeadAttention", "special.erf"} <= set(names)

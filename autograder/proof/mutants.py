@@ -1,4 +1,4 @@
-"""The judgement of mutants: on every mesh, on the cases that reveal them, or on an unseen one."""
+"""Judge mutants on every mesh, on the cases that reveal them, or on an unseen one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def doubles_gradients(tree: Any) -> Any:
 
 
 def judged(chapter: str, mutant: Mutant, *, full: bool) -> Result:
-    """The judgement of a mutant: on all meshes, or on the smallest case that reveals it.
+    """Judge a mutant on all meshes, or on the smallest case that reveals it.
 
     The short form includes the realistic size only if the small one does not fail all the facts that the mutant names.
     """
@@ -46,13 +46,13 @@ def judged(chapter: str, mutant: Mutant, *, full: bool) -> Result:
 
 
 def judged_on(chapter: str, task: str, function: Callable[..., Any], cases: tuple[Case[Any], ...]) -> Result:
-    """The judgement of a function on these cases only, at small sizes."""
+    """Judge a function on these cases only, at small sizes."""
     planned = plan(chapter, load(chapter).task(task))
     return _judged(replace(planned, cases=cases, at_scale=None), mutant(task, function))
 
 
 def judged_unseen(chapter: str, task: str, function: Callable[..., Any], seed: int = 0) -> Result:
-    """The judgement of a function on one case that official grading may draw, and on nothing else."""
+    """Judge a function on one case that official grading may draw, and on nothing else."""
     planned = plan(chapter, load(chapter).task(task), secret=str(seed).encode())
     only = replace(planned, cases=planned.cases[-1:], at_scale=None)
     return _judged(only, mutant(task, function))
@@ -63,7 +63,7 @@ def _judged(planned: GradingPlan, mutant: Mutant, known: Known | None = None) ->
 
 
 def judgement(planned: GradingPlan, function: Callable[..., Any], locate: Locate, known: Known | None = None) -> Result:
-    """The judgement on a plan; what is not yet known is exported and run, and then known."""
+    """Judge a function by a plan; export and run what is not in ``known`` yet, and add it."""
     programs, seen = known or ({}, {})
     missing = [case for case in planned.traced if case.name not in programs]
     traced = trace_cases(planned.task, function, missing, locate)

@@ -1,4 +1,4 @@
-"""Logs of outcomes, one JSON object a line, from which a run that was stopped goes on."""
+"""Logs of outcomes, one JSON object per line, from which a stopped run resumes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Outcome = TypeVar("Outcome")
 
 
 def logged(log: Path, kind: type[Outcome]) -> list[Outcome]:
-    """What an earlier run logged, without a line cut off when it was stopped."""
-    found = []
+    """The outcomes that an earlier run logged, without a line that was cut off when it stopped."""
+    outcomes = []
     for line in log.read_text().splitlines() if log.exists() else ():
         with suppress(msgspec.DecodeError):
-            found.append(msgspec.json.decode(line, type=kind))
-    return found
+            outcomes.append(msgspec.json.decode(line, type=kind))
+    return outcomes

@@ -108,7 +108,7 @@ def disturb(course: Path, workers: int, kills: int, dice: random.Random, outcome
             time.sleep(dice.expovariate(1 / PAUSE_S))
             family = _family(grader.pid)
             whole |= {process.pid: process for process in family}
-            # The grader itself less often: restarting every time would never reach the end.
+            # Kill the grader itself less often: if it restarted every time, it would never reach the end.
             below = [process for process in family if process.pid != grader.pid]
             chosen = family[:1] if dice.random() < 0.1 else below
             victim = dice.choice(chosen) if chosen else None
@@ -180,8 +180,8 @@ def compare(course: Path, calm: Path, outcome: Outcome) -> None:
     """Compare the disturbed class with the undisturbed one."""
     students = sorted(path.name for path in (calm / "submitted").iterdir())
     reports, expected, rows = judged(course), judged(calm), booked(course)
-    lines, wanted = (grades_csv(folder, [CHAPTER]).splitlines() for folder in (course, calm))
-    scores = dict(zip(students, zip(lines[1:], wanted[1:], strict=True), strict=True))
+    lines, expected_lines = (grades_csv(folder, [CHAPTER]).splitlines() for folder in (course, calm))
+    scores = dict(zip(students, zip(lines[1:], expected_lines[1:], strict=True), strict=True))
     for student in students:
         if student not in reports or rows[student] == 0:
             outcome.lost.append(student)
@@ -189,8 +189,8 @@ def compare(course: Path, calm: Path, outcome: Outcome) -> None:
             outcome.doubled.append(student)
         elif reports[student] != expected[student] or scores[student][0] != scores[student][1]:
             outcome.different.append(f"{student}: {_difference(reports[student], expected[student])}")
-    made = [*(course / ".meshcraft" / "staging").glob("*/*"), *(course / ".meshcraft").glob("secret.*")]
-    outcome.left += [f"folder {path.relative_to(course)}" for path in made]
+    leftovers = [*(course / ".meshcraft" / "staging").glob("*/*"), *(course / ".meshcraft").glob("secret.*")]
+    outcome.left += [f"folder {path.relative_to(course)}" for path in leftovers]
 
 
 def _difference(report: Report, expected: Report) -> str:
@@ -232,22 +232,22 @@ def main() -> None:
     options = parser.parse_args()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, bar() as update:
-        found = soak(Path(folder), options.submissions, options.kills, options.workers, options.seed, update)
+        outcome = soak(Path(folder), options.submissions, options.kills, options.workers, options.seed, update)
     seconds = time.monotonic() - begin
-    figures = {**found.to_json(), "seconds": round(seconds)}
+    figures = {**outcome.to_json(), "seconds": round(seconds)}
     if options.write:
         versions = {"python": platform.python_version(), "jax": jax.__version__}
         KEPT.write_text(json.dumps({**figures, **versions}, indent=1, sort_keys=True) + "\n")
     if options.json:
         print(json.dumps(figures))
     else:
-        by_kind = ", ".join(f"{count} {name}" for name, count in found.kills.most_common())
-        out().print(f"{found.submissions} submissions, {found.runs} runs of the grader, {seconds / 60:.0f} minutes")
-        out().print(f"{sum(found.kills.values())} killed: {by_kind}")
+        by_kind = ", ".join(f"{count} {name}" for name, count in outcome.kills.most_common())
+        out().print(f"{outcome.submissions} submissions, {outcome.runs} runs of the grader, {seconds / 60:.0f} minutes")
+        out().print(f"{sum(outcome.kills.values())} killed: {by_kind}")
         for name in ("lost", "doubled", "different", "left"):
-            what = getattr(found, name)
-            out().print(f"{name:<10} {len(what)}  {', '.join(what[:5])}", markup=False)
-    sys.exit(0 if found.clean else 1)
+            items = getattr(outcome, name)
+            out().print(f"{name:<10} {len(items)}  {', '.join(items[:5])}", markup=False)
+    sys.exit(0 if outcome.clean else 1)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ pytestmark = pytest.mark.long
     not os.environ.get("MESHCRAFT_FULL"), reason="the demo's class is killed and graded on: in `make test-full`"
 )
 def test_killed_at_random_and_graded_on_gives_what_an_undisturbed_grading_gives(tmp_path):
-    found = soak(tmp_path, size=2, kills=3, workers=2, seed=1, update=lambda *_: None)
-    assert (found.lost, found.doubled, found.different, found.left) == ([], [], [], [])
-    assert sum(found.kills.values()) >= 3 and found.runs >= 1
-    assert json.loads(json.dumps(found.to_json()))["kills"] == dict(found.kills)
+    outcome = soak(tmp_path, size=2, kills=3, workers=2, seed=1, update=lambda *_: None)
+    assert (outcome.lost, outcome.doubled, outcome.different, outcome.left) == ([], [], [], [])
+    assert sum(outcome.kills.values()) >= 3 and outcome.runs >= 1
+    assert json.loads(json.dumps(outcome.to_json()))["kills"] == dict(outcome.kills)
     assert booked(tmp_path / "disturbed") == Counter({f"student{number:03}": 1 for number in range(2)})
 
 

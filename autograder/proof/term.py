@@ -1,6 +1,6 @@
-"""A term of a class, scripted: every student's points against a table that is computed without the grader.
+"""A scripted term of a class: every student's points are compared with a table that is computed without the grader.
 
-Verdicts are given, not judged: each notebook says what share of the points it earns. What is tried is everything around
+Verdicts are given, not judged: each notebook states what share of the points it earns. The term tests everything around
 the judging: roster, late work, extensions, resubmissions, wrong names, damaged files, points and chapters that change,
 people's grades in formgrader, ``kill -9`` in every phase, and the exports. ``make term`` runs it for 120 students.
 """
@@ -47,7 +47,7 @@ BY_HAND, ANSWER = 1.0, 1.5
 
 
 class GivenGrader:
-    """A stand-in for the grader: each function earns the share that the notebook's first cell says."""
+    """A stand-in for the grader: each function earns the share that the notebook's first cell states."""
 
     def __init__(self, chapter: str, **_: Any):
         self.chapter = chapter
@@ -56,8 +56,8 @@ class GivenGrader:
         pass
 
     def grade_notebook(self, notebook: Any, student: str) -> Report:
-        found = re.search(r"share=([\d.]+)", notebook.everything[0].source)
-        share = float(found[1]) if found else 0.0
+        match = re.search(r"share=([\d.]+)", notebook.everything[0].source)
+        share = float(match[1]) if match else 0.0
         verdict = PASS if share == 1 else PARTIAL if share else FAIL
         tasks = load(self.chapter).tasks
         results = [Result(task.name, round(task.points * share, 2), float(task.points), verdict) for task in tasks]
@@ -69,7 +69,7 @@ def share_of(student: int, chapter: int) -> float:
 
 
 def expected(student: int, chapter: int, dropped: str) -> float | None:
-    """What the rules of the course give, worked out by hand; None where there is no final grade."""
+    """The points by the rules of the course, computed without the grader; None if there is no final grade."""
     name, kind = CHAPTERS[chapter], _kind(student)
     if name == dropped or kind == "leaves" or (kind == "absent" and chapter == 1):
         return None
@@ -101,8 +101,8 @@ def run(
         folder: An empty folder.
         students: The number of students.
         chapters: The number of chapters; the last of several is dropped during the term.
-        feedback: Whether to write a page for each student of one chapter, and to be killed at it.
-        enter: Enters the points that people give; into the gradebook, if None.
+        feedback: Write a page for each student of one chapter, and be killed while doing so.
+        enter: Enters the points that people give; by default, into the gradebook.
 
     Returns:
         The differences between the exported table and ``expected``, the phases in which a process was killed, and
@@ -139,27 +139,29 @@ def run(
         course, chapters=[], due={}, settings={}, students=[], points={DEARER: POINTS}, drop=drop, withdraw=left
     )
     timings["booking changed points"] = _timed(lambda: _grade(course, names[0]))
-    given = _by_hand(ids, names)
-    timings["points by hand, each"] = _timed(lambda: (enter or _enter)(course, given)) / max(1, len(given))
+    manual_points = _by_hand(ids, names)
+    timings["points by hand, each"] = _timed(lambda: (enter or _enter)(course, manual_points)) / max(
+        1, len(manual_points)
+    )
     _kill(killed, "regrade", lambda: _grade(course, first, again=True, on_progress=_at_half("grading", _die)))
     _grade(course, first, again=True)
     people.ask_regrade(course, names[0], ids[0], "Why so few?")
     people.answer_regrade(course, names[0], ids[0], "Read the first fact.")
-    kept = [name for name in names if name != dropped]
+    remaining = [name for name in names if name != dropped]
     if feedback:
         _kill(killed, "feedback", lambda: write_feedback(course, first, _dies_after(half)))
         timings["a page of feedback"] = _timed(lambda: write_feedback(course, first)) / students
     _kill(killed, "export", lambda: _renew_until(half, course, first))
-    for name in kept:
+    for name in remaining:
         late_penalty.renew_penalties(course, name)
-    found = _exported(course, kept)
-    wrong = _differences(found, ids, kept, dropped)
+    exported = _exported(course, remaining)
+    wrong = _differences(exported, ids, remaining, dropped)
     size = sum(path.stat().st_size for path in course.rglob("*") if path.is_file())
-    final = sum(len(row) for row in found.values())
+    final = sum(len(row) for row in exported.values())
     counts = {"collected": len(collected.new) + len(collected.same), "killed": killed}
     return counts | {
         "wrong": wrong,
-        "compared": students * len(kept),
+        "compared": students * len(remaining),
         "final": final,
         "seconds": timings,
         "bytes": size,
@@ -177,7 +179,7 @@ def _kill(killed: list[str], phase: str, action: Callable[[], object]) -> None:
         RuntimeError: The process was not killed.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of threads: the child uses none of its parent's
+        warnings.simplefilter("ignore")  # about threads: the child uses none of its parent's
         process = multiprocessing.get_context("fork").Process(target=action)
         process.start()
     process.join()
@@ -187,11 +189,11 @@ def _kill(killed: list[str], phase: str, action: Callable[[], object]) -> None:
 
 
 def _dies_after(calls: int, function: Callable[..., Any] = lambda *_: None) -> Callable[..., Any]:
-    """The function, which kills its process at the end of so many calls."""
+    """Wrap the function so that it kills its process at the end of call number ``calls``."""
     number = itertools.count(1)
 
-    def called(*given: Any) -> Any:
-        result = function(*given)
+    def called(*arguments: Any) -> Any:
+        result = function(*arguments)
         return _die() if next(number) == calls else result
 
     return called
@@ -212,15 +214,19 @@ def _renew_until(calls: int, course: Path, name: str) -> None:
     late_penalty.renew_penalties(course, name)
 
 
-def _differences(found: dict[str, dict[str, float]], ids: list[str], kept: list[str], dropped: str) -> dict[str, Any]:
-    """What was exported and should not have been, or the other way round, by student and chapter."""
+def _differences(
+    exported: dict[str, dict[str, float]], ids: list[str], names: list[str], dropped: str
+) -> dict[str, Any]:
+    """The exported and the expected points where they differ, by student and chapter."""
     wrong = {}
     for number, student in enumerate(ids):
-        for chapter, name in enumerate(kept):
-            wanted = expected(number, chapter, dropped)
-            got = found.get(student, {}).get(name)
-            if (wanted is None) != (got is None) or (got is not None and abs(got - (wanted or 0.0)) > 0.011):
-                wrong[f"{student} {name} ({_kind(number)})"] = (got, wanted)
+        for chapter, name in enumerate(names):
+            expected_points = expected(number, chapter, dropped)
+            got = exported.get(student, {}).get(name)
+            if (expected_points is None) != (got is None) or (
+                got is not None and abs(got - (expected_points or 0.0)) > 0.011
+            ):
+                wrong[f"{student} {name} ({_kind(number)})"] = (got, expected_points)
     return wrong
 
 
@@ -236,14 +242,14 @@ def _roster(folder: Path, ids: list[str]) -> Path:
 def _gradescope(folder: Path, course: Path, ids: list[str], due: datetime) -> Path:
     """The first chapter's submissions as Gradescope exports them, with their times."""
     name, path, about = CHAPTERS[0], folder / "submissions.zip", ""
-    with zipfile.ZipFile(path, "w") as made:
+    with zipfile.ZipFile(path, "w") as archive:
         for number, student in enumerate(ids):
             text = _text(course, student, name, share_of(number, 0), _kind(number) == "answers")
             about += f":submission_{number}:\n  :submitters:\n  - :name: {student}\n    :sid: {student}\n"
             about += f"  :created_at: {_time(number, 0, due):%Y-%m-%d %H:%M:%S}.000000000 Z\n"
             cut = text[:500] if _kind(number) == "damaged" else text
-            made.writestr(f"assignment_1_export/submission_{number}/work.ipynb", cut)
-        made.writestr(f"assignment_1_export/{uploads.METADATA}", about)
+            archive.writestr(f"assignment_1_export/submission_{number}/work.ipynb", cut)
+        archive.writestr(f"assignment_1_export/{uploads.METADATA}", about)
     return path
 
 
@@ -270,7 +276,7 @@ def _hand_in(course: Path, student: str, number: int, chapter: int, due: datetim
 
 
 def _text(course: Path, student: str, name: str, share: float, answers: bool = False) -> str:
-    """A notebook that says what share of the points it earns."""
+    """A notebook that states what share of the points it earns."""
     text = (course / "release" / name / f"{name}.ipynb").read_text()
     text = text.replace('"source": "', f'"source": "share={share} {student} ', 1)
     if text.count(f"share={share}") == 0:
@@ -285,7 +291,7 @@ def _write(path: Path, text: str, when: datetime) -> None:
 
 
 def _grade(course: Path, name: str, *, interrupt: bool = False, **options: Any) -> None:
-    """Grade a chapter; if asked to, Ctrl-C is pressed once while grading and once while booking."""
+    """Grade a chapter; with ``interrupt``, Ctrl-C is pressed once while grading and once while booking."""
     for stage in ("grading", "gradebook") if interrupt else ():
         with suppress(KeyboardInterrupt):
             _grade(course, name, on_progress=_at_half(stage, _interrupt))
@@ -302,21 +308,21 @@ def _threads(alone: bool) -> tuple[ThreadPoolExecutor, int]:
 
 def _by_hand(ids: list[str], names: tuple[str, ...]) -> Given:
     """Chapter, student, cell and points that an assistant gives: for answers, and for what could not be judged."""
-    given = []
+    manual_points = []
     for number, student in enumerate(ids):
         kind = _kind(number)
         if kind == "answers":
-            given += [(name, student, "question", ANSWER) for name in names]
+            manual_points += [(name, student, "question", ANSWER) for name in names]
         if kind == "damaged":
             cells = [*(f"check-{task.name}" for task in load(names[0]).tasks), "question"]
-            given += [(names[0], student, cell, BY_HAND) for cell in cells]
-    return given
+            manual_points += [(names[0], student, cell, BY_HAND) for cell in cells]
+    return manual_points
 
 
-def _enter(course: Path, given: Given) -> None:
+def _enter(course: Path, manual_points: Given) -> None:
     """Write points into the gradebook, as formgrader does."""
     with open_gradebook(course) as gradebook:
-        for chapter, student, cell, points in given:
+        for chapter, student, cell, points in manual_points:
             grade: Any = gradebook.find_grade(cell, chapter, chapter, student)
             grade.manual_score, grade.needs_manual_grade = points, False
         gradebook.db.commit()
@@ -358,7 +364,7 @@ def main() -> None:
     pipeline.Grader = GivenGrader  # type: ignore[misc]
     folder = Path(tempfile.mkdtemp(prefix="meshcraft-term-"))
     try:
-        found = run(
+        summary = run(
             folder,
             options.students,
             options.chapters,
@@ -367,15 +373,15 @@ def main() -> None:
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    for name, (got, wanted) in found["wrong"].items():
-        print(f"{name}: exported {got}, should be {wanted}")
-    print(f"{found['compared'] - len(found['wrong'])} of {found['compared']} grades are as the table says")
-    print(f"killed, and run again, in: {', '.join(found['killed'])}")
+    for name, (got, expected_points) in summary["wrong"].items():
+        print(f"{name}: exported {got}, should be {expected_points}")
+    print(f"{summary['compared'] - len(summary['wrong'])} of {summary['compared']} grades are as the table says")
+    print(f"killed, and run again, in: {', '.join(summary['killed'])}")
     gradings = options.students * options.chapters
-    print(f"{gradings} submissions on {os.cpu_count()} cores, {found['bytes'] >> 20} MiB on disk")
-    for what, seconds in found["seconds"].items():
-        print(f"  {what}: {seconds:.2f} s")
-    sys.exit(1 if found["wrong"] else 0)
+    print(f"{gradings} submissions on {os.cpu_count()} cores, {summary['bytes'] >> 20} MiB on disk")
+    for label, seconds in summary["seconds"].items():
+        print(f"  {label}: {seconds:.2f} s")
+    sys.exit(1 if summary["wrong"] else 0)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from autograder.proof.term import KINDS, GivenGrader, run
 
 def test_every_student_of_a_term_gets_what_the_rules_give(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "Grader", GivenGrader)
-    found = run(tmp_path, len(KINDS), 2, feedback=False, enter=give_points if CHROMIUM else None)
-    assert found["wrong"] == {} and (found["compared"], found["final"]) == (len(KINDS), len(KINDS) - 1)
-    assert found["killed"] == ["collect", "grading", "gradebook", "regrade", "export"]
-    assert found["collected"] == len(KINDS)
+    summary = run(tmp_path, len(KINDS), 2, feedback=False, enter=give_points if CHROMIUM else None)
+    assert summary["wrong"] == {} and (summary["compared"], summary["final"]) == (len(KINDS), len(KINDS) - 1)
+    assert summary["killed"] == ["collect", "grading", "gradebook", "regrade", "export"]
+    assert summary["collected"] == len(KINDS)

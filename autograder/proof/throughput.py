@@ -1,6 +1,6 @@
-"""``make throughput``: how fast a class is graded, booked and told, in this checkout and, in the same run, before it.
+"""``make throughput``: measure the speed of grading, booking and feedback, in this checkout and in an earlier commit.
 
-The class is the demo's mix of submissions, judged in the sandbox; an earlier commit grades the same class first.
+The class is the demo's mix of submissions, judged in the sandbox; the earlier commit grades it first, in the same run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROWS = {
 
 
 def demo_class(folder: Path, models: tuple[str, ...], size: int) -> Path:
-    """A course with ``size`` submissions, which repeat those of the demo's students that ``models`` names."""
+    """A course with ``size`` submissions, which repeat those of the demo's students named in ``models``."""
     from autograder.grading.nbgrader.course import make_course
     from autograder.proof.demo import CHAPTER, numbered
 
@@ -57,18 +57,18 @@ def resident() -> int:
 
 
 def measure(folder: Path, size: int, workers: int) -> dict[str, Any]:
-    """Grade a class of ``size`` and write its feedback, in this process; the figures of ``ROWS``."""
+    """Grade a class of ``size`` and write its feedback, in this process; return the figures of ``ROWS``."""
     from autograder.grading.nbgrader.batch import grade_course
     from autograder.grading.nbgrader.feedback import write_feedback
     from autograder.grading.outside.sandbox import best_level
     from autograder.proof.demo import CHAPTER, HERE
 
     course = demo_class(folder, tuple(sorted(path.name for path in (HERE / "submitted").iterdir())), size)
-    ended, held, done = {"start": time.monotonic()}, [resident()], threading.Event()
+    ended_at, resident_bytes, done = {"start": time.monotonic()}, [resident()], threading.Event()
 
     def watch() -> None:
         while not done.wait(1):
-            held.append(resident())
+            resident_bytes.append(resident())
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -78,7 +78,7 @@ def measure(folder: Path, size: int, workers: int) -> dict[str, Any]:
             CHAPTER,
             workers=workers,
             level=best_level(),
-            on_progress=lambda stage, *_: ended.update({stage: time.monotonic()}),
+            on_progress=lambda stage, *_: ended_at.update({stage: time.monotonic()}),
         )
         began = time.monotonic()
         write_feedback(course, CHAPTER)
@@ -87,23 +87,23 @@ def measure(folder: Path, size: int, workers: int) -> dict[str, Any]:
         done.set()
         watcher.join()
     return {
-        "submissions_an_hour": 3600 * size / (ended["grading"] - ended["start"]),
-        "booking_s": (ended["gradebook"] - ended["grading"]) / size,
+        "submissions_an_hour": 3600 * size / (ended_at["grading"] - ended_at["start"]),
+        "booking_s": (ended_at["gradebook"] - ended_at["grading"]) / size,
         "feedback_s": feedback / size,
-        "memory_mib": max(held) / MIB,
+        "memory_mib": max(resident_bytes) / MIB,
         "disk_mib": sum(path.stat().st_size for path in course.rglob("*") if path.is_file()) / MIB,
     }
 
 
 def measure_in(tree: Path, size: int, workers: int) -> dict[str, Any]:
-    """The figures of the course in another folder, in a process of its own."""
+    """The figures of the course in another folder, measured in a separate process."""
     # This file is run there, and imports that folder's modules.
     command = [sys.executable, str(Path(__file__).resolve()), "--size", str(size), "--workers", str(workers), "--json"]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     done = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found.pop("root") == str(tree.resolve()), found
-    return found
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures.pop("root") == str(tree.resolve()), figures
+    return figures
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -118,20 +118,20 @@ def main(arguments: list[str] | None = None) -> None:
         if options.json:
             print(json.dumps(measure(Path(folder), options.size, options.workers) | {"root": str(ROOT)}))
             return
-        found = {}
+        measurements = {}
         if options.before:
             tree = Path(folder) / "before"
             tree.mkdir()
             archive = subprocess.run(["git", "archive", options.before], cwd=ROOT, stdout=subprocess.PIPE, check=True)
             subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
-            found[options.before] = measure_in(tree, options.size, options.workers)
-        found["now"] = measure_in(ROOT, options.size, options.workers)
+            measurements[options.before] = measure_in(tree, options.size, options.workers)
+        measurements["now"] = measure_in(ROOT, options.size, options.workers)
     title = f"a class of {options.size}, {options.workers} workers, {platform.machine()}, {os.cpu_count()} cores"
     table = Table(title=title, box=None)
-    for column in ("", *found):
+    for column in ("", *measurements):
         table.add_column(column)
     for row, form in ROWS.items():
-        table.add_row(row, *(form.format(**figures) for figures in found.values()))
+        table.add_row(row, *(form.format(**figures) for figures in measurements.values()))
     Console().print(table)
 
 

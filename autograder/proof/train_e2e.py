@@ -59,10 +59,10 @@ class Runs:
 
     def start(self, name: str, *more: str) -> subprocess.Popen[str]:
         """Start the command in the background."""
-        given = ["--run", str(self.folder / name), "--sample", "0", "--evaluation-batches", "4", *more]
+        arguments = ["--run", str(self.folder / name), "--sample", "0", "--evaluation-batches", "4", *more]
         if "--resume" not in more:
-            given += ["--steps", str(STEPS), "--evaluate-every", str(STEPS), "--warmup", "5", *self.sizes]
-        command = [sys.executable, "-m", "autograder.cli", "train", "--save-every", str(SAVED), *given]
+            arguments += ["--steps", str(STEPS), "--evaluate-every", str(STEPS), "--warmup", "5", *self.sizes]
+        command = [sys.executable, "-m", "autograder.cli", "train", "--save-every", str(SAVED), *arguments]
         quiet = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
         running = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, **quiet)
         self.started.append(running)
@@ -107,13 +107,13 @@ def trials(runs: Runs) -> Iterator[Trial]:
     alone = runs.whole("alone", "--mesh", "data=1")
     three = ("--mesh", THREE, *MICROBATCHES)
     options = ("--mesh", THREE, "--microbatches", "4", "--repeats", "2", "--rings", "--remat")
-    for name, given in (
+    for name, arguments in (
         *((mesh, ("--mesh", mesh)) for mesh in ("data=8", "data=4,tensor=2", "data=2,tensor=4")),
         ("fsdp on data=8", ("--strategy", "fsdp")),
         (THREE, three),
         (f"{THREE} with repeats, rings and remat", options),
     ):
-        yield Trial(f"{name} against one device", apart(alone, runs.whole(name, *given)), LIMIT, "loss")
+        yield Trial(f"{name} against one device", apart(alone, runs.whole(name, *arguments)), LIMIT, "loss")
     for before, after in (
         (("--mesh", "data=4,tensor=2"), ("--mesh", "data=4,tensor=2")),
         (("--mesh", "data=4,tensor=2"), ("--mesh", "data=8,tensor=1")),
@@ -122,9 +122,9 @@ def trials(runs: Runs) -> Iterator[Trial]:
     ):
         yield _killed(runs, before, after)
     two = ("--mesh", "data=8", "--processes", "2")
-    for mesh, given in ((THREE, (*three, "--processes", "2")), ("data=8", two)):
-        found = runs.whole(f"two on {mesh}", *given)
-        yield Trial(f"two processes against one on {mesh}", apart(runs.losses(mesh), found), LIMIT, "loss")
+    for mesh, arguments in ((THREE, (*three, "--processes", "2")), ("data=8", two)):
+        losses = runs.whole(f"two on {mesh}", *arguments)
+        yield Trial(f"two processes against one on {mesh}", apart(runs.losses(mesh), losses), LIMIT, "loss")
     running = runs.start("lost", *two)
     runs.until("lost", running, KILLED)
     start = time.monotonic()
@@ -133,19 +133,19 @@ def trials(runs: Runs) -> Iterator[Trial]:
     if running.returncode != 3 or "process 1 was ended by SIGKILL" not in stderr or "--resume" not in stderr:
         raise RuntimeError(f"a lost process was reported as status {running.returncode}:\n{stderr[-2000:]}")
     yield Trial("one of two processes killed: until the error", time.monotonic() - start, SECONDS, "s")
-    found = runs.whole("lost", "--resume", *two)
-    yield Trial("and resumed in two processes", apart(runs.losses("data=8"), found), LIMIT, "loss")
+    losses = runs.whole("lost", "--resume", *two)
+    yield Trial("and resumed in two processes", apart(runs.losses("data=8"), losses), LIMIT, "loss")
 
 
 def _killed(runs: Runs, before: tuple[str, ...], after: tuple[str, ...]) -> Trial:
-    """A run that is killed by SIGKILL and resumed, against an undisturbed one."""
+    """Compare a run that is killed by SIGKILL and resumed with an undisturbed one."""
     name = f"killed on {before[1]}, then {after[1]}"
     running = runs.start(name, *before)
     runs.until(name, running, KILLED)
     running.kill()
     running.communicate()
-    found = runs.whole(name, "--resume", *after)
-    return Trial(f"kill -9 on {before[1]}, resumed on {after[1]}", apart(runs.losses(before[1]), found), LIMIT, "loss")
+    losses = runs.whole(name, "--resume", *after)
+    return Trial(f"kill -9 on {before[1]}, resumed on {after[1]}", apart(runs.losses(before[1]), losses), LIMIT, "loss")
 
 
 def _worker(launcher: int, number: int) -> int:

@@ -33,16 +33,18 @@ def run(chapter, tmp_path, *, solved, checked=True):
         elif roles.get("grade") and not checked:
             cell.source = ""
     client = NotebookClient(notebook, timeout=300, allow_errors=True, resources={"metadata": {"path": str(tmp_path)}})
-    spent: dict[int, float] = {}
+    cpu_seconds: dict[int, float] = {}
 
     def count(index, sign):
         kernel: Any = client.km
-        spent[index] = spent.get(index, 0) + sign * sum(psutil.Process(kernel.provisioner.pid).cpu_times()[:2])
+        cpu_seconds[index] = cpu_seconds.get(index, 0) + sign * sum(
+            psutil.Process(kernel.provisioner.pid).cpu_times()[:2]
+        )
 
     client.on_cell_execute = lambda cell, cell_index: count(cell_index, -1)
     client.on_cell_executed = lambda cell, cell_index, execute_reply: count(cell_index, 1)
     client.execute()
-    for index, seconds in spent.items():
+    for index, seconds in cpu_seconds.items():
         notebook.cells[index].metadata["seconds"] = seconds
     return notebook
 
@@ -91,10 +93,10 @@ def test_solved_notebook_passes_every_check_and_its_lab_runs_without_a_word_on_s
     checked = FULL or chapter == IN_SHORT
     notebook = run(chapter, tmp_path, solved=True, checked=checked)
     if checked:
-        found = checks(notebook)
-        assert found.keys() == {task.name for task in load(chapter).tasks}
-        short = [task.name for task in load(chapter).tasks if float(found[task.name]["text/plain"]) != task.points]
-        assert short == [], re.sub("<.*?>", " ", found[short[0]]["text/html"])
+        results = checks(notebook)
+        assert results.keys() == {task.name for task in load(chapter).tasks}
+        short = [task.name for task in load(chapter).tasks if float(results[task.name]["text/plain"]) != task.points]
+        assert short == [], re.sub("<.*?>", " ", results[short[0]]["text/html"])
     assert outputs(notebook, is_error) == []
     assert list(slow(notebook)) == []
     shown = "".join(out.data.get("text/html", "") for out in outputs(notebook, lambda out: "data" in out))
@@ -104,8 +106,8 @@ def test_solved_notebook_passes_every_check_and_its_lab_runs_without_a_word_on_s
 @pytest.mark.parametrize("chapter", RELEASED)
 def test_stubs_are_not_started_and_nothing_crashes(chapter, tmp_path):
     notebook = run(chapter, tmp_path, solved=False)
-    found = checks(notebook)
+    results = checks(notebook)
     for task in load(chapter).tasks:
-        assert float(found[task.name]["text/plain"]) == 0
-        assert "not started" in found[task.name]["text/html"]
+        assert float(results[task.name]["text/plain"]) == 0
+        assert "not started" in results[task.name]["text/html"]
     assert all(out.ename != "DeadKernelError" for out in outputs(notebook, lambda out: out.output_type == "error"))

@@ -30,7 +30,7 @@ GLOSSARY = {
     "temporaries": "arrays that live only while the program runs, neither inputs nor results",
     "exposed": "communication during which nothing is computed, so that the step takes longer by it",
 }
-# Columns that the tables of ``check`` have where a function has a realistic size.
+# Columns that the tables of ``check`` have if a function has a realistic size.
 COMPARED = "*reference*, *naive*: columns in the tables of `check`, for the course's solution and for the obvious one."
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
@@ -100,14 +100,14 @@ def source_notebook(chapter: str, *, root: Path | None = None) -> NotebookNode:
     path = (root or home(chapter)) / "solutions" / f"{chapter}.py"
     if chapter == PRIMER.name:
         return _as_notebook(_introduced(_story(path), PRIMER))
-    agreed = contract.load(chapter)
-    points = {task.name: float(task.points) for task in agreed.tasks}
+    chapter_contract = contract.load(chapter)
+    points = {task.name: float(task.points) for task in chapter_contract.tasks}
     cells: list[NotebookNode] = []
     places: dict[str, str] = {}
     imported = False
     for cell in read_cells(path):
         if cell.kind == "markdown":
-            cells.append(_markdown(cell, float(agreed.question_points), places))
+            cells.append(_markdown(cell, float(chapter_contract.question_points), places))
         elif BEGIN in cell.source:
             name = _solution_name(cell, points, places)
             cells += [_solution(name, cell.source), _check(name, points[name])]
@@ -118,7 +118,7 @@ def source_notebook(chapter: str, *, root: Path | None = None) -> NotebookNode:
             cells.append(new_code_cell(source))
     _require_complete(path, points, places)
     entry = next((entry for entry in NOTEBOOKS if entry.name == chapter), Chapter(chapter, "", ""))
-    compared = any(task.at_scale for task in agreed.tasks)
+    compared = any(task.at_scale for task in chapter_contract.tasks)
     return _as_notebook(_estimated(_introduced(cells, entry, compared=compared), entry, points, path))
 
 
@@ -157,7 +157,7 @@ def _estimated(cells: list[NotebookNode], entry: Chapter, points: dict[str, floa
         heading = re.compile(rf"^(##+ .*`{function.name}`.*)$", re.MULTILINE)
         cell = next((cell for cell in cells if cell.cell_type == "markdown" and heading.search(cell.source)), None)
         if cell is None:
-            raise BuildError(f"{path}: no heading names `{function.name}`, which its difficulty and time are put below")
+            raise BuildError(f"{path}: no heading names `{function.name}`; its difficulty and time go below it")
         worth = points_text(points[function.name])
         cell.source = heading.sub(rf"\1\n\n*{function.text.capitalize()}; {worth}.*", cell.source, count=1)
     return cells
@@ -177,39 +177,42 @@ def read_cells(path: Path) -> list[Cell]:
     cells = jupytext.reads(text, fmt="py:percent").cells
     if len(starts) != len(cells):
         raise BuildError(f"{path}: every cell must begin with '# %%'; {len(starts)} do, of {len(cells)}")
-    found = [
+    module_cells = [
         Cell(cell.cell_type, PAGE_MARK.sub("", cell.source).strip("\n"), f"{path}:{line}")
         for cell, line in zip(cells, starts, strict=True)
     ]
-    for cell in found:
+    for cell in module_cells:
         if "--8<--" in cell.source:
             raise BuildError(f"{cell.where}: a section mark is a line of its own, `# --8<-- [start:NAME]`")
-    return found
+    return module_cells
 
 
 def _story(path: Path) -> list[NotebookNode]:
     """The cells of a notebook without exercises: nothing to strip, nothing to check."""
     cells = read_cells(path)
-    asking = next((cell for cell in cells if BEGIN in cell.source), None)
-    if asking:
+    solution_cell = next((cell for cell in cells if BEGIN in cell.source), None)
+    if solution_cell:
         raise BuildError(
-            f"{asking.where}: found '{BEGIN}', and {path.stem} asks for nothing; that belongs in a chapter"
+            f"{solution_cell.where}: found '{BEGIN}', and {path.stem} asks for nothing; that belongs in a chapter"
         )
-    made = {"markdown": lambda cell: new_markdown_cell(cell.source), "code": lambda cell: new_code_cell(_bare(cell))}
-    return [made[cell.kind](cell) for cell in cells]
+    builders = {
+        "markdown": lambda cell: new_markdown_cell(cell.source),
+        "code": lambda cell: new_code_cell(_bare(cell)),
+    }
+    return [builders[cell.kind](cell) for cell in cells]
 
 
-def _markdown(cell: Cell, points: float, found: dict[str, str]) -> NotebookNode:
+def _markdown(cell: Cell, points: float, places: dict[str, str]) -> NotebookNode:
     if BEGIN not in cell.source:
         return new_markdown_cell(cell.source)
     _require_region(cell)
-    if QUESTION in found:
-        raise BuildError(f"{cell.where}: a second question; the first is at {found[QUESTION]}; a chapter has one")
-    found[QUESTION] = cell.where
+    if QUESTION in places:
+        raise BuildError(f"{cell.where}: a second question; the first is at {places[QUESTION]}; a chapter has one")
+    places[QUESTION] = cell.where
     return new_markdown_cell(cell.source, metadata={"nbgrader": _roles(QUESTION, "markdown", points, solution=True)})
 
 
-def _solution_name(cell: Cell, points: dict[str, float], found: dict[str, str]) -> str:
+def _solution_name(cell: Cell, points: dict[str, float], places: dict[str, str]) -> str:
     _require_region(cell)
     body = _parse(cell).body
     names = [node.name for node in body if isinstance(node, ast.FunctionDef)]
@@ -224,9 +227,9 @@ def _solution_name(cell: Cell, points: dict[str, float], found: dict[str, str]) 
         raise BuildError(
             f"{cell.where}: no task of the contract is called {name!r} (it has: {known}); add one, or rename"
         )
-    if name in found:
-        raise BuildError(f"{cell.where}: {name} has a solution cell already, at {found[name]}; remove one of them")
-    found[name] = cell.where
+    if name in places:
+        raise BuildError(f"{cell.where}: {name} has a solution cell already, at {places[name]}; remove one of them")
+    places[name] = cell.where
     return name
 
 
@@ -238,13 +241,13 @@ def _require_region(cell: Cell) -> None:
         )
 
 
-def _require_complete(path: Path, points: dict[str, float], found: dict[str, str]) -> None:
-    missing = [name for name in points if name not in found]
+def _require_complete(path: Path, points: dict[str, float], places: dict[str, str]) -> None:
+    missing = [name for name in points if name not in places]
     if missing:
         raise BuildError(
             f"{path}: no solution cell for the contract's {', '.join(missing)}; write one, or drop the task"
         )
-    if QUESTION not in found:
+    if QUESTION not in places:
         raise BuildError(f"{path}: no question: a markdown cell with '{BEGIN}' around the answer, one a chapter")
 
 
@@ -256,7 +259,7 @@ def _parse(cell: Cell) -> ast.Module:
 
 
 def _bare(cell: Cell) -> str:
-    """The cell's source; of a lab cell the body of its ``if __name__ == "__main__":``."""
+    """The cell's source; for a lab cell, the body of its ``if __name__ == "__main__":``."""
     body = _parse(cell).body
     guards = [node for node in body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)]
     if not guards:

@@ -85,7 +85,7 @@ def test_rebuilding_is_byte_identical_leaves_nothing_else_and_says_what_would_ch
     notebook.build(["small"], root=root)
     assert path.read_bytes() == first
     assert notebook.stale("small", root=root) == ""
-    files = {str(found.relative_to(root)) for found in root.rglob("*") if found.is_file()}
+    files = {str(file.relative_to(root)) for file in root.rglob("*") if file.is_file()}
     assert files == {"solutions/small.py", "exercises/small/small.ipynb"}
     repository(MODULE.replace("Two of them", "Both of them"))
     assert "Both of them" in notebook.stale("small", root=root)
@@ -104,7 +104,7 @@ def test_rebuilding_is_byte_identical_leaves_nothing_else_and_says_what_would_ch
         ("import math\n", "import math\n# ;--8<-- [start:x]\n", r"small.py:4: a section mark is a line of its own"),
     ],
 )
-def test_a_module_that_breaks_a_rule_is_told_where_and_what_to_do(repository, old, new, message):
+def test_an_error_about_a_module_says_where_it_is_and_what_to_do(repository, old, new, message):
     assert old in MODULE
     with pytest.raises(notebook.BuildError, match=message):
         notebook.source_notebook("small", root=repository(MODULE.replace(old, new)))
@@ -127,10 +127,10 @@ def test_the_committed_exercise_is_what_a_build_gives_estimates_every_function_a
         function.text.capitalize() for function in entry.functions
     ]
     solved = notebook.source_notebook(chapter)
-    given = "\n".join(cell.source for cell in solved.cells if notebook.BEGIN not in cell.source)
+    other_text = "\n".join(cell.source for cell in solved.cells if notebook.BEGIN not in cell.source)
     answers = [line for cell in solved.cells if notebook.BEGIN in cell.source for line in region(cell.source)]
     # A line may also occur in a cell that the learner is given, such as the version to start from.
-    assert (answers or chapter == PRIMER.name) and not [a for a in answers if a in text and a not in given]
+    assert (answers or chapter == PRIMER.name) and not [a for a in answers if a in text and a not in other_text]
 
 
 @pytest.mark.parametrize("chapter", [entry.name for entry in CHAPTERS])

@@ -49,17 +49,17 @@ def promised(chapter: str) -> dict[str, dict[str, tuple[str, ...]]]:
 
 def specifications(chapter: str, root: Path | None = None) -> dict[str, Specification]:
     """The specification of each function: the text since the previous function, and its docstring."""
-    found, texts, imported = {}, [], False
+    by_function, texts, imported = {}, [], False
     for cell in read_cells((root or home(chapter)) / "solutions" / f"{chapter}.py"):
         if cell.kind == "markdown":
             texts += [cell.source] if imported else []
         elif BEGIN in cell.source:
             (function,) = ast.parse(cell.source).body
             assert isinstance(function, ast.FunctionDef)
-            found[function.name] = _specification("\n\n".join(texts), ast.get_docstring(function) or "")
+            by_function[function.name] = _specification("\n\n".join(texts), ast.get_docstring(function) or "")
             texts = []
         imported |= cell.kind == "code"
-    return found
+    return by_function
 
 
 def _specification(text: str, docstring: str) -> Specification:
@@ -70,7 +70,7 @@ def _specification(text: str, docstring: str) -> Specification:
             if TABLES.search(lines[0]):
                 required += [_plain(line) for line in lines[2:]]
         elif lines and not lines[0].startswith(("#", "Useful:")):
-            required += [one for one in SENTENCE_END.split(_plain(block)) if REQUIRES.search(one)]
+            required += [sentence for sentence in SENTENCE_END.split(_plain(block)) if REQUIRES.search(sentence)]
     required += [_plain(body) for _, body in SECTIONS.findall(inspect.cleandoc(docstring) + "\n")]
     return Specification(_plain(f"{text}\n\n{docstring}"), tuple(required))
 
@@ -82,17 +82,17 @@ def _plain(text: str) -> str:
 
 def problems(chapter: str, root: Path | None = None) -> Iterator[str]:
     """Yield requirements that are not quoted, and quotes that do not occur."""
-    every, known = promised(chapter), {fact for fact in load(chapter).explained_in}
+    promises, known = promised(chapter), {fact for fact in load(chapter).explained_in}
     texts = specifications(chapter, root)
-    for name in sorted(set(every) - set(texts)):
+    for name in sorted(set(promises) - set(texts)):
         yield f"PROMISES has {name}, and the notebook has no such function"
     for name, specification in texts.items():
-        quotes = every.get(name, {})
+        quotes = promises.get(name, {})
         for quote, facts in quotes.items():
             if _plain(quote) not in specification.text:
                 yield f"{name}: the notebook does not say {quote!r}"
             for fact in sorted(set(facts) - known):
-                yield f"{name}: {quote!r} is held by {fact!r}, which the contract's `explained_in` does not have"
+                yield f"{name}: {quote!r} is enforced by {fact!r}, which the contract's `explained_in` does not have"
         for sentence in specification.required:
             if not any(_plain(quote) in sentence or sentence in _plain(quote) for quote in quotes):
                 yield f"{name}: no fact is named for {sentence!r}"

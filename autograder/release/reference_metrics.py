@@ -52,13 +52,13 @@ def measure(chapter: str) -> dict[str, Any]:
     return result
 
 
-def _look(chapter: str, task: Task, function: Callable[..., Any] | None, what: str) -> dict[str, float]:
-    """`look`, with a sentence for the author of a chapter.
+def _look(chapter: str, task: Task, function: Callable[..., Any] | None, version: str) -> dict[str, float]:
+    """Call ``look``, and turn an error into a sentence for the author of a chapter.
 
     Raises:
         BuildError: There is no such function, or it does not run at the realistic size.
     """
-    where = f"{chapter}: {task.name}, {what}"
+    where = f"{chapter}: {task.name}, {version}"
     if function is None:
         raise BuildError(f"{where}: there is no such function in solutions/{chapter}.py or mutants.py; write it there")
     try:
@@ -75,24 +75,26 @@ def look(task: Task, function: Callable[..., Any]) -> dict[str, float]:
     assert task.at_scale
     program = trace(task, function, task.at_scale[0], lambda _: None)
     module = parse(program, data_branches=task.data_branches)
-    where = machine(task.machine)
-    time = timeline(module, where)
-    spent = (
-        {"spent": time.seconds - timeline(module, where, free=task.exposed_axes).seconds} if task.exposed_axes else {}
+    target_machine = machine(task.machine)
+    time = timeline(module, target_machine)
+    axis_figures = (
+        {"spent": time.seconds - timeline(module, target_machine, free=task.exposed_axes).seconds}
+        if task.exposed_axes
+        else {}
     )
     return {
         "temporaries": memory(module, program, early=time.early).temporaries,
         "flops": costs(module).flops,
         "seconds": time.seconds,
         "exposed": time.exposed_seconds,
-    } | spent
+    } | axis_figures
 
 
 def write(chapter: str) -> Path:
     """Measure, and store the figures with those of other jax versions."""
     path = contract_folder(chapter) / "references.json"
-    every = json.loads(path.read_text()) if path.exists() else {}
-    every[jax.__version__] = measure(chapter)
-    path.write_text(json.dumps(every, indent=2, sort_keys=True) + "\n")
+    by_version = json.loads(path.read_text()) if path.exists() else {}
+    by_version[jax.__version__] = measure(chapter)
+    path.write_text(json.dumps(by_version, indent=2, sort_keys=True) + "\n")
     references.cache_clear()
     return path

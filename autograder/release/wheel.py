@@ -10,4 +10,4 @@ class BuildPy(build_py):
         """The modules of a package: its name, the module's, and the file."""
         modules = super().find_package_modules(package, package_dir)
         left_out = ("mutant", "mutants", "alternatives", "conftest")
-        return [one for one in modules if one[1] not in left_out and not one[1].endswith("_test")]
+        return [module for module in modules if module[1] not in left_out and not module[1].endswith("_test")]

@@ -12,7 +12,7 @@ from autograder.grading.nbgrader.ledger import LedgerError
 from autograder.grading.nbgrader.settings import read_settings
 from autograder.grading.nbgrader.submissions import Submission, find_submissions
 from autograder.similarity.compare import Compared, compare
-from autograder.similarity.sources import SOLUTION, Author, Written, given_grams, public_code, read_code
+from autograder.similarity.sources import SOLUTION, Author, Written, public_code, read_code, released_grams
 from course.curriculum import ROOT
 from course.program import ProgramError, form, parse
 
@@ -46,40 +46,40 @@ def find_similar(
     """
     notify = progress or (lambda stage, done, total: None)
     tasks = load(chapter).tasks
-    wanted = [load(chapter).task(name) for name in functions] or list(tasks)
+    selected = [load(chapter).task(name) for name in functions] or list(tasks)
     names = [task.name for task in tasks]
     course = course.resolve()
     folders = {course: "", **{path.resolve(): _called(path) for path in earlier if path.resolve() != course}}
     for folder in folders:
         require_folder(folder, chapter)
-    given = given_grams(_released([*folders], chapter), names)
-    result, written = Similar(chapter), {task.name: list[Written]() for task in wanted}
-    handed_in = [(each, folder) for folder in folders for each in find_submissions(folder, chapter)]
+    released = released_grams(_released([*folders], chapter), names)
+    result, written = Similar(chapter), {task.name: list[Written]() for task in selected}
+    submissions = [(each, folder) for folder in folders for each in find_submissions(folder, chapter)]
     known = {folder: _forms(folder, chapter) for folder in folders}
-    for done, (submission, folder) in enumerate(handed_in, 1):
+    for done, (submission, folder) in enumerate(submissions, 1):
         author = Author(submission.student, folders[folder])
         forms = known[folder].get((submission.student, submission.digest), {})
-        for each in _of_submission(submission, author, wanted, names, given, result.unread):
+        for each in _of_submission(submission, author, selected, names, released, result.unread):
             written[each[0]].append(replace(each[1], form=forms.get(each[0], "")))
-        notify("reading", done, len(handed_in))
-    for name, author, code in public_code(chapter, [task.name for task in wanted]):
-        each = code.written(name, author, names, given)
+        notify("reading", done, len(submissions))
+    for name, author, code in public_code(chapter, [task.name for task in selected]):
+        each = code.written(name, author, names, released)
         if each:
             written[name].append(each)
-    for done, task in enumerate(wanted, 1):
+    for done, task in enumerate(selected, 1):
         if any(each.form for each in written[task.name]):
             written[task.name] = [_with_form(each, chapter, task) for each in written[task.name]]
         result.functions.append(compare(task.name, written[task.name]))
-        notify("comparing", done, len(wanted))
+        notify("comparing", done, len(selected))
     return result
 
 
 def _of_submission(
     submission: Submission,
     author: Author,
-    wanted: Sequence[Task],
+    tasks: Sequence[Task],
     names: list[str],
-    given: frozenset[int],
+    released: frozenset[int],
     unread: list[tuple[Author, str]],
 ) -> list[tuple[str, Written]]:
     """A student's code for each function. Anything odd about it is noted, and does not affect others."""
@@ -90,8 +90,8 @@ def _of_submission(
     try:
         code = read_code(read_notebook(submission.notebook).cells)
         unread += [(author, f"a cell is not Python: {message}") for message in code.unread]
-        for task in wanted:
-            written = code.written(task.name, author, names, given)
+        for task in tasks:
+            written = code.written(task.name, author, names, released)
             if written:
                 result.append((task.name, written))
             else:

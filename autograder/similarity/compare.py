@@ -16,7 +16,7 @@ FLOOR = 0.4
 ALIKE = 0.8
 # Fewer fingerprints than this are a line or two, which people write alike.
 LEAST = 10
-# The weight of a common Program, however rare: right answers to a small function compute the same.
+# The weight of an equivalent Program, however rare: right answers to a small function compute the same.
 PROGRAM = 0.5
 
 
@@ -29,11 +29,11 @@ class Match:
         first: The first author's code.
         second: The second author's code.
         share: Fraction of the shorter one that the other has as well, from 0 to 1.
-        rarity: How rare that is, from 0 to 1, which means that nobody else has it.
-        others: How many others of this and earlier classes have the shared code: the median.
+        rarity: Rarity of the shared code, from 0 to 1, where 1 means that nobody else has it.
+        others: Number of others of this and earlier classes that have the shared code: the median.
         in_public: Fraction of the shared code that is in public code as well, from 0 to 1.
-        program: Whether the Programs do the same; None if one of them is unknown.
-        program_others: How many others have an equivalent Program.
+        program: True if the Programs are equivalent; None if one of them is unknown.
+        program_others: Number of others with an equivalent Program.
     """
 
     function: str
@@ -60,9 +60,9 @@ class Match:
 class Compared:
     """A function's matches, the strongest first.
 
-    ``usual`` is the median share of two of this class, and ``like_public`` the number of those that share at least
-    ``ALIKE`` with public code, rare or not. ``held`` counts the ``people``, of this and earlier classes, who have a
-    fingerprint.
+    ``usual`` is the median share of two authors of this class, and ``like_public`` the number of authors that share at
+    least ``ALIKE`` with public code, rare or not. ``frequencies`` counts, for each fingerprint, how many of the
+    ``people`` of this and earlier classes have it.
     """
 
     function: str
@@ -70,27 +70,27 @@ class Compared:
     matches: list[Match]
     usual: float | None
     like_public: int
-    held: Mapping[int, int]
+    frequencies: Mapping[int, int]
     people: int
 
     def rarity(self, match: Match, gram: int) -> float:
         """The rarity of a fingerprint among the authors outside this match."""
-        return _rarity(self.held[gram] - (1 if match.second.author.public else 2), self.people)
+        return _rarity(self.frequencies[gram] - (1 if match.second.author.public else 2), self.people)
 
 
 def compare(function: str, everyone: Sequence[Written], floor: float = FLOOR) -> Compared:
     """Compare everyone of this class with one another, with earlier classes and with public code."""
     ours = [w for w in everyone if not (w.author.public or w.author.where)]
-    every = [*ours, *(w for w in everyone if w.author.public or w.author.where)]
-    people = [w for w in every if not w.author.public]
-    held = Counter(gram for w in people for gram in w.grams)
+    written = [*ours, *(w for w in everyone if w.author.public or w.author.where)]
+    people = [w for w in written if not w.author.public]
+    frequencies = Counter(gram for w in people for gram in w.grams)
     forms = Counter(w.form for w in people)
-    public = {gram for w in every if w.author.public for gram in w.grams}
-    shares, scores = _scores(ours, every, held, len(people))
+    public = {gram for w in written if w.author.public for gram in w.grams}
+    shares, scores = _scores(ours, written, frequencies, len(people))
     matches = []
     for i, first in enumerate(ours):
-        for j in range(i + 1, len(every)):
-            second = every[j]
+        for j in range(i + 1, len(written)):
+            second = written[j]
             same = first.form == second.form if first.form and second.form else None
             alone = 0 if second.author.public else 1
             fellows = forms[first.form] - 1 - alone if same else 0
@@ -98,7 +98,7 @@ def compare(function: str, everyone: Sequence[Written], floor: float = FLOOR) ->
             if score < floor or first.author.name == second.author.name:
                 continue
             shared = first.grams.keys() & second.grams.keys()
-            counts = [held[gram] - 1 - alone for gram in shared]
+            counts = [frequencies[gram] - 1 - alone for gram in shared]
             rarity = math.fsum(_rarity(count, len(people)) for count in counts) / max(1, len(counts))
             in_public = len(shared & public) / max(1, len(shared))
             others = float(median(counts)) if counts else 0.0
@@ -109,25 +109,25 @@ def compare(function: str, everyone: Sequence[Written], floor: float = FLOOR) ->
     pairs = shares[:, : len(ours)][np.triu_indices(len(ours), 1)]
     usual = float(np.median(pairs)) if len(pairs) > 1 else None
     like_public = sum(
-        any(shares[i, j] >= ALIKE for j, w in enumerate(every) if w.author.public and _enough(first, w))
+        any(shares[i, j] >= ALIKE for j, w in enumerate(written) if w.author.public and _enough(first, w))
         for i, first in enumerate(ours)
     )
-    return Compared(function, len(ours), matches, usual, like_public, held, len(people))
+    return Compared(function, len(ours), matches, usual, like_public, frequencies, len(people))
 
 
-def _scores(ours: list[Written], every: list[Written], held: Counter[int], people: int) -> tuple[Any, Any]:
-    """The fraction of the shorter code that two authors share, ``[ours, every]``, and the same weighted by rarity."""
-    columns = {gram: number for number, gram in enumerate({gram for w in every for gram in w.grams})}
-    row = np.repeat(np.arange(len(every)), [len(w.grams) for w in every])
-    column = [columns[gram] for w in every for gram in w.grams]
-    has = csr_matrix((np.ones(len(row)), (row, column)), shape=(len(every), max(1, len(columns))))
-    length = np.array([len(w.grams) for w in every])
+def _scores(ours: list[Written], written: list[Written], frequencies: Counter[int], people: int) -> tuple[Any, Any]:
+    """The fraction of the shorter code that two authors share, ``[ours, written]``, and the same weighted by rarity."""
+    columns = {gram: number for number, gram in enumerate({gram for w in written for gram in w.grams})}
+    row = np.repeat(np.arange(len(written)), [len(w.grams) for w in written])
+    column = [columns[gram] for w in written for gram in w.grams]
+    has = csr_matrix((np.ones(len(row)), (row, column)), shape=(len(written), max(1, len(columns))))
+    length = np.array([len(w.grams) for w in written])
     shorter = np.maximum(1, np.minimum(length[: len(ours), None], length[None]))
     first, transposed = has[: len(ours)], has.T.tocsr()
-    weighted = np.zeros((len(ours), len(every)))
-    open_to_all = np.array([w.author.public for w in every], bool)
+    weighted = np.zeros((len(ours), len(written)))
+    open_to_all = np.array([w.author.public for w in written], bool)
     for two, which in ((1, ~open_to_all), (0, open_to_all)):
-        weight = [_rarity(held[gram] - 1 - two, people) for gram in columns] or [0.0]
+        weight = [_rarity(frequencies[gram] - 1 - two, people) for gram in columns] or [0.0]
         weighted[:, which] = (first @ diags_array(weight) @ transposed[:, which]).toarray()
     return (first @ transposed).toarray() / shorter, np.where(shorter >= LEAST, weighted / shorter, 0.0)
 

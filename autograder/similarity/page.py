@@ -9,35 +9,35 @@ from autograder.similarity.compare import Compared, Match
 from autograder.similarity.sources import Written
 
 EVIDENCE = (
-    "This is evidence and no verdict: two people can honestly arrive at the same ten lines, and what the notebook or "
-    "the page teaches, many write. Look at how rare a match is, read both sources, and speak with both people."
+    "This is evidence, not a verdict: two people can honestly arrive at the same ten lines, and many people write what "
+    "the notebook or the page teaches. Look at how rare a match is, read both sources, and speak with both people."
 )
 MOST_PAIRS, MOST_LINES = 100, 400
 RARE = 0.5
 
 
-def page(found: Similar) -> str:
+def page(similar: Similar) -> str:
     """The whole report; the strongest ``MOST_PAIRS`` matches with their sources."""
-    every = [(compared, match) for compared in found.functions for match in compared.matches]
-    every.sort(key=lambda pair: -pair[1].score)
+    matches = [(compared, match) for compared in similar.functions for match in compared.matches]
+    matches.sort(key=lambda pair: -pair[1].score)
     template = page_template(Path(__file__).with_name("page.html.j2"), line=one_line, figures=match_summary)
     return template.render(
-        chapter=found.chapter,
+        chapter=similar.chapter,
         evidence=EVIDENCE,
-        functions=found.functions,
-        pairs=[(match, _sides(compared, match)) for compared, match in every[:MOST_PAIRS]],
-        more=len(every) - MOST_PAIRS,
-        unread=found.unread,
+        functions=similar.functions,
+        pairs=[(match, _sides(compared, match)) for compared, match in matches[:MOST_PAIRS]],
+        more=len(matches) - MOST_PAIRS,
+        unread=similar.unread,
     )
 
 
 def match_summary(match: Match) -> str:
     """The figures of a match in words."""
     program = {None: "not known", False: "different"}.get(
-        match.program, f"the same, as {match.program_others} others' are"
+        match.program, f"the same, like {match.program_others} others'"
     )
     others = f"{match.others:g} other{'' if match.others == 1 else 's'}"
-    return f"share {match.share:.0%}, with {others} in the middle, {match.in_public:.0%} public, Programs {program}"
+    return f"share {match.share:.0%}, with {others} (median), {match.in_public:.0%} public, Programs {program}"
 
 
 def _sides(compared: Compared, match: Match) -> list[tuple[object, list[tuple[str, str]]]]:
@@ -48,12 +48,12 @@ def _sides(compared: Compared, match: Match) -> list[tuple[object, list[tuple[st
 
 
 def _listing(written: Written, shared: set[int], rare: set[int]) -> list[tuple[str, str]]:
-    """The lines with a mark: those of whose fingerprints at least half are shared are marked."""
-    every, ours, unusual = (
+    """The lines with their marks: a line is marked if at least half of its fingerprints are shared."""
+    total, ours, unusual = (
         Counter(line for gram in grams for line in written.grams[gram]) for grams in (written.grams, shared, rare)
     )
     shown = []
     for number, line in enumerate(written.text.split("\n")[:MOST_LINES], 1):
-        half = every[number] / 2 or 1
+        half = total[number] / 2 or 1
         shown.append(("rare" if unusual[number] >= half else "common" if ours[number] >= half else "", plain(line)))
     return shown

@@ -21,7 +21,7 @@ from autograder.proof.alternatives.rewrites import decorated, renamed, with_a_he
 from autograder.similarity.classes import find_similar
 from autograder.similarity.compare import LEAST, compare
 from autograder.similarity.page import EVIDENCE, page
-from autograder.similarity.sources import Author, given_grams, public_code, read_code
+from autograder.similarity.sources import Author, public_code, read_code, released_grams
 from autograder.similarity.tokens import MOST, tokens
 from course.curriculum import ROOT
 from course.program import form, parse
@@ -125,8 +125,8 @@ def f(x, axis):
 """
 
 
-def of(source, name="f", author="someone", given=frozenset(), tasks=TASKS):
-    written = read_code([Cell("cell", textwrap.dedent(source))]).written(name, Author(author), tasks, given)
+def of(source, name="f", author="someone", released=frozenset(), tasks=TASKS):
+    written = read_code([Cell("cell", textwrap.dedent(source))]).written(name, Author(author), tasks, released)
     assert written
     return written
 
@@ -143,9 +143,9 @@ COPIES["looked up by its name"] = (
 )
 
 
-@pytest.mark.parametrize("how", COPIES)
-def test_a_copy_shares_most_and_another_way_little(how):
-    copied, honest = share(of(ORIGINAL), of(COPIES[how])).share, share(of(ORIGINAL), of(OTHER)).share
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copy_shares_most_and_an_independent_answer_little(name):
+    copied, honest = share(of(ORIGINAL), of(COPIES[name])).share, share(of(ORIGINAL), of(OTHER)).share
     assert copied > 0.6 > 0.3 > honest, (copied, honest)
 
 
@@ -164,14 +164,14 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("what", PAIRS)
-def test_two_ways_to_write_the_same_read_the_same(what):
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_ways_to_write_the_same_read_the_same(name):
     def read(body):
         tree = ast.parse(f"def f(x):\n{textwrap.indent(body, '    ')}")
         return [(t.text, t.name) for t in tokens(tree.body[0], {"jax": "", "jnp": "", "f": "f"})]
 
-    one, other = map(read, PAIRS[what])
-    grew = [("List", "")] if what == "a comprehension" else []
+    one, other = map(read, PAIRS[name])
+    grew = [("List", "")] if name == "a comprehension" else []
     assert sorted(one) == sorted([*other, *grew]) if grew else one == other
 
 
@@ -187,21 +187,21 @@ def copied(code, name, tasks, disguise):
     imports = [s for t in code.trees for s in t.body if isinstance(s, ast.Import | ast.ImportFrom)]
     helpers = [piece.node for piece in used if piece is not code.pieces[name]]
     cells = [Cell(str(i), ast.unparse(ast.fix_missing_locations(s))) for i, s in enumerate([*imports, *helpers, tree])]
-    made = read_code(cells)
-    made.pieces[name] = made.pieces[definition.name]
-    return made
+    submission = read_code(cells)
+    submission.pieces[name] = submission.pieces[definition.name]
+    return submission
 
 
 @pytest.mark.parametrize("chapter", ["collectives", "data_parallel", "pipeline", "tensor_parallel"])
 def test_every_disguised_copy_ranks_above_every_two_honest_answers(chapter):
     tasks = [task.name for task in load(chapter).tasks]
-    given = given_grams([ROOT / "exercises" / chapter / f"{chapter}.ipynb"], tasks)
-    every = {}
+    released = released_grams([ROOT / "exercises" / chapter / f"{chapter}.ipynb"], tasks)
+    by_function = {}
     for name, author, code in public_code(chapter, tasks):
-        every.setdefault(name, []).append((author.name, replace(code, pieces=dict(code.pieces))))
+        by_function.setdefault(name, []).append((author.name, replace(code, pieces=dict(code.pieces))))
     planted, honest = [], []
-    for name, codes in every.items():
-        answers = [code.written(name, Author(who), tasks, given) for who, code in codes]
+    for name, codes in by_function.items():
+        answers = [code.written(name, Author(who), tasks, released) for who, code in codes]
         for second in answers[1:]:
             if min(len(answers[0].grams), len(second.grams)) >= LEAST:
                 honest.append(share(answers[0], second).share)
@@ -209,20 +209,20 @@ def test_every_disguised_copy_ranks_above_every_two_honest_answers(chapter):
             copies = [copied(code, name, tasks, disguise) for disguise in DISGUISES]
             if len(answer.grams) > LEAST:
                 planted += [
-                    share(answer, copy.written(name, Author("copy"), tasks, given)).score for copy in copies if copy
+                    share(answer, copy.written(name, Author("copy"), tasks, released)).score for copy in copies if copy
                 ]
     assert len(planted) > 30 and len(honest) > 7
     assert min(planted) > 0.8 > 0.6 > max(honest)
 
 
-def test_what_everybody_writes_and_what_is_given_is_no_match():
+def test_common_code_and_released_code_are_no_match():
     crowd = [replace(of(ORIGINAL), author=Author(f"student {i}")) for i in range(8)]
     assert not compare("f", crowd).matches
     two = [*(replace(of(OTHER), author=Author(f"other {i}")) for i in range(2)), *crowd[:6]]
     (match, *_) = compare("f", two).matches
     assert {match.first.author.name, match.second.author.name} == {"other 0", "other 1"} and match.others == 0
     released = frozenset(of(ORIGINAL).grams)
-    assert not of(ORIGINAL, given=released).grams
+    assert not of(ORIGINAL, released=released).grams
 
 
 def test_the_same_program_counts_by_how_rare_it_is():
@@ -259,23 +259,25 @@ def test_a_class_is_compared_with_itself_with_earlier_years_and_with_the_public_
     klass.hand_in("eve", solution.replace("whole", "w").replace("chunk", "c").replace("to_next", "pairs"))
     before = klass.hand_in("zoe", ring(OTHER), folder="2025")
     klass.hand_in("joe", ring(OTHER), folder="2025")  # repeating students don't match their own work
-    found = find_similar(klass.path, "collectives", [RING], [before])
-    pairs = {(m.first.author.name, str(m.second.author)) for m in found.functions[0].matches}
+    similar = find_similar(klass.path, "collectives", [RING], [before])
+    pairs = {(m.first.author.name, str(m.second.author)) for m in similar.functions[0].matches}
     assert pairs == {("ada", "bob"), ("joe", "zoe (2025)"), ("eve", "public solution")}
-    assert found.functions[0].like_public == 1 and not found.unread
+    assert similar.functions[0].like_public == 1 and not similar.unread
 
 
-def test_programs_are_those_that_grading_kept_for_what_is_handed_in_now(klass):
+def test_programs_are_those_that_grading_stored_for_the_current_submission(klass):
     task = load("collectives").task(RING)
     solution = importlib.import_module("solutions.collectives").ring_all_gather
     public = form(parse(trace(task, solution, task.cases[0], lambda _: None)))
-    for student, kept in (("ada", public), ("bob", "other"), ("joe", "other"), ("zoe", "other")):
+    for student, student_form in (("ada", public), ("bob", "other"), ("joe", "other"), ("zoe", "other")):
         klass.hand_in(student, ring(f"x = '{student}'\n" + (OTHER if student in ("bob", "zoe") else ORIGINAL)))
-        (found,) = [each for each in find_submissions(klass.path, "collectives") if each.student == student]
-        result = Result(RING, 2.0, 2.0, PASS, form=kept)
+        (submission,) = [each for each in find_submissions(klass.path, "collectives") if each.student == student]
+        result = Result(RING, 2.0, 2.0, PASS, form=student_form)
         with open_ledger(klass.path) as ledger:
-            ledger.submit("collectives", student, found.key, found.digest if student != "zoe" else "an older one")
-            ledger.record(found.key, Report("collectives", (result,), student))
+            ledger.submit(
+                "collectives", student, submission.key, submission.digest if student != "zoe" else "an older one"
+            )
+            ledger.record(submission.key, Report("collectives", (result,), student))
     (compared,) = find_similar(klass.path, "collectives", [RING]).functions
     alike = {frozenset((m.first.author.name, m.second.author.name)): m.program for m in compared.matches}
     assert alike[frozenset(("ada", "public solution"))] is True and alike[frozenset(("bob", "joe"))] is True
@@ -296,10 +298,10 @@ def test_one_odd_submission_costs_one_row_and_nothing_is_run(klass, tmp_path):
     klass.hand_in("c8", deep + "x" + ".T" * 5000)
     klass.hand_in("c9", deep + f"[{'1,' * 30_000}]")
     klass.hand_in("d0", deep + "9" * 5000)
-    found = find_similar(klass.path, "collectives", [RING])
-    best = found.functions[0].matches[0]
+    similar = find_similar(klass.path, "collectives", [RING])
+    best = similar.functions[0].matches[0]
     assert {best.first.author.name, best.second.author.name} == {"ada", "bob"}
-    unread = {author.name for author, _ in found.unread}
+    unread = {author.name for author, _ in similar.unread}
     assert unread >= {"c2", "c4", "c5", "c6", "c7", "c8"} and not unread & {"ada", "bob", "c1"}
     assert not (tmp_path / "was run").exists()
 
@@ -322,7 +324,7 @@ def test_the_command_says_that_it_is_evidence_and_the_page_shows_both_sources_es
 
     written = klass.path / "similar.html"
     status, printed = run("collectives", "--course", str(klass.path), "--function", RING, "--html", str(written))
-    assert status == 0 and "evidence and no verdict" in printed.out and "ada" in printed.out
+    assert status == 0 and "evidence, not a verdict" in printed.out and "ada" in printed.out
     text = written.read_text()
     assert EVIDENCE in text and script not in text and "&lt;script&gt;" in text and "<script" not in text
     assert text.count('<span class="rare">') > 10 and "default-src 'none'" in text and "http:" not in text

@@ -64,7 +64,7 @@ class Code:
     trees: list[ast.Module] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
 
-    def written(self, name: str, author: Author, tasks: Iterable[str], given: frozenset[int]) -> Written | None:
+    def written(self, name: str, author: Author, tasks: Iterable[str], released: frozenset[int]) -> Written | None:
         """The code of a function, minus what everyone was given; None if it is not defined.
 
         Raises:
@@ -78,7 +78,7 @@ class Code:
         shown: list[str] = []
         for piece in [*self._used(name, set(others)), *self.quoted]:
             for gram, lines in fingerprints(tokens(piece.node, known), len(shown) + 1 - piece.first).items():
-                if gram not in given:
+                if gram not in released:
                     grams.setdefault(gram, set()).update(lines)
             shown += [*piece.lines, ""]
         return Written(author, "\n".join(shown[:-1]), grams)
@@ -100,7 +100,7 @@ class Code:
 
 
 def read_code(cells: Iterable[Cell]) -> Code:
-    """The definitions of a notebook; the last of several with the same name, as in a kernel."""
+    """The definitions of a notebook; if several have the same name, the last one, as in a kernel."""
     code = Code()
     for cell in cells:
         try:
@@ -119,7 +119,7 @@ def read_code(cells: Iterable[Cell]) -> Code:
     return code
 
 
-def given_grams(paths: Iterable[Path], tasks: Iterable[str]) -> frozenset[int]:
+def released_grams(paths: Iterable[Path], tasks: Iterable[str]) -> frozenset[int]:
     """The fingerprints of released notebooks, which everyone was given."""
     grams: set[int] = set()
     for path in paths:
@@ -136,7 +136,7 @@ def given_grams(paths: Iterable[Path], tasks: Iterable[str]) -> frozenset[int]:
 def public_code(chapter: str, names: Iterable[str]) -> Iterator[tuple[str, Author, Code]]:
     """The public solution of each function and the other installed answers: function, author, code.
 
-    The answer has the function's name in its code, whatever its own name is.
+    In its code, an answer has the function's name, whatever its own name is.
     """
     solution = importlib.util.find_spec(f"solutions.{chapter}")
     if solution and solution.origin:

@@ -11,7 +11,7 @@ GRAM = 8
 MOST = 20_000
 # Code that people add to or omit from a copy without changing its behaviour.
 _NOTHING = (ast.Pass, ast.Assert, ast.Global, ast.Nonlocal, ast.Import, ast.ImportFrom)
-_SAID = {"print", "display"}
+_OUTPUT_CALLS = {"print", "display"}
 _SWAPPED = {ast.Gt: ast.Lt(), ast.GtE: ast.LtE()}
 _BUILTIN = frozenset(dir(builtins))
 _LONG = 24
@@ -51,15 +51,15 @@ def tokens(node: ast.AST, known: Mapping[str, str]) -> list[Token]:
     return list(islice(_Reader(known).read(node), MOST))
 
 
-def fingerprints(found: list[Token], shift: int = 0) -> dict[int, set[int]]:
+def fingerprints(sequence: list[Token], shift: int = 0) -> dict[int, set[int]]:
     """A number for every ``GRAM`` consecutive tokens, with variables numbered by their first use, and its lines.
 
     So renaming changes nothing, and an insertion in one place changes nothing elsewhere. ``shift`` is added to
     every line number.
     """
     grams: dict[int, set[int]] = {}
-    for start in range(max(1, len(found) - GRAM + 1)):
-        row = found[start : start + GRAM]
+    for start in range(max(1, len(sequence) - GRAM + 1)):
+        row = sequence[start : start + GRAM]
         numbers: dict[str, int] = {}
         words = [t.text or f"${numbers.setdefault(t.name, len(numbers))}" for t in row]
         if row:
@@ -81,7 +81,7 @@ class _Reader:
         yield from special(node) if special else self._other(node)
 
     def _other(self, node: ast.AST) -> Iterator[Token]:
-        """Its kind, and its children."""
+        """Yield the node's kind, and its children."""
         yield self._token(type(node).__name__)
         for name, value in ast.iter_fields(node):
             if name in ("body", "orelse", "finalbody") and isinstance(value, list):
@@ -105,12 +105,12 @@ class _Reader:
         return Token("", self.line, name)
 
     def _body(self, statements: list[ast.stmt]) -> Iterator[Token]:
-        kept = [s for s in statements if not (isinstance(s, _NOTHING) or _is_output(s))]
-        if len(kept) > 1 and _named_result(kept[-2], kept[-1]):
-            last = kept[-2]
+        relevant = [s for s in statements if not (isinstance(s, _NOTHING) or _is_output(s))]
+        if len(relevant) > 1 and _named_result(relevant[-2], relevant[-1]):
+            last = relevant[-2]
             assert isinstance(last, ast.Assign)
-            kept[-2:] = [ast.copy_location(ast.Return(last.value), last)]
-        for statement in kept:
+            relevant[-2:] = [ast.copy_location(ast.Return(last.value), last)]
+        for statement in relevant:
             yield from self.read(statement)
 
     # Definitions: a lambda is a function of one line, and a graded function's own header is given.
@@ -134,8 +134,8 @@ class _Reader:
         yield from self.read(node.body)
 
     def _parameters(self, arguments: ast.arguments) -> Iterator[Token]:
-        every = [*arguments.posonlyargs, *arguments.args, arguments.vararg, *arguments.kwonlyargs, arguments.kwarg]
-        for argument in filter(None, every):
+        parameters = [*arguments.posonlyargs, *arguments.args, arguments.vararg, *arguments.kwonlyargs, arguments.kwarg]
+        for argument in filter(None, parameters):
             yield self._variable(argument.arg)
 
     # Statements.
@@ -144,8 +144,8 @@ class _Reader:
         for target in node.targets:
             if _pairwise(target, node.value):
                 assert isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
-                for one, value in zip(target.elts, node.value.elts, strict=True):
-                    yield from self._set(one, value)
+                for element, value in zip(target.elts, node.value.elts, strict=True):
+                    yield from self._set(element, value)
             else:
                 yield from self._set(target, node.value)
 
@@ -165,7 +165,7 @@ class _Reader:
         yield from self.read(value)
 
     def visit_Expr(self, node: ast.Expr) -> Iterator[Token]:
-        """A call; for a list that grows, only the added value, which equals a comprehension."""
+        """Yield a call; for a list that grows, only the added value, which makes it equal to a comprehension."""
         call = node.value
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append":
             yield from self._field(call.args)
@@ -247,7 +247,7 @@ def _is_output(statement: ast.stmt) -> bool:
     if not isinstance(statement, ast.Expr):
         return False
     value = statement.value
-    printed = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in _SAID
+    printed = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in _OUTPUT_CALLS
     return printed or isinstance(value, ast.Constant)
 
 

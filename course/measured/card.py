@@ -17,7 +17,7 @@ import jax
 from jax.extend.backend import get_backend
 
 _PACKAGES = re.compile(r"jax|jaxlib|jax[-_](cuda|rocm).*|nvidia[-_](cublas|cudnn|nccl|cuda[-_](nvcc|runtime|cupti)).*")
-_CLIENT = tuple(f"XLA_PYTHON_CLIENT_{what}" for what in ("PREALLOCATE", "MEM_FRACTION", "ALLOCATOR"))
+_CLIENT = tuple(f"XLA_PYTHON_CLIENT_{suffix}" for suffix in ("PREALLOCATE", "MEM_FRACTION", "ALLOCATOR"))
 _FLAGS = ("XLA_FLAGS", *_CLIENT, "NVIDIA_TF32_OVERRIDE", "JAX_DEFAULT_MATMUL_PRECISION")
 _NVIDIA = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.mem")
 
@@ -53,7 +53,7 @@ def installation() -> dict[str, Any]:
 
 def in_words(found: dict[str, Any]) -> dict[str, str]:
     """The lines of a card that describe what ``installation`` returns."""
-    listed = ", ".join(f"{what} {found['versions'][what]}" for what in ("jax", "jaxlib", "python"))
+    listed = ", ".join(f"{package} {found['versions'][package]}" for package in ("jax", "jaxlib", "python"))
     set_to = ", ".join(f"{flag}={value}" for flag, value in found["flags"].items()) or "none"
     return {"installation": f"{listed}; {found['date']}", "flags": set_to}
 
@@ -77,8 +77,8 @@ def file_name(kind: str) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {str(d.metadata["Name"]): d.version for d in metadata.distributions() if d.metadata["Name"]}
-    return {name: found[name] for name in sorted(found) if _PACKAGES.fullmatch(name)}
+    installed = {str(d.metadata["Name"]): d.version for d in metadata.distributions() if d.metadata["Name"]}
+    return {name: installed[name] for name in sorted(installed) if _PACKAGES.fullmatch(name)}
 
 
 def _driver() -> dict[str, str]:

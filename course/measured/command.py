@@ -1,4 +1,4 @@
-"""The commands that measure this machine's devices and keep the results, a row at a time."""
+"""The commands that measure this machine's devices and save the results, a row at a time."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ NO_GPU = (
 
 def parser(program: str, description: str) -> argparse.ArgumentParser:
     """The options that all measuring commands share."""
-    made = argparse.ArgumentParser(prog=program, description=description.split("\n")[0])
-    made.add_argument("--limit", type=float, default=3600, metavar="SECONDS", help="stop cleanly after this long")
-    made.add_argument("--again", action="store_true", help="also measure recorded rows again")
-    made.add_argument("--folder", type=Path, help="where the file goes; course/measurements if left out")
-    return made
+    argument_parser = argparse.ArgumentParser(prog=program, description=description.split("\n")[0])
+    argument_parser.add_argument(
+        "--limit", type=float, default=3600, metavar="SECONDS", help="stop cleanly after this long"
+    )
+    argument_parser.add_argument("--again", action="store_true", help="also measure recorded rows again")
+    argument_parser.add_argument("--folder", type=Path, help="where the file goes; course/measurements if left out")
+    return argument_parser
 
 
 def measure(
@@ -44,7 +46,7 @@ def measure(
         groups: The groups to measure on devices of a given kind.
         platform: ``cpu`` to try the command on emulated devices.
         as_json: Print one JSON object with the card and the rows.
-        conclusion: What follows from the kind's rows, in a line.
+        conclusion: Describes in one line what follows from the kind's rows.
     """
     deadline = time.monotonic() + options.limit
     try:
@@ -54,49 +56,54 @@ def measure(
     if card["platform"] != "gpu" and platform != "cpu":
         return _nothing(NO_GPU.format(**card), as_json)
     path = (options.folder or FOLDER) / file_name(card["kind"])
-    found = groups(card["kind"])
+    all_groups = groups(card["kind"])
     try:
         missing = _with_bar(
-            len(found),
+            len(all_groups),
             lambda report: measure_all(
-                card, path, found, again=options.again, deadline=deadline, platform=platform, report=report
+                card, path, all_groups, again=options.again, deadline=deadline, platform=platform, report=report
             ),
         )
         if as_json:
-            kept = read(path, card)
-            own = {name: kept["rows"][name] for group in found for name in group.rows}
-            print(json.dumps({"missing": missing, **kept, "rows": own}))
+            data = read(path, card)
+            own = {name: data["rows"][name] for group in all_groups for name in group.rows}
+            print(json.dumps({"missing": missing, **data, "rows": own}))
     except ValueError as error:
         return _nothing(f"{error}. Nothing was measured.", as_json)
-    where = path if options.folder else path.name
-    say(f"written: {where}; {len(missing)} rows are not measured" + (": run it again to continue" if missing else ""))
-    others, ours = _by_installation([name for group in found for name in group.rows], read(path, card), card)
-    if others:
+    shown_path = path if options.folder else path.name
+    say(
+        f"written: {shown_path}; {len(missing)} rows are not measured"
+        + (": run it again to continue" if missing else "")
+    )
+    other_rows, our_rows = _by_installation(
+        [name for group in all_groups for name in group.rows], read(path, card), card
+    )
+    if other_rows:
         say(
-            f"{len(others)} of these rows were measured with another machine or installation and kept. To measure them "
-            "on this one, name a --folder of your own, or --again to replace them"
+            f"{len(other_rows)} of these rows were measured with another machine or installation and kept. To measure "
+            "them on this one, name a --folder of your own, or --again to replace them"
         )
-    if text := conclusion(card["kind"], ours):
+    if text := conclusion(card["kind"], our_rows):
         say(text)
     return 1 if missing else 0
 
 
 def _by_installation(
-    names: list[str], kept: dict[str, Any], card: dict[str, Any]
+    names: list[str], data: dict[str, Any], card: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The measured rows of these names that another machine or installation has measured, and those of this one."""
-    same = [{**one, "date": ""} == {**card, "date": ""} for one in kept["cards"]]
-    rows = {name: kept["rows"][name] for name in names if NOT_MEASURED not in kept["rows"][name]}
-    found = {True: {}, False: {}}
+    """The measured rows with these names from another machine or installation, and those from this one."""
+    is_same = [{**recorded_card, "date": ""} == {**card, "date": ""} for recorded_card in data["cards"]]
+    rows = {name: data["rows"][name] for name in names if NOT_MEASURED not in data["rows"][name]}
+    by_installation = {True: {}, False: {}}
     for name, row in rows.items():
-        found[same[row["card"]]][name] = row
-    return found[False], found[True]
+        by_installation[is_same[row["card"]]][name] = row
+    return by_installation[False], by_installation[True]
 
 
-def _nothing(why: str, as_json: bool) -> int:
+def _nothing(reason: str, as_json: bool) -> int:
     if as_json:
-        print(json.dumps({"rows": {}, "reason": why}))
-    say(why)
+        print(json.dumps({"rows": {}, "reason": reason}))
+    say(reason)
     return 2
 
 

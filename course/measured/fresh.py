@@ -55,9 +55,9 @@ def ask(
         (Path(folder) / "request.json").write_text(json.dumps({**request, "folder": folder}))
         command = [sys.executable, "-m", module, folder]
         try:
-            kept, none = environment(platform, flags), subprocess.DEVNULL
+            variables, devnull = environment(platform, flags), subprocess.DEVNULL
             run = subprocess.run(
-                command, env=kept, cwd=ROOT, stdin=none, stdout=none, stderr=subprocess.PIPE, timeout=seconds
+                command, env=variables, cwd=ROOT, stdin=devnull, stdout=devnull, stderr=subprocess.PIPE, timeout=seconds
             )
         except subprocess.TimeoutExpired:
             raise MeasurementFailed(f"it took longer than {seconds:.0f} s and was ended", "time") from None
@@ -65,29 +65,29 @@ def ask(
         if not answer.exists():
             last = (run.stderr.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
             raise MeasurementFailed(f"the process ended with status {run.returncode}: {last[:300]}")
-        found = json.loads(answer.read_text())
-    if "error" in found:
-        raise MeasurementFailed(found["error"], found["kind"])
-    return found
+        response = json.loads(answer.read_text())
+    if "error" in response:
+        raise MeasurementFailed(response["error"], response["kind"])
+    return response
 
 
 def serve(folder: str, answer: Any) -> None:
     """In the worker: respond to the request in ``folder`` with ``answer(request)``, or report the error."""
     request = json.loads((Path(folder) / "request.json").read_text())
     try:
-        found = answer(request)
+        response = answer(request)
     except Exception as error:
         text = f"{type(error).__name__}: {error}".split("\n")[0][:500]
         memory = "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()
-        found = {"error": text, "kind": "out of memory" if memory else "fault"}
-    (Path(folder) / "answer.json").write_text(json.dumps(found))
+        response = {"error": text, "kind": "out of memory" if memory else "fault"}
+    (Path(folder) / "answer.json").write_text(json.dumps(response))
 
 
 def environment(platform: str = "", flags: str = "") -> dict[str, str]:
     """Environment variables of a measuring process; ``platform`` and ``flags`` as for ``ask``."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "MESHCRAFT_MESH")}
+    variables = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "MESHCRAFT_MESH")}
     # Allocate memory on demand, so that the peak is the program's and two processes can follow each other.
-    kept |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:2]]), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    kept |= {"JAX_PLATFORMS": "cpu"} if platform == "cpu" else {"MESHCRAFT_MESH": "real"}
-    both = " ".join(part for part in (kept.get("XLA_FLAGS", ""), flags) if part)
-    return {**kept, "XLA_FLAGS": both} if both else kept
+    variables |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:2]]), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    variables |= {"JAX_PLATFORMS": "cpu"} if platform == "cpu" else {"MESHCRAFT_MESH": "real"}
+    xla_flags = " ".join(part for part in (variables.get("XLA_FLAGS", ""), flags) if part)
+    return {**variables, "XLA_FLAGS": xla_flags} if xla_flags else variables

@@ -18,7 +18,7 @@ RUNS, SECONDS = 20, 5.0
 
 
 def measure(kind: str, dtype: str, size: int) -> dict[str, Any]:
-    """The rate of one kernel on the first device.
+    """Measure the rate of one kernel on the first device.
 
     Args:
         kind: ``matmul`` (two square matrices), ``add`` (two arrays into one) or ``negate`` (one array into itself).
@@ -27,7 +27,7 @@ def measure(kind: str, dtype: str, size: int) -> dict[str, Any]:
 
     Returns:
         ``seconds`` per kernel, its ``rate`` in FLOP/s or bytes/s, and the numbers of ``kernels`` per run and of
-        ``runs``. The time is the median run's on the host's clock, divided by its kernels.
+        ``runs``. The time is that of the median run on the host's clock, divided by its number of kernels.
 
     Raises:
         ValueError: There is no such kernel.
@@ -86,9 +86,9 @@ def _move(kind: str, dtype: str, size: int) -> tuple[Callable[[], Any], int, flo
 def _times(run: Callable[[], Any]) -> list[float]:
     for _ in range(2):
         jax.block_until_ready(run())
-    found: list[float] = []
-    while len(found) < 3 or (len(found) < RUNS and sum(found) < SECONDS):
+    times: list[float] = []
+    while len(times) < 3 or (len(times) < RUNS and sum(times) < SECONDS):
         start = time.perf_counter()
         jax.block_until_ready(run())
-        found.append(time.perf_counter() - start)
-    return found
+        times.append(time.perf_counter() - start)
+    return times

@@ -41,12 +41,16 @@ def peak_memory(program: Program, *, high: int = 2, seconds: float = 300, platfo
         MeasurementFailed: It could not be run; ``kind`` is ``out of memory`` if it did not fit.
     """
     request = {"do": "memory", "high": high}
-    found = fresh.ask(request, {"program": program.serialise()}, seconds=seconds, platform=platform, flags=flags)
-    return Peak(found["bytes"], found["compiling"])
+    response = fresh.ask(request, {"program": program.serialise()}, seconds=seconds, platform=platform, flags=flags)
+    return Peak(response["bytes"], response["compiling"])
 
 
 def peak_now() -> int | None:
     """The largest ``peak_bytes_in_use`` of this process's devices; None if they do not report it, as on CPUs."""
     stats: list[dict[str, Any] | None] = [device.memory_stats() for device in jax.local_devices()]
-    peaks = [found["peak_bytes_in_use"] for found in stats if found and "peak_bytes_in_use" in found]
+    peaks = [
+        device_stats["peak_bytes_in_use"]
+        for device_stats in stats
+        if device_stats and "peak_bytes_in_use" in device_stats
+    ]
     return max(peaks) if peaks else None

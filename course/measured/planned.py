@@ -68,7 +68,7 @@ def lines(data: dict[str, Any]) -> dict[str, str]:
     options += [f"ZeRO stage {row['zero']}"] if row["zero"] else []
     options += ["rings"] if row["rings"] else []
     options += [f"schedule {row['schedule']}", f"kernels {row['kernels']}"]
-    model = ", ".join(f"{what} {sizes[what]:,}" for what in SIZES)
+    model = ", ".join(f"{size_name} {sizes[size_name]:,}" for size_name in SIZES)
     return {
         "run": f"{name}, predicted {row['predicted']}",
         "devices": f"{data['kind']}: {device['count']} devices of {capacity_text(device['memory'])}, none of them here",

@@ -15,7 +15,7 @@ from course.measured.card import file_name, write
 
 FOLDER = Path(__file__).resolve().parents[1] / "measurements"
 NOT_MEASURED = "not measured"
-# A process that takes longer than this hangs, or the row is too large for the machine.
+# A process that takes longer than this has hung, or the row is too large for the machine.
 LONGEST = 400.0
 
 
@@ -61,28 +61,28 @@ def measure_all(
         platform: As for ``fresh.ask``.
         report: Progress callbacks.
     """
-    kept = read(path, card)
-    rows = kept["rows"]
+    data = read(path, card)
+    rows = data["rows"]
     for i, group in enumerate(found, 1):
         for name in group.rows:
             rows.setdefault(name, {NOT_MEASURED: "not tried yet"})
         missing = [name for name in group.rows if again or NOT_MEASURED in rows[name]]
         left = deadline - time.monotonic()
-        what = f"[{i}/{len(found)}] {group.rows[0]}" + (f" and {len(group.rows) - 1} more" if group.rows[1:] else "")
+        label = f"[{i}/{len(found)}] {group.rows[0]}" + (f" and {len(group.rows) - 1} more" if group.rows[1:] else "")
         if not missing or left <= 0:
-            report.text(f"{what}: {'already there' if not missing else 'no time left'}")
+            report.text(f"{label}: {'already there' if not missing else 'no time left'}")
             report.done()
             continue
-        report.text(f"{what} ...")
+        report.text(f"{label} ...")
         start = time.monotonic()
         for name, figures in _figures(group, min(left, LONGEST), platform).items():
             if name in missing and (NOT_MEASURED not in figures or NOT_MEASURED in rows[name]):
-                rows[name] = figures if NOT_MEASURED in figures else {**figures, "card": _card_index(kept, card)}
+                rows[name] = figures if NOT_MEASURED in figures else {**figures, "card": _card_index(data, card)}
             report.text(f"    {name}: {summary(figures)}")
         report.text(f"    {time.monotonic() - start:.0f} s")
-        write(path, kept)
+        write(path, data)
         report.done()
-    write(path, kept)
+    write(path, data)
     return [name for group in found for name in group.rows if NOT_MEASURED in rows[name]]
 
 
@@ -112,15 +112,15 @@ def summary(figures: dict[str, Any]) -> str:
 
 
 def read(path: Path, card: dict[str, Any]) -> dict[str, Any]:
-    """The file for a card's kind, or an empty one.
+    """The contents of the file for a card's kind, without rows if there is no file.
 
     Raises:
         ValueError: The file belongs to another kind of device.
     """
-    kept = json.loads(path.read_text()) if path.exists() else {"kind": card["kind"], "cards": [], "rows": {}}
-    if kept["kind"] != card["kind"]:
-        raise ValueError(f"{path.name} is for {kept['kind']!r} and this is {card['kind']!r}: name another --folder")
-    return kept
+    data = json.loads(path.read_text()) if path.exists() else {"kind": card["kind"], "cards": [], "rows": {}}
+    if data["kind"] != card["kind"]:
+        raise ValueError(f"{path.name} is for {data['kind']!r} and this is {card['kind']!r}: name another --folder")
+    return data
 
 
 def recorded_rows(kind: str) -> dict[str, dict[str, Any]]:
@@ -129,8 +129,8 @@ def recorded_rows(kind: str) -> dict[str, dict[str, Any]]:
     return json.loads(path.read_text())["rows"] if path.exists() else {}
 
 
-def _card_index(kept: dict[str, Any], card: dict[str, Any]) -> int:
+def _card_index(data: dict[str, Any], card: dict[str, Any]) -> int:
     """Index of this card among those that rows were measured with; a new one is appended."""
-    if card not in kept["cards"]:
-        kept["cards"].append(card)
-    return kept["cards"].index(card)
+    if card not in data["cards"]:
+        data["cards"].append(card)
+    return data["cards"].index(card)

@@ -32,20 +32,20 @@ def mesh_of_present(axes: dict[str, int], devices: list[Any] | None = None) -> M
     Raises:
         TooFewDevices: There are not enough for ``axes``.
     """
-    found = jax.devices() if devices is None else devices
+    present = jax.devices() if devices is None else devices
     needed = int(np.prod(list(axes.values())))
-    if len(found) < needed:
-        raise TooFewDevices(too_few(axes, len(found), found[0].device_kind if found else "device"))
-    return make_mesh(axes, found)
+    if len(present) < needed:
+        raise TooFewDevices(too_few(axes, len(present), present[0].device_kind if present else "device"))
+    return make_mesh(axes, present)
 
 
 def too_few(axes: dict[str, int], present: int, kind: str) -> str:
     """The message for a mesh that is larger than the machine."""
     mesh, needed = mesh_text(axes), int(np.prod(list(axes.values())))
-    there = f"{present} is" if present == 1 else f"{present} are"
+    count_text = f"{present} is" if present == 1 else f"{present} are"
     return (
-        f"mesh {mesh} needs {needed} devices and {there} present ({kind}). Run it on a machine with {needed}, or leave "
-        "`--mesh real` out: everything but measured time and memory is judged on emulated devices"
+        f"mesh {mesh} needs {needed} devices and {count_text} present ({kind}). Run it on a machine with {needed}, "
+        "or leave `--mesh real` out: everything but measured time and memory is judged on emulated devices"
     )
 
 
@@ -94,10 +94,10 @@ def stepper(executable: Executable, placed: list[jax.Array]) -> Step:
     copied = [i for i in program.donated if i not in following]
 
     def step() -> float:
-        given = [jnp.copy(array) if i in copied else array for i, array in enumerate(arrays)]
-        jax.block_until_ready(given)
+        arguments = [jnp.copy(array) if i in copied else array for i, array in enumerate(arrays)]
+        jax.block_until_ready(arguments)
         start = time.perf_counter()
-        results = jax.block_until_ready(executable.call(*given))
+        results = jax.block_until_ready(executable.call(*arguments))
         took = time.perf_counter() - start
         for i, at in following.items():
             arrays[i] = results[at]
@@ -108,9 +108,9 @@ def stepper(executable: Executable, placed: list[jax.Array]) -> Step:
 
 def _successor(program: Program, index: int) -> int | None:
     """Index of the output that can be the next step's input, if there is one."""
-    mine = program.inputs[index]
-    same = (mine.name, mine.shape, mine.dtype, mine.spec)
-    return next((i for i, x in enumerate(program.outputs) if (x.name, x.shape, x.dtype, x.spec) == same), None)
+    donated = program.inputs[index]
+    key = (donated.name, donated.shape, donated.dtype, donated.spec)
+    return next((i for i, x in enumerate(program.outputs) if (x.name, x.shape, x.dtype, x.spec) == key), None)
 
 
 def paired(ours: Step, theirs: Step) -> Sample:
@@ -124,12 +124,12 @@ def paired(ours: Step, theirs: Step) -> Sample:
         return sum(step() for _ in range(repeats))
 
     def sample(ours_first: np.ndarray) -> np.ndarray:
-        found = []
+        log_ratios = []
         for first in ours_first:
             a = timed(ours if first else theirs)
             b = timed(theirs if first else ours)
-            found.append(np.log(a / b) if first else np.log(b / a))
-        return np.array(found)
+            log_ratios.append(np.log(a / b) if first else np.log(b / a))
+        return np.array(log_ratios)
 
     return sample
 
@@ -138,10 +138,10 @@ def time_steps(step: Step, *, steps: int = 30, seconds: float = 60) -> list[floa
     """Seconds that each step took, without the warm-up; fewer than ``steps`` if time runs out, but at least 3."""
     for _ in range(2):  # the warm-up
         step()
-    found: list[float] = []
-    while len(found) < 3 or (len(found) < steps and sum(found) < seconds):
-        found.append(step())
-    return found
+    times: list[float] = []
+    while len(times) < 3 or (len(times) < steps and sum(times) < seconds):
+        times.append(step())
+    return times
 
 
 def device_seconds(step: Step, steps: int = 3) -> tuple[float | None, str]:
@@ -150,7 +150,7 @@ def device_seconds(step: Step, steps: int = 3) -> tuple[float | None, str]:
     The median over steps of the time from a step's first kernel to the end of its last one, from the trace's device
     timeline. None if the profiler has no such timeline (a CPU, or a GPU without CUPTI); the second value says why.
     """
-    found = []
+    durations = []
     try:
         for _ in range(steps):
             with tempfile.TemporaryDirectory() as folder:
@@ -160,15 +160,15 @@ def device_seconds(step: Step, steps: int = 3) -> tuple[float | None, str]:
                 spans = [span for path in paths for span in _spans(jax.profiler.ProfileData.from_file(path).planes)]
             if not spans:
                 return None, "the profiler shows no device timeline here"
-            found.append(max(spans))
+            durations.append(max(spans))
     except (RuntimeError, OSError, AttributeError, ValueError) as error:
         return None, f"the profiler failed: {type(error).__name__}"
-    return float(np.median(found)), "first kernel to last, jax.profiler device timeline"
+    return float(np.median(durations)), "first kernel to last, jax.profiler device timeline"
 
 
 def _spans(planes: Any) -> list[float]:
     """Seconds from the first event to the last one on every device in a trace."""
-    found = []
+    durations = []
     for plane in planes:
         if "/device:" not in plane.name or "CUSTOM" in plane.name:
             continue
@@ -177,5 +177,5 @@ def _spans(planes: Any) -> list[float]:
         streams = [line for line in lines if line.name.startswith("Stream")] or lines
         events = [(event.start_ns, event.start_ns + event.duration_ns) for line in streams for event in line.events]
         if events:
-            found.append((max(end for _, end in events) - min(start for start, _ in events)) * 1e-9)
-    return found
+            durations.append((max(end for _, end in events) - min(start for start, _ in events)) * 1e-9)
+    return durations

@@ -60,8 +60,8 @@ def _group(run: PublishedRun, sizes: Sizes, kind: str, timed: dict[str, float]) 
         request = {"do": "step", "high": sizes.vocabulary, **timed}
         left = seconds - (time.monotonic() - start)
         answer = fresh.ask(request, {"program": program.serialise()}, seconds=left, platform=platform)
-        found = {**answer, **rates(run, sizes, answer["seconds"], kind)}
-        return {name: {**found, "sizes": asdict(sizes), "unit": "seconds and bytes"}}
+        figures = {**answer, **rates(run, sizes, answer["seconds"], kind)}
+        return {name: {**figures, "sizes": asdict(sizes), "unit": "seconds and bytes"}}
 
     return Group((name,), measure)
 
@@ -75,11 +75,11 @@ def rates(run: PublishedRun, sizes: Sizes, seconds: float, kind: str) -> dict[st
     from course.machines import machine
 
     flops = sizes.model_flops
-    found = {"tokens_per_second": sizes.batch * sizes.sequence / seconds, "model_flops": flops}
+    result = {"tokens_per_second": sizes.batch * sizes.sequence / seconds, "model_flops": flops}
     if kind not in PEAKS:
-        return {**found, "peak_flops": None, "mfu": None}
+        return {**result, "peak_flops": None, "mfu": None}
     peak = machine(PEAKS[kind]).peak({"float32": "f32", "bfloat16": "bf16"}[run.dtype])
-    return {**found, "peak_flops": peak, "mfu": flops / seconds / peak}
+    return {**result, "peak_flops": peak, "mfu": flops / seconds / peak}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -24,21 +24,21 @@ def test_without_a_gpu_it_says_that_nothing_was_measured_and_writes_nothing(tmp_
 
 
 def test_short_form_keeps_a_run_card_that_says_cpu_and_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):
-    found = steps("cpu", small=True)[1:2]
-    monkeypatch.setattr(single_device, "steps", lambda kind, small: found)
+    groups = steps("cpu", small=True)[1:2]
+    monkeypatch.setattr(single_device, "steps", lambda kind, small: groups)
     assert main(["--short", "--folder", str(tmp_path), "--limit", "300"]) == 0
-    kept = json.loads((tmp_path / "cpu.json").read_text())
-    (card,) = kept["cards"]
-    assert (kept["kind"], card["platform"]) == ("cpu", "cpu")
+    data = json.loads((tmp_path / "cpu.json").read_text())
+    (card,) = data["cards"]
+    assert (data["kind"], card["platform"]) == ("cpu", "cpu")
     assert {"jax", "jaxlib", "python"} <= set(card["versions"]) and "flags" in card
-    row = kept["rows"]["step bfloat16, scan"]
+    row = data["rows"]["step bfloat16, scan"]
     assert row["card"] == 0 and row["seconds"] > 0 and row["bytes"] is None and row["mfu"] is None
     assert row["sizes"]["width"] == 64 and row["tokens_per_second"] * row["seconds"] == pytest.approx(8 * 16)
     capsys.readouterr()
     assert main(["--short", "--folder", str(tmp_path), "--json"]) == 0
     output = capsys.readouterr()
     assert output.err.count("already there") == 1
-    assert json.loads(output.out)["rows"] == kept["rows"] and json.loads(output.out)["missing"] == []
+    assert json.loads(output.out)["rows"] == data["rows"] and json.loads(output.out)["missing"] == []
 
 
 def test_a_row_that_does_not_fit_is_not_measured_and_the_status_says_so(tmp_path, capsys, monkeypatch):
@@ -47,13 +47,13 @@ def test_a_row_that_does_not_fit_is_not_measured_and_the_status_says_so(tmp_path
             return {"kind": "a GPU", "platform": "gpu"}
         raise fresh.MeasurementFailed("RESOURCE_EXHAUSTED", "out of memory")
 
-    found = steps("a GPU", small=True)[:1]
+    groups = steps("a GPU", small=True)[:1]
     monkeypatch.setattr(fresh, "ask", ask)
-    monkeypatch.setattr(single_device, "steps", lambda kind, small: found)
+    monkeypatch.setattr(single_device, "steps", lambda kind, small: groups)
     assert main(["--folder", str(tmp_path), "--json"]) == 1
     output = json.loads(capsys.readouterr().out)
-    assert output["rows"] == {found[0].rows[0]: {NOT_MEASURED: "RESOURCE_EXHAUSTED"}}
-    assert output["missing"] == [found[0].rows[0]] and output["cards"] == []
+    assert output["rows"] == {groups[0].rows[0]: {NOT_MEASURED: "RESOURCE_EXHAUSTED"}}
+    assert output["missing"] == [groups[0].rows[0]] and output["cards"] == []
 
 
 def test_short_rows_cannot_be_put_among_the_measurements(capsys):

@@ -5,15 +5,15 @@ users) affects both. The statistic is the median of the logarithms of the pairs'
 disturbances, so its bounds come from a bootstrap that draws blocks of neighbours (Künsch 1989; circular as in
 Politis and Romano 1992).
 
-The rule looks up to four times, each time at twice as many pairs: pass if the upper bound is within the threshold,
-fail if the lower one is beyond it, else more pairs, at last "inconclusive". Each one-sided bound holds at 95%
-over all looks together: a single look takes a quarter of the 5% (Bonferroni), since four chances at 5% each
-were found to pass a ratio at the threshold in 21% of cases.
+The rule takes up to four looks, each at twice as many pairs: pass if the upper bound is within the threshold, fail if
+the lower one is beyond it, otherwise time more pairs; after the last look, "inconclusive". Each one-sided bound holds
+at 95% over all looks together: a single look takes a quarter of the 5% (Bonferroni), since four chances at 5% each were
+found to pass a ratio at the threshold in 21% of cases.
 
 On synthetic timings (log-normal noise of 2 to 20%, drift, outliers, autocorrelation; 400 runs each): a true ratio
 exactly at the threshold passes in 4 to 6% of runs and fails in 4 to 8%; one that is 10% beyond never passes, one
 that is 10% within never fails. Noise of 20% leaves 2.5 to 3.5% of those inconclusive. Where the ratio itself wanders
-(correlation 0.6 from pair to pair) a ratio at the threshold passes in 12% and fails in 16%.
+(correlation 0.6 from pair to pair), a ratio at the threshold passes in 12% and fails in 16%.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WARM_UP = 3
 ERROR = 0.05
 RESAMPLES = 1000
 
-# Times as many pairs as there are orders (True: ours first); returns log(ours / theirs) of each pair, in order.
+# Times one pair for each given order (True: ours first); returns log(ours / theirs) of each pair, in order.
 Sample = Callable[[np.ndarray], np.ndarray]
 
 
@@ -77,16 +77,16 @@ def compare(
         raise ValueError(f"threshold {threshold} must be above 0, and looks {looks} rise from {LOOKS[0]} or more")
     rng = np.random.default_rng(seed)
     sample(rng.random(WARM_UP) < 0.5)
-    found = np.empty(0)
+    log_ratios = np.empty(0)
     outcome, low, middle, high = INCONCLUSIVE, -np.inf, np.nan, np.inf
     for look in looks:
-        found = np.concatenate([found, sample(rng.random(look - len(found)) < 0.5)])
-        low, middle, high = bounds(found, rng, ERROR / len(looks))
+        log_ratios = np.concatenate([log_ratios, sample(rng.random(look - len(log_ratios)) < 0.5)])
+        low, middle, high = bounds(log_ratios, rng, ERROR / len(looks))
         outcome = PASS if high <= np.log(threshold) else FAIL if low > np.log(threshold) else INCONCLUSIVE
         if outcome != INCONCLUSIVE or enough():
             break
     ratio, low, high = (float(np.exp(x)) for x in (middle, low, high))
-    return Comparison(outcome, ratio, low, high, len(found), threshold)
+    return Comparison(outcome, ratio, low, high, len(log_ratios), threshold)
 
 
 def bounds(values: np.ndarray, rng: np.random.Generator, error: float = ERROR) -> tuple[float, float, float]:
@@ -105,8 +105,8 @@ def bounds(values: np.ndarray, rng: np.random.Generator, error: float = ERROR) -
     n = len(values)
     block = block_length(n)
     starts = rng.integers(0, n, (RESAMPLES, -(-n // block), 1))
-    chosen = ((starts + np.arange(block)) % n).reshape(RESAMPLES, -1)[:, :n]
-    medians = np.median(values[chosen], axis=1)
+    indices = ((starts + np.arange(block)) % n).reshape(RESAMPLES, -1)[:, :n]
+    medians = np.median(values[indices], axis=1)
     low, high = np.quantile(medians, [error, 1 - error])
     return float(low), float(np.median(values)), float(high)
 

@@ -43,36 +43,36 @@ def test_10_percent_beyond_the_threshold_never_passes_and_10_percent_within_neve
 
 
 def test_at_the_threshold_each_wrong_outcome_comes_in_about_5_percent_in_spite_of_four_looks():
-    found = rates(THRESHOLD)
+    outcome_rates = rates(THRESHOLD)
     # 5% of 200 runs is 10, with a standard deviation of 3.
-    assert found[PASS] <= 0.08 and found[FAIL] <= 0.08
-    assert found[INCONCLUSIVE] >= 0.8
+    assert outcome_rates[PASS] <= 0.08 and outcome_rates[FAIL] <= 0.08
+    assert outcome_rates[INCONCLUSIVE] >= 0.8
 
 
 def test_without_noise_the_ratio_is_exact_and_one_look_is_enough():
-    found = compare(lambda first: np.full(len(first), np.log(1.1)), THRESHOLD)
-    assert (found.outcome, found.pairs) == (PASS, LOOKS[0])
-    assert found.ratio == pytest.approx(1.1) and found.low == pytest.approx(found.high)
+    comparison = compare(lambda first: np.full(len(first), np.log(1.1)), THRESHOLD)
+    assert (comparison.outcome, comparison.pairs) == (PASS, LOOKS[0])
+    assert comparison.ratio == pytest.approx(1.1) and comparison.low == pytest.approx(comparison.high)
 
 
 def test_warm_up_is_dropped_and_orders_are_random_and_repeatable():
-    seen = []
+    orders = []
 
     def sample(first):
-        seen.append(first)
-        return np.full(len(first), 9.0 if len(seen) == 1 else 0.0)
+        orders.append(first)
+        return np.full(len(first), 9.0 if len(orders) == 1 else 0.0)
 
     assert compare(sample, THRESHOLD, seed=3).ratio == 1
-    assert [len(first) for first in seen] == [WARM_UP, LOOKS[0]]
-    assert 5 < np.sum(seen[1]) < 25
+    assert [len(first) for first in orders] == [WARM_UP, LOOKS[0]]
+    assert 5 < np.sum(orders[1]) < 25
     compare(sample, THRESHOLD, seed=3)
-    assert np.array_equal(seen[1], seen[3])
+    assert np.array_equal(orders[1], orders[3])
 
 
 def test_when_time_is_up_the_pairs_so_far_are_inconclusive():
-    found = compare(machine(THRESHOLD, 1), THRESHOLD, enough=lambda: True)
-    assert (found.outcome, found.pairs) == (INCONCLUSIVE, LOOKS[0])
-    assert found.low < THRESHOLD < found.high
+    comparison = compare(machine(THRESHOLD, 1), THRESHOLD, enough=lambda: True)
+    assert (comparison.outcome, comparison.pairs) == (INCONCLUSIVE, LOOKS[0])
+    assert comparison.low < THRESHOLD < comparison.high
 
 
 def test_blocks_widen_the_bounds_of_values_that_remember():

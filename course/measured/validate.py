@@ -1,7 +1,7 @@
 """``make validate-gpu``: measure this machine's GPU and save the figures, with the card, for its kind.
 
-Rates of matmuls and of memory traffic, and time and memory of the single-GPU programs that the analyses are validated
-on. Each row is saved as soon as it is measured; another call continues with the missing rows.
+The figures are rates of matmuls and of memory traffic, and time and memory of the single-GPU programs that the analyses
+are validated on. Each row is saved as soon as it is measured; another call continues with the missing rows.
 
 Exit status 0: every row is measured; 1: some are not; 2: there is no GPU, or the call is invalid.
 """
@@ -28,10 +28,10 @@ MOVE_SIZES = (16 * MiB, 64 * MiB, 256 * MiB, 1024 * MiB)
 def groups(kind: str = "", small: bool = False) -> list[Group]:
     """All groups to measure, cheapest first; ``kind`` and ``small`` as for ``steps``."""
     sizes = (64, 128) if small else MATMUL_SIZES
-    moved = (MiB,) if small else MOVE_SIZES
-    found = [_kernels("matmul", dtype, sizes) for dtype in ("bf16", "f32 default", "f32 highest")]
-    found += [_kernels(moving, "f32 default", moved) for moving in ("add", "negate")]
-    return found + steps(kind, small)
+    move_sizes = (MiB,) if small else MOVE_SIZES
+    kernel_groups = [_kernels("matmul", dtype, sizes) for dtype in ("bf16", "f32 default", "f32 highest")]
+    kernel_groups += [_kernels(moving, "f32 default", move_sizes) for moving in ("add", "negate")]
+    return kernel_groups + steps(kind, small)
 
 
 def _kernels(kind: str, dtype: str, sizes: tuple[int, ...]) -> Group:
@@ -67,20 +67,20 @@ def reached(kind: str, rows: dict[str, dict[str, Any]]) -> Efficiency | None:
 def main(arguments: list[str] | None = None) -> int:
     """Measure, and return the exit status."""
     parser = command.parser("python -m course.measured.validate", __doc__ or "")
-    parser.add_argument("--only", default="", metavar="REGEX", help="only groups with a row whose name this finds")
+    parser.add_argument("--only", default="", metavar="REGEX", help="only groups with a row whose name matches")
     parser.add_argument("--platform", choices=["", "cpu"], default="", help="cpu tests the plumbing, at small sizes")
     options = parser.parse_args(arguments)
 
     def chosen(kind: str) -> list[Group]:
-        every = groups(kind, small=options.platform == "cpu")
-        return [group for group in every if re.search(options.only, " ".join(group.rows))]
+        all_groups = groups(kind, small=options.platform == "cpu")
+        return [group for group in all_groups if re.search(options.only, " ".join(group.rows))]
 
     return command.measure(options, chosen, platform=options.platform, conclusion=_conclusion)
 
 
 def _conclusion(kind: str, rows: dict[str, dict[str, Any]]) -> str:
-    found = reached(kind, rows)
-    factors = found and f"{{ matmul = {found.matmul:.3f}, memory = {found.memory:.3f} }}"
+    efficiency = reached(kind, rows)
+    factors = efficiency and f"{{ matmul = {efficiency.matmul:.3f}, memory = {efficiency.memory:.3f} }}"
     return f"in a machine file: like = {PEAKS[kind]!r} and efficiency = {factors}" if factors else ""
 
 

@@ -30,7 +30,7 @@ def rows_in(path):
     return json.loads(path.read_text())["rows"]
 
 
-def test_rows_that_are_there_are_kept_unless_asked_for_again(tmp_path):
+def test_existing_rows_are_kept_unless_measured_again_on_request(tmp_path):
     path, calls = tmp_path / "kind.json", []
     group = counted("row", {"rate": 1.0, "unit": "bytes/s"}, calls)
     assert measure_all(CARD, path, [group], again=False, deadline=late()) == []
@@ -38,8 +38,8 @@ def test_rows_that_are_there_are_kept_unless_asked_for_again(tmp_path):
     assert calls == ["row"]
     measure_all({**CARD, "date": "tomorrow"}, path, [group], again=True, deadline=late())
     assert calls == ["row", "row"]
-    kept = json.loads(path.read_text())
-    assert [c["date"] for c in kept["cards"]] == ["today", "tomorrow"] and kept["rows"]["row"]["card"] == 1
+    data = json.loads(path.read_text())
+    assert [c["date"] for c in data["cards"]] == ["today", "tomorrow"] and data["rows"]["row"]["card"] == 1
 
 
 def test_after_the_limit_nothing_starts_and_what_is_there_is_written(tmp_path):
@@ -78,11 +78,11 @@ def test_every_published_single_gpu_run_has_a_row():
 def test_plumbing_from_the_command_to_the_file(tmp_path, capsys):
     arguments = ["--platform", "cpu", "--folder", str(tmp_path), "--only", "^matmul bf16|^step float32"]
     assert main(arguments) == 0
-    kept = json.loads((tmp_path / "cpu.json").read_text())
-    assert set(kept["rows"]) == {"matmul bf16 64", "matmul bf16 128", "step float32, scan"}
-    step = kept["rows"]["step float32, scan"]
+    data = json.loads((tmp_path / "cpu.json").read_text())
+    assert set(data["rows"]) == {"matmul bf16 64", "matmul bf16 128", "step float32, scan"}
+    step = data["rows"]["step float32, scan"]
     assert step["seconds"] > 0 and step["steps"] >= 3 and step["bytes"] is None and step["device_seconds"] is None
-    assert kept["cards"][0]["versions"]["jax"] and "[1/2]" in capsys.readouterr().err
+    assert data["cards"][0]["versions"]["jax"] and "[1/2]" in capsys.readouterr().err
 
 
 def test_the_factors_of_a_machine_file_are_shares_of_the_published_peaks(tmp_path, capsys, monkeypatch):
@@ -91,31 +91,31 @@ def test_the_factors_of_a_machine_file_are_shares_of_the_published_peaks(tmp_pat
         "matmul bf16 16384": {"rate": 0.7 * peak.peak("bf16"), "unit": "FLOP/s"},
         "add 1024 MiB": {"rate": 0.9 * peak.memory_bandwidth, "unit": "bytes/s"},
     }
-    found = reached(H100, rows)
-    assert found and (found.matmul, found.memory) == pytest.approx((0.7, 0.9))
+    efficiency = reached(H100, rows)
+    assert efficiency and (efficiency.matmul, efficiency.memory) == pytest.approx((0.7, 0.9))
     assert (
         reached("a kind", rows) is None and reached(H100, {**rows, "add 1024 MiB": {NOT_MEASURED: "no room"}}) is None
     )
     monkeypatch.setattr(fresh, "ask", lambda *_, **__: mine)
     monkeypatch.setattr("course.measured.validate.groups", lambda *_, **__: [Group(tuple(rows), lambda *_: {})])
     mine = {**CARD, "kind": H100}
-    for other, said in (
+    for other, message in (
         ({**mine, "date": "yesterday"}, "in a machine file: like = '8xH100' and efficiency = { matmul = 0.7"),
         (
             {**mine, "memory": 1},
             "2 of these rows were measured with another machine or installation and kept. To measure",
         ),
     ):
-        kept = {"kind": H100, "cards": [other], "rows": {name: {**row, "card": 0} for name, row in rows.items()}}
-        (tmp_path / file_name(H100)).write_text(json.dumps(kept))
+        data = {"kind": H100, "cards": [other], "rows": {name: {**row, "card": 0} for name, row in rows.items()}}
+        (tmp_path / file_name(H100)).write_text(json.dumps(data))
         assert main(["--folder", str(tmp_path)]) == 0
         err = capsys.readouterr().err
-        assert said in err and ("machine file" in err) is (other["date"] == "yesterday")
+        assert message in err and ("machine file" in err) is (other["date"] == "yesterday")
 
 
 def test_a_backend_without_a_peak_measures_no_memory():
-    found = peak_memory(training(), platform="cpu")
-    assert found.bytes is None and not found.at_most
+    peak = peak_memory(training(), platform="cpu")
+    assert peak.bytes is None and not peak.at_most
 
 
 def test_a_fresh_process_says_what_went_wrong():
@@ -130,7 +130,7 @@ def test_a_process_that_takes_too_long_is_ended():
     assert raised.value.kind == "time"
 
 
-def test_a_real_mesh_is_allowed_unless_cpu_is_asked_for(monkeypatch):
+def test_a_real_mesh_is_allowed_unless_cpu_is_requested(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("XLA_FLAGS", "--a")
     real, cpu = fresh.environment(flags="--b"), fresh.environment("cpu")
@@ -139,8 +139,10 @@ def test_a_real_mesh_is_allowed_unless_cpu_is_asked_for(monkeypatch):
 
 
 def test_the_card_names_devices_versions_and_flags_and_no_path():
-    found = card()
-    assert (found["platform"], found["count"]) == ("cpu", 8) and {"python", "jax", "jaxlib"} <= set(found["versions"])
+    this_card = card()
+    assert (this_card["platform"], this_card["count"]) == ("cpu", 8) and {"python", "jax", "jaxlib"} <= set(
+        this_card["versions"]
+    )
     assert flags({"XLA_FLAGS": "--x=1 --dump_to=/home/me --y=2", "HOME": "/home/me"}) == {
         "XLA_FLAGS": "--x=1 --dump_to=PATH --y=2"
     }
@@ -149,9 +151,9 @@ def test_the_card_names_devices_versions_and_flags_and_no_path():
 
 @pytest.mark.parametrize("kind", ["matmul", "add", "negate"])
 def test_a_kernel_gives_a_rate_that_is_its_work_by_its_time(kind):
-    found = measure(kind, "f32 highest", 64 if kind == "matmul" else 4096)
+    result = measure(kind, "f32 highest", 64 if kind == "matmul" else 4096)
     work = {"matmul": 2 * 64**3, "add": 3 * 4096, "negate": 2 * 4096}[kind]
-    assert found["rate"] * found["seconds"] == pytest.approx(work)
+    assert result["rate"] * result["seconds"] == pytest.approx(work)
 
 
 def test_small_kernels_are_repeated_and_large_ones_are_not():

@@ -44,10 +44,10 @@ def _kernel(request: dict[str, Any], size: int) -> dict[str, Any]:
 
 def _timed(step: Step, request: dict[str, Any]) -> dict[str, Any]:
     times = time_steps(step, steps=request["steps"], seconds=request["seconds"])
-    device, how = device_seconds(step)
+    device, method = device_seconds(step)
     low, middle, high = (float(x) for x in np.quantile(times, [0.25, 0.5, 0.75]))
-    found = {"seconds": middle, "quartiles": [low, high], "steps": len(times)}
-    return {**found, "device_seconds": device, "device_how": how}
+    timing = {"seconds": middle, "quartiles": [low, high], "steps": len(times)}
+    return {**timing, "device_seconds": device, "device_how": method}
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ configurations.
 >>> from course.planning import Choice, estimate
 >>> sizes = Sizes(layers=16, width=2048, heads=16, vocab=32_000, seq=1024)
 >>> choice = Choice(data=2, pipe=2, tensor=2, microbatches=8, repeats=2, remat="block", zero=3)
->>> found = estimate(sizes, machine("8xH100"), 64, choice)
->>> found.fits, found.mfu < 1
+>>> plan = estimate(sizes, machine("8xH100"), 64, choice)
+>>> plan.fits, plan.mfu < 1
 (True, True)
 """
 

@@ -27,7 +27,7 @@ class Mesh(NamedTuple):
 
     @property
     def copies(self) -> int:
-        """Devices that compute with the same weights on different tokens, unless the weights are those of experts."""
+        """Number of devices that use the same weights for different tokens, unless the weights are those of experts."""
         return self.data * self.context * self.expert
 
 
@@ -41,8 +41,8 @@ class Choice(NamedTuple):
             weights are gathered together, and whose gradients are reduced together.
         remat: One of ``course.planning.training.REMAT``.
         zero: Stage of ZeRO, 0 to 3: what devices with the same weights split.
-        schedule: One of ``course.planning.training.SCHEDULES``; empty means the first of the training's that a mesh and
-            its repeats allow.
+        schedule: One of ``course.planning.training.SCHEDULES``; empty means the first of ``training.schedules`` that
+            the mesh and the repeats allow.
         context, expert: Sizes of the other two axes.
     """
 
@@ -63,7 +63,7 @@ class Choice(NamedTuple):
 
     @property
     def mesh(self) -> dict[str, int]:
-        """Axis sizes by name, outermost first; of ``expert`` and ``context`` those above 1."""
+        """Axis sizes by name, outermost first; ``expert`` and ``context`` only if above 1."""
         rest = {axis: size for axis in ("expert", "context") if (size := getattr(self, axis)) > 1}
         return {"data": self.data, "pipe": self.pipe, **rest, "tensor": self.tensor}
 
@@ -99,10 +99,10 @@ def unscheduled(choice: Choice, schedule: str) -> str:
     if choice.pipe == 1 or schedule == "breadth_first":
         return ""
     if (choice.repeats > 1) != (schedule == "interleaved"):
-        wanted = "several repeats" if schedule == "interleaved" else "one repeat"
-        return f"a pipeline of the schedule {schedule} has {wanted}, and there are {choice.repeats}"
+        required = "several repeats" if schedule == "interleaved" else "one repeat"
+        return f"a pipeline of the schedule {schedule} has {required}, and there are {choice.repeats}"
     if schedule == "zero_bubble" and choice.remat != "none":
-        return f"the schedule zero_bubble keeps what gradients of weights need, so remat is none and not {choice.remat}"
+        return f"the schedule zero_bubble keeps what gradients of weights need: remat must be none, not {choice.remat}"
     if schedule == "zero_bubble" and choice.microbatches < choice.pipe:
         return (
             f"the schedule zero_bubble needs at least {choice.pipe} microbatches, and there are {choice.microbatches}"
@@ -112,7 +112,7 @@ def unscheduled(choice: Choice, schedule: str) -> str:
 
 @dataclass(frozen=True)
 class Indivisible:
-    """A size of a model that a mesh axis does not divide; its text says which.
+    """A size of a model that is not divisible by a mesh axis; ``str`` says which.
 
     Attributes:
         what, number: Name and value of the size.
@@ -147,26 +147,26 @@ def indivisible(sizes: Sizes, batch: int, mesh: Mesh, training: Training, course
         split["vocab"] = sizes.vocab
     if training.sequence_parallel:
         split["seq"] = sizes.seq // mesh.context
-    every = [Indivisible(what, number, "tensor", mesh.tensor) for what, number in split.items()]
+    divisions = [Indivisible(name, number, "tensor", mesh.tensor) for name, number in split.items()]
     # Stages may differ in their number of layers, but each needs at least one.
     uneven = not course and sizes.layers >= mesh.pipe
-    every += [] if uneven else [Indivisible("layers", sizes.layers, "pipe", mesh.pipe)]
+    divisions += [] if uneven else [Indivisible("layers", sizes.layers, "pipe", mesh.pipe)]
     if mesh.expert > 1:
-        every.append(Indivisible("experts", sizes.experts or 1, "expert", mesh.expert))
-        every.append(Indivisible("batch", batch, "data x expert", mesh.data * mesh.expert))
+        divisions.append(Indivisible("experts", sizes.experts or 1, "expert", mesh.expert))
+        divisions.append(Indivisible("batch", batch, "data x expert", mesh.data * mesh.expert))
     else:
-        every.append(Indivisible("batch", batch, "data", mesh.data))
+        divisions.append(Indivisible("batch", batch, "data", mesh.data))
     if mesh.context > 1:
-        every.append(Indivisible("seq", sizes.seq, "context", mesh.context, 2))
-    return next((one for one in every if one.number % (one.size * one.chunks)), None)
+        divisions.append(Indivisible("seq", sizes.seq, "context", mesh.context, 2))
+    return next((division for division in divisions if division.number % (division.size * division.chunks)), None)
 
 
 def refusal(sizes: Sizes, num_devices: int, batch: int, choice: Choice, training: Training) -> str:
     """The reason why a step cannot be placed like this; empty if it can. Memory is checked separately."""
-    for what in ("data", "pipe", "tensor", "context", "expert", "microbatches", "repeats"):
-        number = getattr(choice, what)
+    for name in ("data", "pipe", "tensor", "context", "expert", "microbatches", "repeats"):
+        number = getattr(choice, name)
         if type(number) is not int or number < 1:
-            return f"{what} is {number!r}, and it must be a whole number of at least 1"
+            return f"{name} is {number!r}, and it must be a whole number of at least 1"
     mesh = choice.at
     if mesh.devices != num_devices:
         axes = " x ".join(choice.mesh)
@@ -182,15 +182,15 @@ def refusal(sizes: Sizes, num_devices: int, batch: int, choice: Choice, training
 
 
 def _unknown(choice: Choice, training: Training) -> str:
-    """A name that the training does not have, in words."""
+    """Describe a name that the training does not have; empty if it has all of them."""
     zeros = training.zeros if choice.at.copies > 1 else (0, *training.zeros)
-    for what, given, known in (
+    for kind, name, known in (
         ("remat", choice.remat, training.remats_known),
         ("schedule", choice.schedule, training.schedules),
         ("ZeRO stage", choice.zero, zeros),
     ):
-        if given not in known:
-            return f"no {what} is called {given!r}; there are: {', '.join(map(str, known))}"
+        if name not in known:
+            return f"no {kind} is called {name!r}; there are: {', '.join(map(str, known))}"
     return ""
 
 

@@ -1,5 +1,5 @@
-"""Numbers of parameters on one device: those that all devices with other tokens have too, and routed experts, which
-``expert`` splits."""
+"""Numbers of parameters on one device: those that all devices with other tokens also have, and those of routed experts,
+which ``expert`` splits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from course.sizes import Sizes, leaves
 
 
 def own_elements(sizes: Sizes, choice: Choice, split: bool) -> tuple[int, int]:
-    """Parameters of the stage with the most, without routed experts, and those of routed experts.
+    """Number of parameters on the stage with the most: without routed experts, and of routed experts.
 
-    ``split`` means that devices that compute with the same ones have a part each.
+    ``split`` means that each of the devices that compute with the same parameters has a part of them.
     """
     if choice.course:
         return resident_elements(sizes, choice.data if split else 1, choice.pipe, choice.tensor), 0
@@ -24,12 +24,12 @@ def own_elements(sizes: Sizes, choice: Choice, split: bool) -> tuple[int, int]:
 
 
 def copies(choice: Choice) -> tuple[int, int]:
-    """Number of devices that have the same parameters, without routed experts, and the same routed experts."""
+    """Number of devices with the same parameters, apart from routed experts, and with the same routed experts."""
     return choice.data * choice.context * choice.expert, choice.data * choice.context
 
 
 def parts_of_copies(choice: Choice, dense: int, routed: int) -> int:
-    """Of whole parameters of both kinds, the number that one of the devices with the same ones is responsible for."""
+    """Number of parameters of both kinds that one of the devices with the same parameters is responsible for."""
     first, second = copies(choice)
     return dense // first + routed // second
 
@@ -42,7 +42,7 @@ def resident_elements(sizes: Sizes, data: int, pipe: int, tensor: int) -> int:
 
 @cache
 def stage_elements(sizes: Sizes, data: int, pipe: int, tensor: int) -> int:
-    """The same on the largest stage, with the embedding or the head; with both if there is only one stage."""
+    """The same for the largest stage, with the embedding or the head; with both if there is only one stage."""
     layers = layer_elements(sizes, tensor) / sizes.layers * -(-sizes.layers // pipe)
     ends = end_elements(sizes, tensor) / min(2, pipe)
     return round((layers + ends) / data)
@@ -69,7 +69,7 @@ def end_elements(sizes: Sizes, tensor: int) -> float:
 
 
 def group_elements(sizes: Sizes, choice: Choice) -> tuple[float, float]:
-    """Number of parameters of one repeat's layers that a device computes with, without routed experts, and of those."""
+    """Number of parameters of one repeat's layers that a device computes with: outside and inside routed experts."""
     layers = group_layers(sizes, choice)
     experts = min(sizes.mixtures, layers) * routed_elements(sizes, choice.tensor, choice.expert)
     return layer_elements(sizes, choice.tensor) / sizes.layers * layers, experts

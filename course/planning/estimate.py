@@ -1,8 +1,8 @@
 """The time and the memory of one step of a Transformer on a mesh, in closed form.
 
-A pipeline over ``pipe``, layers split over ``tensor``, tokens over ``context``, experts over ``expert``, any stage of
-ZeRO over ``data``, whose transfers overlap with the ticks of the next group of layers. If stages differ, the one with
-the most layers counts.
+The step has a pipeline over ``pipe``, layers split over ``tensor``, tokens over ``context``, experts over ``expert``,
+and any stage of ZeRO over ``data``, whose transfers overlap with the ticks of the next group of layers. If stages
+differ, the one with the most layers counts.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Estimate:
     Attributes:
         choice: The configuration of the step.
         timed: Computes ``parts`` of a choice.
-        resident: Bytes on one device by name, all of ``course.planning.memory.MEANINGS``.
+        resident: Bytes on one device by name, for all names in ``course.planning.memory.MEANINGS``.
         flops: FLOPs of the model in one step.
-        machine, training: What it was estimated for.
+        machine, training: The machine and the settings that it was estimated for.
     """
 
     choice: Choice
@@ -59,7 +59,7 @@ class Estimate:
 
     @cached_property
     def parts(self) -> dict[str, float]:
-        """Seconds by cause, all of ``CAUSES``."""
+        """Seconds by cause, for all of ``CAUSES``."""
         return self.timed(self.choice)
 
     @cached_property
@@ -92,8 +92,8 @@ class Estimate:
 
     def to_json(self) -> dict[str, Any]:
         """The estimate as plain data."""
-        found = {name: getattr(self, name) for name in ("seconds", "mfu", "bytes", "fits", "parts")}
-        return {"choice": self.choice._asdict(), **found, "resident": self.resident}
+        figures = {name: getattr(self, name) for name in ("seconds", "mfu", "bytes", "fits", "parts")}
+        return {"choice": self.choice._asdict(), **figures, "resident": self.resident}
 
 
 def estimate(sizes: Sizes, machine: Machine, batch: int, choice: Choice, training: Training = DEFAULT) -> Estimate:
@@ -116,13 +116,13 @@ def estimator(sizes: Sizes, machine: Machine, batch: int, training: Training = D
     """``estimate`` for many choices: their common part is computed once."""
     predict = unchecked(sizes, machine, batch, training)
 
-    def one(choice: Choice) -> Estimate:
+    def estimate_choice(choice: Choice) -> Estimate:
         choice = settled(choice, training)
         if reason := refusal(sizes, machine.num_devices, batch, choice, training):
             raise ValueError(reason)
         return predict(choice)
 
-    return one
+    return estimate_choice
 
 
 def unchecked(sizes: Sizes, machine: Machine, batch: int, training: Training) -> Callable[[Choice], Estimate]:
@@ -142,11 +142,11 @@ def unchecked(sizes: Sizes, machine: Machine, batch: int, training: Training) ->
         inner = Mesh(1, 1, choice.tensor, choice.context, choice.expert)
         return _Step(sizes, machine, links, training, choice, sequences).parts(*passes(inner, sequences))
 
-    def one(choice: Choice) -> Estimate:
+    def estimate_choice(choice: Choice) -> Estimate:
         resident = memory_by_name(sizes, batch, choice, training)
         return Estimate(choice, timed, resident, flops, machine, training)
 
-    return one
+    return estimate_choice
 
 
 @dataclass(frozen=True)
@@ -173,12 +173,12 @@ class _Step:
         again, sent_again = layers * layer.again[remat], layers * layer.sent_again[remat]
         computing = layers * (layer.forward + layer.backward)
         sending = layers * (layer.sent_forward + layer.sent_backward) + sent_again
-        there = layers * (layer.context.forward + layer.expert.forward)
+        exposed_forward = layers * (layer.context.forward + layer.expert.forward)
         around, routed = (
             layers * (sent.forward + sent.backward + sent.again * (remat == "block"))
             for sent in (layer.context, layer.expert)
         )
-        forward = layers * (layer.forward + layer.sent_forward) + permute + there
+        forward = layers * (layer.forward + layer.sent_forward) + permute + exposed_forward
         whole = computing + again + sending + 2 * permute + around + routed
 
         shared = training.share_loss and microbatches % pipe == 0
@@ -193,7 +193,7 @@ class _Step:
             "recomputing": busy * again + microbatches / pipe * loss_again,
             "copying": self._copying(ticks, layers * self.sequences, turns),
             "bubble": self._idle(ticks - busy, forward, whole, layers * layer.weights) + waiting,
-            "tensor": busy * sending + sum(n * (one.sent_forward + one.sent_backward) for one, n in ends),
+            "tensor": busy * sending + sum(n * (passes.sent_forward + passes.sent_backward) for passes, n in ends),
             "context": busy * around,
             "expert": busy * routed,
             "pipe": 2 * busy * permute + self._outside_ticks(shared * microbatches * handed_on),
@@ -233,11 +233,11 @@ class _Step:
         """
         choice, training = self.choice, self.training
         gradient, group = self._bytes.gradient, sum(group_elements(self.sizes, choice))
-        # No loop saves what the course's step recomputes of a tick.
-        lost = choice.course and choice.remat == "block"
-        kept, *_ = layer_bytes(self.sizes, training, choice.tensor, 1, choice.remat, choice.context)
+        # No loop saves the part of a tick that the course's step recomputes.
+        recomputed = choice.course and choice.remat == "block"
+        saved, *_ = layer_bytes(self.sizes, training, choice.tensor, 1, choice.remat, choice.context)
         loops = (choice.course and ticks > 1) + training.scanned
-        copied = 0.0 if lost else 3 * loops * kept * in_tick * ticks
+        copied = 0.0 if recomputed else 3 * loops * saved * in_tick * ticks
         copied += 3 * gradient * group * choice.repeats * choice.microbatches * training.scanned
         if choice.course:
             copied += 3 * gradient * (group * ticks * (ticks > 1) + self._end_elements / 2 * turns * (turns > 1))
@@ -246,8 +246,8 @@ class _Step:
         return self.machine.kernel_seconds(copied)
 
     def _outside_ticks(self, outputs: float) -> float:
-        """Over ``pipe``: outputs sent for the loss, and gradients of embedding and head if several stages have
-        them: in the course's step, all do."""
+        """Seconds over ``pipe`` for outputs sent for the loss, and for gradients of embedding and head if several
+        stages have them: in the course's step, all do."""
         sizes = {"reduce_scatter": outputs, "all_gather": outputs}
         sizes["all_reduce"] = self.choice.course * self._bytes.gradient * self._end_elements
         return sum(self.links.collective(kind, self._group("pipe"), size) for kind, size in sizes.items())
@@ -286,17 +286,19 @@ class _Step:
             return reduce + rest * max(0.0, reduce - period * backward) + summed(ends)
         gather, scatter = gathered(weights), scattered(weights)
         if choice.zero == 2:
-            each = scatter + scattered(ends) + rest * max(0.0, scatter - backward)
-            return choice.microbatches * each + (gather + gathered(ends)) + rest * max(0.0, gather - forward)
-        hidden = rest * (max(0.0, gather - period * forward) + max(0.0, gather + scatter - period * backward))
-        both = gathered(ends) + scattered(ends)
-        return times * (gather + scatter + hidden + both)
+            per_microbatch = scatter + scattered(ends) + rest * max(0.0, scatter - backward)
+            return choice.microbatches * per_microbatch + (gather + gathered(ends)) + rest * max(0.0, gather - forward)
+        exposed = rest * (max(0.0, gather - period * forward) + max(0.0, gather + scatter - period * backward))
+        ends_seconds = gathered(ends) + scattered(ends)
+        return times * (gather + scatter + exposed + ends_seconds)
 
     def _update(self) -> float:
         """Gradients are read; parameters, the optimizer's copy and its means are read and written."""
         choice, precision, (moments, extra) = self.choice, self._bytes, OPTIMIZERS[self.training.optimizer]
         own = sum(own_elements(self.sizes, choice, choice.zero > 0))
-        each = precision.gradient + extra + 2 * (precision.parameter + precision.master + moments * precision.moment)
+        per_parameter = (
+            precision.gradient + extra + 2 * (precision.parameter + precision.master + moments * precision.moment)
+        )
         if precision.activation != precision.parameter:
-            each += precision.parameter + precision.activation  # cast for the next step
-        return self.machine.kernel_seconds(each * own)
+            per_parameter += precision.parameter + precision.activation  # cast for the next step
+        return self.machine.kernel_seconds(per_parameter * own)

@@ -1,8 +1,8 @@
-"""The time of one device for the experts of a mixture, for one microbatch, and of a whole layer with them.
+"""The time that one device takes for the experts of a mixture, for one microbatch, and for a whole layer with them.
 
 Tokens are split over ``expert`` as over ``data``, and experts over ``expert``: a token travels to each expert that
-computes it, and back. No token is dropped, and all experts have equally many. Each expert is split over ``tensor`` as
-an MLP is.
+computes it, and back. No token is dropped, and all experts get the same number. Each expert is split over ``tensor``
+like an MLP.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from course.sizes import Sizes
 
 
 def layer_passes(sizes: Sizes, rank: Rank) -> Passes:
-    """Seconds of one layer: of a mixture, the mean of its layers."""
+    """Seconds of one layer; for a mixture, the mean over its layers."""
     if not sizes.experts:
         return dense_passes(sizes, rank, sizes.inner)
     mixture = mixture_passes(sizes, rank)
@@ -28,7 +28,7 @@ def mixture_passes(sizes: Sizes, rank: Rank) -> Passes:
     rest, kernel, h = dense_passes(sizes, rank, sizes.shared_inner), rank.kernel, sizes.width
     own = rank.own(rank.sequences * rank.tokens)
     copies = sizes.experts_per_token * own
-    # Copies of tokens are put in the order of their experts, and the results back, weighted and added.
+    # Copies of tokens are put in the order of their experts; the results are put back, weighted and added.
     moving = kernel(2 * copies * h) + kernel((copies + own) * h)
     router = rank.product(own, h, sizes.experts)
     forward, weights, backward, sent = _experts(sizes, rank)
@@ -49,26 +49,34 @@ def mixture_passes(sizes: Sizes, rank: Rank) -> Passes:
 
 
 def _experts(sizes: Sizes, rank: Rank) -> tuple[float, float, float, float]:
-    """The products of a device's experts: seconds forward, of gradients of weights, of the rest of the backward pass,
-    and of gathering and scattering tokens over ``tensor``, which each pass does once."""
+    """Seconds of a device's experts: for the forward pass, for gradients of weights, for the rest of the backward pass,
+    and for gathering and scattering tokens over ``tensor``, which each pass does once."""
     h, inner, gated = sizes.width, sizes.expert_inner // rank.parts, sizes.gated
     rows = rank.sequences * rank.tokens * sizes.experts_per_token
     experts, columns = sizes.experts // len(rank.experts), inner * (1 + gated)
-    each = rows / experts
+    rows_per_expert = rows / experts
 
     def product(*dims: float) -> float:
         return rank.product(*dims, batch=experts)
 
-    forward = product(each, h, columns) + product(each, inner, h) + rank.kernel((2 + gated) * rows * inner)
-    weights = product(h, each, columns) + product(inner, each, h)
-    backward = product(each, columns, h) + product(each, h, inner) + rank.kernel((3 + 2 * gated) * rows * inner)
+    forward = (
+        product(rows_per_expert, h, columns)
+        + product(rows_per_expert, inner, h)
+        + rank.kernel((2 + gated) * rows * inner)
+    )
+    weights = product(h, rows_per_expert, columns) + product(inner, rows_per_expert, h)
+    backward = (
+        product(rows_per_expert, columns, h)
+        + product(rows_per_expert, h, inner)
+        + rank.kernel((3 + 2 * gated) * rows * inner)
+    )
     kinds = ("all_gather", "reduce_scatter")
     sent = sum(rank.links.collective(kind, rank.group, rank.training.element * rows * h) for kind in kinds)
     return forward, weights, backward, sent
 
 
 def _mean(dense: Passes, mixture: Passes, share: float) -> Passes:
-    """Each figure's mean, ``share`` of it from dense layers."""
+    """The mean of each figure, with the weight ``share`` for dense layers."""
 
     def mean(one: float, other: float) -> float:
         return share * one + (1 - share) * other

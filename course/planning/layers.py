@@ -1,4 +1,4 @@
-"""The time of one device for a layer, the loss and the embedding of one microbatch: roofline kernels and rings.
+"""The time that one device takes for a layer, the loss and the embedding of one microbatch: roofline kernels and rings.
 
 The kernels are those in the timeline of ``course.model.TransformerLayer`` and of the loss with a split
 vocabulary: their arrays are counted below, in numbers of elements read or written. On ``t`` devices of the axis
@@ -19,8 +19,8 @@ from course.sizes import Sizes
 
 @dataclass(frozen=True)
 class Sent:
-    """Seconds of transfers over one more axis that no work hides: of the forward pass, the backward pass, and the part
-    of the forward pass that remat of a whole layer repeats."""
+    """Seconds of transfers over one more axis that no work hides: in the forward pass, in the backward pass, and in the
+    part of the forward pass that remat of a whole layer repeats."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -83,7 +83,7 @@ class Rank:
         return tokens / self.parts if self.training.sequence_parallel else tokens
 
     def kernel(self, elements: float, element: int = 0) -> float:
-        """Seconds of elementwise work on this many elements read and written, by default of the training's size."""
+        """Seconds of elementwise work on this many elements read and written, by default in the compute dtype."""
         return self.machine.kernel_seconds(elements * (element or self.training.element))
 
     def product(
@@ -94,7 +94,7 @@ class Rank:
         return self.machine.matmul_seconds(2.0 * batch * rows * inner * columns, moved, dtype or self.training.dtype)
 
     def gathered(self, rows: int, inner: int, columns: int, keep: bool) -> tuple[float, float]:
-        """A product of all rows, of which this device has ``1/parts``: seconds of kernels, and extra ones of sending.
+        """Seconds of kernels, and additional ones of sending, for a product of all rows: this device has ``1/parts``.
 
         ``keep`` means that the rows are also assembled, for the gradient of the kernel.
         """
@@ -133,11 +133,11 @@ def dense_passes(sizes: Sizes, rank: Rank, hidden: int) -> Passes:
     own, gated, single = rank.own(n) * h, sizes.gated, sizes.parallel
     product, kernel = rank.product, rank.kernel
     mix, mix_back, scored, apart = (fused_attention if rank.training.kernels == "fused" else attention)(sizes, rank)
-    # Norms: one reads one array, the other the two arrays that make it, and each writes one. Finally, three are added.
+    # Norms: one reads one array, the other two arrays to be added, and each writes one. Finally, three are added.
     forward = mix + kernel((5 if single else 9) * own) + kernel((2 + gated) * n * m)
     columns, rows = _matrices(sizes, q, k, m)
     into, back = [rank.gathered(n, i, c, True) for i, c in columns], [rank.scattered(n, r, h) for r in rows]
-    dense, sent = (sum(each) for each in zip(*into, *back, strict=True))
+    dense, sent = (sum(column) for column in zip(*into, *back, strict=True))
 
     backward = mix_back + kernel((10 if single else 20) * own) + kernel((3 + 2 * gated) * n * m)
     turned = [rank.scattered(n, c, i) for i, c in columns] + [rank.gathered(n, h, r, True) for r in rows]
@@ -153,8 +153,8 @@ def dense_passes(sizes: Sizes, rank: Rank, hidden: int) -> Passes:
     second = product(n, h, k) + product(n, q, h) + gated * product(n, h, m)
     block = forward + dense + apart - back[-1][0] - kernel((2 if single else 1) * own)
     again = {"none": 0.0, "attention": scored + apart, "block": block, "half": second + forward - mix}
-    sent_again = {"none": 0.0, "attention": 0.0, "block": sent - back[-1][1], "half": sum(more for _, more in into)}
-    sent_back = sum(more for _, more in turned)
+    sent_again = {"none": 0.0, "attention": 0.0, "block": sent - back[-1][1], "half": sum(extra for _, extra in into)}
+    sent_back = sum(extra for _, extra in turned)
     around = ring(sizes, rank, mix, mix_back) if len(rank.context) > 1 else Sent()
     return Passes(forward + dense, backward, sent, sent_back, again, sent_again, weights, around)
 
@@ -162,7 +162,7 @@ def dense_passes(sizes: Sizes, rank: Rank, hidden: int) -> Passes:
 def _matrices(sizes: Sizes, q: int, k: int, m: int) -> tuple[list[tuple[int, int]], list[int]]:
     """Rows and columns of the kernels applied to the layer's inputs, and rows of those that project back to the width.
 
-    Latent attention projects from its ranks, which each device computes of its own tokens.
+    Latent attention projects from its ranks, which each device computes for its own tokens.
     """
     h, up = sizes.width, m * (1 + sizes.gated)
     columns, rows = [(h, q + 2 * k), (h, up)], [q, m]
@@ -175,8 +175,8 @@ def _matrices(sizes: Sizes, q: int, k: int, m: int) -> tuple[list[tuple[int, int
 
 
 def attention(sizes: Sizes, rank: Rank) -> tuple[float, float, float, float]:
-    """Scores, softmax and mixing, all kept: seconds forward, backward, of scores and softmax alone, and the additional
-    time when they are recomputed.
+    """Scores, softmax and mixing, all kept: seconds of the forward pass, of the backward pass, of scores and softmax
+    alone, and the additional time when they are recomputed.
 
     Plain programs have float32 scores and mix values in the training's element size.
     """
@@ -199,8 +199,8 @@ def fused_attention(sizes: Sizes, rank: Rank) -> tuple[float, float, float, floa
     """The same for one kernel that keeps no scores: masked scores are skipped, and the backward pass recomputes scores,
     which turns two products into five (Dao 2023, FlashAttention-2).
 
-    Of tokens that are split over ``context``, each device has an early and a late chunk, and thus an equal share of
-    the scores that are not masked. It computes them block by block, and merges the blocks' outputs.
+    If tokens are split over ``context``, each device has an early and a late chunk, and thus an equal share of the
+    scores that are not masked. It computes them block by block, and merges the blocks' outputs.
     """
     blocks, t, element = len(rank.context), rank.parts, rank.training.element
     tokens = rank.sequences * rank.tokens
@@ -218,21 +218,21 @@ def ring(sizes: Sizes, rank: Rank, forward: float, backward: float) -> Sent:
     """Seconds of sending keys and values over ``context`` that attention does not hide.
 
     In a ring, each step but the last passes a block on while it computes with it; the backward pass also passes on the
-    gradients of keys and values, one step more, until they are back where they belong. Gathered keys and values are
-    hidden by nothing; their gradients are scattered.
+    gradients of keys and values, for one more step, until they are back where they belong. Nothing hides the gathering
+    of keys and values; their gradients are scattered.
     """
     group, steps, links = rank.context, len(rank.context), rank.links
     block = 2 * rank.training.element * rank.sequences * rank.tokens * key_columns(sizes, rank.parts)
     if rank.training.context_attention == "gathered":
         gather = links.collective("all_gather", group, steps * block)
         return Sent(gather, gather + links.collective("reduce_scatter", group, steps * block), gather)
-    sent, both = links.permute(group, block), links.permute(group, 2 * block)
-    there = (steps - 1) * max(0.0, sent - forward / steps)
-    return Sent(there, (steps - 1) * max(0.0, both - backward / steps) + sent, there)
+    sent, sent_with_gradients = links.permute(group, block), links.permute(group, 2 * block)
+    exposed_forward = (steps - 1) * max(0.0, sent - forward / steps)
+    return Sent(exposed_forward, (steps - 1) * max(0.0, sent_with_gradients - backward / steps) + sent, exposed_forward)
 
 
 def key_columns(sizes: Sizes, tensor: int) -> float:
-    """Columns of keys, or of values, on a device of ``tensor``: those of one head at least. Of latent attention, the
+    """Columns of keys, or of values, on a device of ``tensor``: at least those of one head. For latent attention, the
     mean of both: only keys have the rotated features."""
     return max(sizes.keys // tensor, sizes.queries // sizes.heads) + sizes.rotated / tensor / 2
 

@@ -36,7 +36,7 @@ Group = range | Rows
 
 @cache
 def axis_group(mesh: Mesh, *axes: str) -> Group:
-    """The devices of the first group along one axis or several: the last of ``LAYOUT`` is innermost."""
+    """The devices of the first group along one or several axes; the last axis of ``LAYOUT`` is innermost."""
     stride, runs = 1, []
     for axis in reversed(LAYOUT):
         size = getattr(mesh, axis)
@@ -57,7 +57,7 @@ class Links:
     """A machine's collectives. If the rate does not depend on the size, it is looked up once per group."""
 
     def __init__(self, machine: Machine):
-        self._rates: Callable[..., tuple[float, float]] = cache(lambda *given: _rate(machine, *given))
+        self._rates: Callable[..., tuple[float, float]] = cache(lambda *arguments: _rate(machine, *arguments))
         self._sized = machine.calibrated
 
     def collective(self, kind: str, group: Group, size: float) -> float:
@@ -66,7 +66,7 @@ class Links:
         Args:
             kind: ``all_gather``, ``reduce_scatter``, ``all_reduce`` or ``all_to_all``.
             group: Devices of the group.
-            size: Bytes of the whole array; for an all-to-all, of one device's.
+            size: Bytes of the whole array; for an all-to-all, of one device's array.
         """
         n = len(group)
         if n == 1 or not size:
@@ -84,10 +84,10 @@ class Links:
 
 
 def _rate(machine: Machine, kind: str, group: Group, size: float) -> tuple[float, float]:
-    """Seconds before the bytes, and bytes per second: for a permute, those of the slowest pair."""
+    """The latency in seconds, and bytes per second; for a permute, those of the slowest pair."""
     devices = tuple(group)
     if kind != "collective_permute":
         return machine.transfer(kind, devices, size, size)
     pairs = zip(devices, (*devices[1:], devices[0]), strict=True)
-    found = (machine.transfer(kind, devices, size, size, pair=pair) for pair in pairs)
-    return max(found, key=lambda one: one[0] + size / one[1])
+    timings = (machine.transfer(kind, devices, size, size, pair=pair) for pair in pairs)
+    return max(timings, key=lambda timing: timing[0] + size / timing[1])

@@ -2,7 +2,7 @@
 
 State is counted as ``course.budget`` counts it, leaf by leaf. Layers keep for the backward pass what their
 kernels keep: Korthikanti et al. 2022, section 4, written for any model, with or without the scores of attention; or,
-for the course's own step, what JAX's autodiff saves of the course's Transformer, which is more. The number of
+for the course's own step, what JAX's autodiff saves for the course's Transformer, which is more. The number of
 microbatches in flight depends on the schedule: ``course.schedules.activations_form`` has the closed forms.
 """
 
@@ -40,7 +40,7 @@ STATE = ("parameters", "gradients", "optimizer")
 
 
 def memory_by_name(sizes: Sizes, batch: int, choice: Choice, training: Training) -> dict[str, int]:
-    """Bytes on one device, all of ``MEANINGS``, for the stage that needs the most."""
+    """Bytes on one device by name, for all of ``MEANINGS``, on the stage that needs the most."""
     precision, (moments, extra) = PRECISIONS[training.precision], OPTIMIZERS[training.optimizer]
     dense, routed = own_elements(sizes, choice, choice.fsdp)
     own, part = dense + routed, dense + routed if choice.fsdp else parts_of_copies(choice, dense, routed)
@@ -54,24 +54,24 @@ def memory_by_name(sizes: Sizes, batch: int, choice: Choice, training: Training)
 
 
 def _work(sizes: Sizes, sequences: int, choice: Choice, training: Training) -> dict[str, int]:
-    """Bytes other than state: of the first stage, with most microbatches in flight, or of the last, with the logits."""
+    """Bytes other than state: on the first stage, with most microbatches in flight, or on the last, with the logits."""
     tokens = sequences * sizes.seq // choice.context
-    kept, again, turned = layer_bytes(sizes, training, choice.tensor, sequences, choice.remat, choice.context)
-    turned += _around(sizes, choice, training, tokens)
-    several = 1 if one_by_one(choice) else choice.microbatches
+    saved, recomputed, gradients = layer_bytes(sizes, training, choice.tensor, sequences, choice.remat, choice.context)
+    gradients += _around(sizes, choice, training, tokens)
+    concurrent = 1 if one_by_one(choice) else choice.microbatches
     # Logits in float32, the softmax of them, and their gradient.
     logits = 3 * 4 * tokens * -(-sizes.vocab // choice.tensor)
-    logits *= several if not training.share_loss else -(-several // choice.pipe)
+    logits *= concurrent if not training.share_loss else -(-concurrent // choice.pipe)
     stages = []
     for stage, loss in ((0, logits * training.share_loss), (choice.pipe - 1, logits)):
         layers = in_flight(choice, stage) * -(-sizes.layers // choice.pipe)
-        stages.append((round(layers * kept), max(again + turned, loss)))
+        stages.append((round(layers * saved), max(recomputed + gradients, loss)))
     activations, at_work = max(stages, key=sum)
     split = choice.tensor if training.sequence_parallel else 1
     return {
         "weights at work": _weights_at_work(sizes, choice, training),
         "activations": activations,
-        "microbatches": 2 * several * training.element * tokens * sizes.width // split,
+        "microbatches": 2 * concurrent * training.element * tokens * sizes.width // split,
         "at work": at_work,
     }
 
@@ -104,30 +104,30 @@ def layer_bytes(
 ) -> tuple[int, int, int]:
     """Bytes per layer and microbatch: kept for the backward pass, recomputed in it, and of its gradients.
 
-    The backward pass of the MLP has gradients of its arrays, that of attention those of its scores; in a plain program
-    the MLP's arrays (half of them if no loop saves them) are freed before the scores' gradients exist.
+    The backward pass of the MLP has gradients of its arrays, and that of attention has gradients of its scores; in a
+    plain program the MLP's arrays (half of them if no loop saves them) are freed before the scores' gradients exist.
     """
     e, sizes = training.element, replace(sizes, seq=sizes.seq // context) if context > 1 else sizes
     tokens = sequences * sizes.seq
     split = tensor if training.sequence_parallel else 1
     if training.kernels == "plain":
-        every, scores = plain_bytes(sizes, tensor, sequences, e)
+        total, scores = plain_bytes(sizes, tensor, sequences, e)
         mlp = 6 * e * tokens * sizes.inner // tensor // 2
-        dropped, turned = mlp, max(0, scores - mlp)
+        dropped, gradients = mlp, max(0, scores - mlp)
     else:
         plain, scores = saved_per_layer(sizes, e, tensor, training.dropout, training.sequence_parallel)
         scores = 0 if training.kernels == "fused" else round(sequences * scores)
-        every, mlp = round(sequences * plain) + scores, e * (2 + sizes.gated) * tokens * sizes.active_inner // tensor
-        dropped, turned = 0, max(mlp, 2 * e * sequences * sizes.heads * sizes.seq**2 // tensor if scores else 0)
+        total, mlp = round(sequences * plain) + scores, e * (2 + sizes.gated) * tokens * sizes.active_inner // tensor
+        dropped, gradients = 0, max(mlp, 2 * e * sequences * sizes.heads * sizes.seq**2 // tensor if scores else 0)
     into = e * tokens * sizes.width // split
     if remat == "block":
-        return into, every - dropped, turned
+        return into, total - dropped, gradients
     if remat == "half":
         # Queries, values, attention's output, and one product of the MLP; a gated MLP's last product is the seventh.
         products = e * tokens * (2 * sizes.queries + sizes.keys + sizes.inner) // tensor
-        kept = min(every, into * (1 + sizes.gated) + products)
-        return kept, every - kept, turned
-    return (every - scores, scores, turned) if remat == "attention" else (every, 0, turned)
+        saved = min(total, into * (1 + sizes.gated) + products)
+        return saved, total - saved, gradients
+    return (total - scores, scores, gradients) if remat == "attention" else (total, 0, gradients)
 
 
 def plain_bytes(sizes: Sizes, tensor: int, sequences: int, element: int) -> tuple[int, int]:
@@ -147,8 +147,9 @@ def plain_bytes(sizes: Sizes, tensor: int, sequences: int, element: int) -> tupl
 def _weights_at_work(sizes: Sizes, choice: Choice, training: Training) -> int:
     """Weights that are whole while they are in use, in the dtype of computation, and their gradients.
 
-    With FSDP and without a pipeline, these are a group of layers and the next one, gathered in advance. A pipeline has
-    its whole stage, because every microbatch needs it. With ZeRO-2, a group's gradient is whole until it is scattered.
+    With FSDP and without a pipeline, these are a group of layers and the next one, gathered in advance. In a pipeline,
+    they are the whole stage, because every microbatch needs it. With ZeRO-2, a group's gradient is whole until it is
+    scattered.
     """
     precision, group = PRECISIONS[training.precision], sum(group_elements(sizes, choice))
     if not choice.fsdp:
@@ -163,14 +164,14 @@ def _weights_at_work(sizes: Sizes, choice: Choice, training: Training) -> int:
 
 
 def _course_work(sizes: Sizes, sequences: int, choice: Choice, training: Training) -> dict[str, int]:
-    """Bytes other than state of the course's own step: breadth-first, and ticks of the bubble keep garbage like others.
+    """Bytes other than state of the course's own step: breadth-first, and ticks of the bubble save arrays like others.
 
     Each block of ticks has the weights of two groups of layers, its own and the previous one. With remat, two pairs
     exist at a time, and the gradients of one; without it, those of all blocks are kept.
     """
     precision, e = PRECISIONS[training.precision], training.element
     block, layers = choice.remat == "block", group_layers(sizes, choice)
-    kept, again, turned = layer_bytes(sizes, training, choice.tensor, sequences, choice.remat)
+    saved, recomputed, gradients = layer_bytes(sizes, training, choice.tensor, sequences, choice.remat)
     between = e * sequences * sizes.seq * sizes.width // choice.tensor
     # The ends of the model are whole when no layer is in use; the logits have a gradient and one more array.
     loss = 3 * e * sequences * sizes.seq * sizes.vocab // choice.tensor
@@ -178,7 +179,7 @@ def _course_work(sizes: Sizes, sequences: int, choice: Choice, training: Trainin
     pairs = choice.repeats if choice.remat == "none" else min(2, choice.repeats)
     return {
         "weights at work": round(2 * group_elements(sizes, choice)[0] * (pairs * e + precision.gradient)),
-        "activations": num_ticks(choice.pipe, choice.microbatches, choice.repeats) * kept * (1 if block else layers),
+        "activations": num_ticks(choice.pipe, choice.microbatches, choice.repeats) * saved * (1 if block else layers),
         "microbatches": (2 * choice.microbatches + choice.microbatches + choice.pipe - 1) * between,
-        "at work": max(again * (layers if block else 1) + turned, loss),
+        "at work": max(recomputed * (layers if block else 1) + gradients, loss),
     }

@@ -31,10 +31,10 @@ LARGE = Sizes(layers=8, width=4096, heads=32, vocab=16_384, seq=1024)
 def program(function, inputs):
     mesh = {"data": 1}
     mapped = jax.shard_map(
-        lambda *given: {"y": function(*given)}, mesh=abstract_mesh(mesh), in_specs=P(), out_specs=P()
+        lambda *arrays: {"y": function(*arrays)}, mesh=abstract_mesh(mesh), in_specs=P(), out_specs=P()
     )
     specs = {name: P() for name in inputs}
-    return export(lambda **given: mapped(*given.values()), inputs, specs, mesh=mesh, out_specs={"y": P()})
+    return export(lambda **arrays: mapped(*arrays.values()), inputs, specs, mesh=mesh, out_specs={"y": P()})
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -48,14 +48,14 @@ def test_a_layer_takes_as_long_as_its_program_on_the_timeline(dtype):
     def backward(params, x, gradient):
         return jax.vjp(jax.checkpoint(lambda p, x: model.layer(p, x)), params, x)[1](gradient)
 
-    found = layer_passes(sizes, Rank(H100, Links(H100), replace(COURSE, precision=dtype), range(1), 4, 1024))
+    passes = layer_passes(sizes, Rank(H100, Links(H100), replace(COURSE, precision=dtype), range(1), 4, 1024))
     with jax.numpy_dtype_promotion("standard"):
-        once = timeline(parse(program(lambda p, x: model.layer(p, x), {"p": layer, "x": x})), H100).seconds
-        again = timeline(parse(program(backward, {"p": layer, "x": x, "gradient": x})), H100).seconds
+        forward_seconds = timeline(parse(program(lambda p, x: model.layer(p, x), {"p": layer, "x": x})), H100).seconds
+        backward_seconds = timeline(parse(program(backward, {"p": layer, "x": x, "gradient": x})), H100).seconds
     # Kernels were counted with jax 0.10; 0.12 puts the gradients of q, k and v together in more of them.
-    within = 0.005 if jax.__version__.startswith("0.10.") else 0.03
-    assert found.forward == pytest.approx(once, rel=0.005)
-    assert found.again["block"] + found.backward == pytest.approx(again, rel=within)
+    tolerance = 0.005 if jax.__version__.startswith("0.10.") else 0.03
+    assert passes.forward == pytest.approx(forward_seconds, rel=0.005)
+    assert passes.again["block"] + passes.backward == pytest.approx(backward_seconds, rel=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_a_layer_takes_as_long_as_its_program_on_the_timeline(dtype):
 def test_the_bubble_is_that_of_the_schedule(choice):
     """On a free network, and without the work outside the ticks."""
     choice = Choice(*choice)
-    where = replace(FREE_NETWORK, num_devices=choice.devices)
-    found = estimate(SIZES, where, 16, choice, COURSE).parts
-    tiny = estimate(replace(SIZES, layers=choice.pipe * choice.repeats), where, 16, choice, COURSE).parts
-    ticks = found["computing"] - tiny["computing"] + found["recomputing"] - tiny["recomputing"]
-    idle = found["bubble"] - tiny["bubble"]
+    target = replace(FREE_NETWORK, num_devices=choice.devices)
+    parts = estimate(SIZES, target, 16, choice, COURSE).parts
+    tiny = estimate(replace(SIZES, layers=choice.pipe * choice.repeats), target, 16, choice, COURSE).parts
+    ticks = parts["computing"] - tiny["computing"] + parts["recomputing"] - tiny["recomputing"]
+    idle = parts["bubble"] - tiny["bubble"]
     form = bubble_form("breadth_first", choice.pipe, choice.microbatches, choice.repeats)
     if ticks:
         assert idle / (ticks + idle) == pytest.approx(form)
@@ -76,20 +76,20 @@ def test_the_bubble_is_that_of_the_schedule(choice):
 
 @pytest.mark.parametrize("zero", [0, 3])
 @pytest.mark.parametrize("mesh", [(8, 1, 1), (2, 2, 2), (1, 4, 2), (4, 1, 2)])
-def test_state_is_what_the_calculator_of_memory_counts(mesh, zero):
+def test_state_matches_the_memory_calculator(mesh, zero):
     if zero and mesh[0] == 1:
         return
     for precision, optimizer in (("cast", "adam"), ("mixed", "adam16"), ("float32", "sgd")):
         choice = Choice._make((*mesh, 1, 1, "block", zero, "", 1, 1))
-        held = estimate(SIZES, H100, 8, choice, replace(COURSE, precision=precision, optimizer=optimizer)).resident
+        resident = estimate(SIZES, H100, 8, choice, replace(COURSE, precision=precision, optimizer=optimizer)).resident
         known = budget(SIZES, batch=8, mesh=choice.mesh, precision=precision, optimizer=optimizer, fsdp=zero == 3)
-        assert {name: held[name] for name in ("parameters", "gradients", "optimizer")} == {
+        assert {name: resident[name] for name in ("parameters", "gradients", "optimizer")} == {
             name: known.row(name).bytes for name in ("parameters", "gradients", "optimizer")
         }
-        assert set(held) == set(MEANINGS)
+        assert set(resident) == set(MEANINGS)
 
 
-def test_axes_lie_as_meshes_lay_them_out_and_collectives_take_what_rings_take():
+def test_axis_groups_match_the_layout_of_meshes_and_collectives_take_the_time_of_rings():
     assert [tuple(axis_group(Mesh(2, 2, 4), axis)) for axis in ("tensor", "pipe", "data")] == [
         (0, 1, 2, 3),
         (0, 4),
@@ -105,10 +105,10 @@ def test_axes_lie_as_meshes_lay_them_out_and_collectives_take_what_rings_take():
     assert links.permute(range(1), size) == links.collective("all_gather", range(3, 4), size) == 0
 
 
-def test_parts_add_up_and_only_what_is_there_costs():
-    found = estimate(SIZES, H100, 8, Choice(8, 1, 1, 1, 8, "none", 3))
-    assert set(found.parts) == set(CAUSES) and found.seconds == pytest.approx(sum(found.parts.values()))
-    assert found.parts["bubble"] == found.parts["pipe"] == found.parts["tensor"] == found.parts["recomputing"] == 0
+def test_parts_add_up_and_unused_axes_cost_nothing():
+    plan = estimate(SIZES, H100, 8, Choice(8, 1, 1, 1, 8, "none", 3))
+    assert set(plan.parts) == set(CAUSES) and plan.seconds == pytest.approx(sum(plan.parts.values()))
+    assert plan.parts["bubble"] == plan.parts["pipe"] == plan.parts["tensor"] == plan.parts["recomputing"] == 0
     alone = estimate(SIZES, replace(H100, num_devices=1), 8, Choice(1, 1, 1, 1, 1, "none", 0))
     assert alone.parts["data"] == 0 and 0 < alone.mfu < 1
 
@@ -130,7 +130,7 @@ def test_parts_add_up_and_only_what_is_there_costs():
         ({"margin": float("nan")}, "margin is nan"),
     ],
 )
-def test_a_training_that_is_not_known_is_refused(wrong, message):
+def test_settings_that_are_not_known_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         Training(**wrong)
 
@@ -152,12 +152,12 @@ def test_activations_of_interleaved_pipelines_are_those_of_the_paper(
     name, pipe, repeats, batch, sequences, kept, split
 ):
     """GiB from Korthikanti et al. 2022, figure 1: all kept, and with sequence parallelism and recomputed scores."""
-    sizes, where = Sizes(*GPT[name], 51_200, 2048), scaled(A100, 8 * pipe, pipe)
+    sizes, target = Sizes(*GPT[name], 51_200, 2048), scaled(A100, 8 * pipe, pipe)
     for remat, parallel, known in (("none", False, kept), ("attention", True, split)):
-        how = Training("mixed32", kernels="materialised", dropout=True, sequence_parallel=parallel)
+        training = Training("mixed32", kernels="materialised", dropout=True, sequence_parallel=parallel)
         choice = Choice(1, pipe, 8, batch // sequences, repeats, remat, 0)
-        found = estimate(sizes, where, batch, choice, how).resident["activations"]
-        assert found / 2**30 == pytest.approx(known)
+        saved = estimate(sizes, target, batch, choice, training).resident["activations"]
+        assert saved / 2**30 == pytest.approx(known)
 
 
 def activations(training, choice, **changes):
@@ -177,8 +177,8 @@ def test_microbatches_in_flight_are_those_of_the_schedule():
         ("gpipe", 1, 16),
         ("breadth_first", 2, 17.5),
     ):
-        found = activations(Training(schedules=(schedule,)), (1, 4, 1, 16, repeats, "none"))
-        assert found == pytest.approx(once / 4 * flying)
+        saved = activations(Training(schedules=(schedule,)), (1, 4, 1, 16, repeats, "none"))
+        assert saved == pytest.approx(once / 4 * flying)
     assert activations(Training(schedules=("gpipe",)), (1, 1, 1, 16, 8, "none", 0)) == once
     # Six layers put two on the largest of four stages.
     assert activations(DEFAULT, (1, 4, 1, 16, 1, "none", 0), layers=6) == pytest.approx(once)
@@ -186,10 +186,10 @@ def test_microbatches_in_flight_are_those_of_the_schedule():
 
 
 def test_fused_attention_keeps_nothing_that_grows_with_the_square_of_the_sequence():
-    one = (1, 1, 1, 16, 8, "none", 0)
-    short, long = (activations(DEFAULT, one, seq=seq) for seq in (1024, 4096))
+    choice = (1, 1, 1, 16, 8, "none", 0)
+    short, long = (activations(DEFAULT, choice, seq=seq) for seq in (1024, 4096))
     assert long == 4 * short
-    assert activations(Training(kernels="materialised"), one, seq=4096) > 4 * long
+    assert activations(Training(kernels="materialised"), choice, seq=4096) > 4 * long
 
 
 def test_zero1_splits_the_optimizer_alone_and_fsdp_everything():
@@ -208,10 +208,10 @@ def test_zero2_holds_parts_of_gradients_and_pays_for_them_in_every_microbatch():
         return estimate(SIZES, H100, 128, Choice(8, 1, 1, microbatches, 8, "none", stage))
 
     for microbatches in (1, 16):
-        one, two = (planned(microbatches, stage) for stage in (1, 2))
-        assert two.resident["optimizer"] == one.resident["optimizer"]
-        assert two.resident["gradients"] == one.resident["gradients"] // 8
-        assert two.bytes < one.bytes
+        zero1, zero2 = (planned(microbatches, stage) for stage in (1, 2))
+        assert zero2.resident["optimizer"] == zero1.resident["optimizer"]
+        assert zero2.resident["gradients"] == zero1.resident["gradients"] // 8
+        assert zero2.bytes < zero1.bytes
     few, many = (planned(microbatches, 2).parts["data"] for microbatches in (1, 16))
     assert many > 4 * few and planned(16, 1).parts["data"] < many
 
@@ -219,11 +219,11 @@ def test_zero2_holds_parts_of_gradients_and_pays_for_them_in_every_microbatch():
 def test_a_llama_has_its_parameters_and_fewer_bytes_and_seconds_than_its_whole_heads():
     assert LLAMA.count == pytest.approx(8.03e9, rel=5e-3)
     assert replace(LLAMA, layers=80, width=8192, heads=64, hidden=28_672).count == pytest.approx(70.55e9, rel=5e-3)
-    found, whole, joined = (
+    grouped, whole, joined = (
         estimate(sizes, H100, 16, Choice(8, 1, 1, 2, 32, "half", 3))
         for sizes in (LLAMA, replace(LLAMA, kv_heads=0), replace(LLAMA, parallel=True))
     )
-    assert found.bytes < whole.bytes and joined.seconds < found.seconds < whole.seconds
+    assert grouped.bytes < whole.bytes and joined.seconds < grouped.seconds < whole.seconds
 
 
 PIPELINE = Choice(1, 4, 1, 16, 1, "none", 0, "1f1b")
@@ -231,8 +231,8 @@ PIPELINE = Choice(1, 4, 1, 16, 1, "none", 0, "1f1b")
 
 def test_gradients_of_weights_fill_most_of_the_bubble_of_1f1b():
     """With three parts of equal length, a third of it would be left; attention's scores have no weights."""
-    where = replace(FREE_NETWORK, num_devices=4)
-    once, filled = (estimate(SIZES, where, 16, PIPELINE._replace(schedule=name)) for name in ("1f1b", "zero_bubble"))
+    target = replace(FREE_NETWORK, num_devices=4)
+    once, filled = (estimate(SIZES, target, 16, PIPELINE._replace(schedule=name)) for name in ("1f1b", "zero_bubble"))
     assert 1 / 3 < filled.parts["bubble"] / once.parts["bubble"] < 0.55
     assert filled.parts["computing"] == once.parts["computing"] and filled.bytes >= once.bytes
 
@@ -254,11 +254,11 @@ def test_context_splits_tokens_and_their_memory_but_no_weights():
 def test_a_ring_hides_keys_and_values_of_long_sequences_and_gathering_hides_none():
     def exposed(seq, attention):
         training = replace(DEFAULT, context_attention=attention)
-        found = estimate(replace(LONG, seq=seq), H100, 2, Choice(1, 1, 1, 1, 4, "none", context=8), training)
-        return found.parts["context"], found.resident["at work"]
+        plan = estimate(replace(LONG, seq=seq), H100, 2, Choice(1, 1, 1, 1, 4, "none", context=8), training)
+        return plan.parts["context"], plan.resident["at work"]
 
-    (ring, held), (gathered, whole) = (exposed(65_536, attention) for attention in ("ring", "gathered"))
-    assert ring < 0.3 * gathered and held < whole
+    (ring, ring_bytes), (gathered, gathered_bytes) = (exposed(65_536, attention) for attention in ("ring", "gathered"))
+    assert ring < 0.3 * gathered and ring_bytes < gathered_bytes
     (short, _), (all_of_it, _) = (exposed(2048, attention) for attention in ("ring", "gathered"))
     assert short / all_of_it > 4 * ring / gathered, "fewer tokens to hide behind"
 
@@ -281,8 +281,8 @@ def test_deepseek_v3_has_its_flops_with_masked_scores_skipped_and_no_product_for
     """250 GFLOPs a token at 4,096 tokens: DeepSeek-AI, Insights into DeepSeek-V3 (arXiv 2505.09343), table 2."""
     sizes = MODELS["deepseek-v3"]
     masked = 3 * sizes.layers * (2 * sizes.queries + sizes.rotated) * sizes.seq
-    found = flops_per_token(sizes) - masked - 6 * sizes.vocab * sizes.width
-    assert found == pytest.approx(250e9, rel=5e-3)
+    flops = flops_per_token(sizes) - masked - 6 * sizes.vocab * sizes.width
+    assert flops == pytest.approx(250e9, rel=5e-3)
 
 
 MIXTURE = Sizes(4, 1024, 8, 8192, 1024, experts=8, experts_per_token=2, expert_hidden=2048, gated=True)

@@ -38,10 +38,10 @@ def meshes(num_devices: int, contexts: Iterable[int] = (1,), experts: Iterable[i
 
 def axes_tried(sizes: Sizes, num_devices: int, training: Training) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The sizes of ``context`` and of ``expert`` that a search tries."""
-    every = divisors(num_devices)
+    sizes_of_axes = divisors(num_devices)
     fused = training.kernels == "fused" and not training.only_course
-    contexts = [c for c in every if c == 1 or (fused and sizes.seq // (2 * c) >= LEAST_CHUNK)]
-    experts = [e for e in every if e == 1 or (sizes.experts and sizes.experts % e == 0)]
+    contexts = [c for c in sizes_of_axes if c == 1 or (fused and sizes.seq // (2 * c) >= LEAST_CHUNK)]
+    experts = [e for e in sizes_of_axes if e == 1 or (sizes.experts and sizes.experts % e == 0)]
     return training.contexts or tuple(contexts), training.experts or tuple(experts)
 
 
@@ -55,19 +55,19 @@ def choices(sizes: Sizes, mesh: Mesh, batch: int, training: Training = DEFAULT) 
     for schedule in _schedules(sizes, mesh, batch, training):
         course = schedule == "breadth_first"
         if mesh.pipe > 1 or course:
-            several = divisors(layers) if course or schedule == "interleaved" else (1,)
+            repeat_counts = divisors(layers) if course or schedule == "interleaved" else (1,)
         else:
-            several = (layers,)
+            repeat_counts = (layers,)
         for microbatches in divisors(batch // mesh.data // mesh.expert):
-            for repeats in several:
+            for repeats in repeat_counts:
                 for remat in training.remats:
-                    one = Choice(*mesh[:3], microbatches, repeats, remat, 0, schedule, *mesh[3:])
-                    if not unscheduled(one, schedule) and not uncounted(sizes, one, training):
-                        yield from (one._replace(zero=zero) for zero in zeros)
+                    choice = Choice(*mesh[:3], microbatches, repeats, remat, 0, schedule, *mesh[3:])
+                    if not unscheduled(choice, schedule) and not uncounted(sizes, choice, training):
+                        yield from (choice._replace(zero=zero) for zero in zeros)
 
 
 def _schedules(sizes: Sizes, mesh: Mesh, batch: int, training: Training) -> Iterator[str]:
-    """The schedules to try on a mesh: without a pipeline, of all but breadth-first the first."""
+    """The schedules to try on a mesh: without a pipeline, breadth-first and only the first of the others."""
     others = [name for name in training.schedules if name != "breadth_first"]
     yield from others if mesh.pipe > 1 else others[:1]
     if "breadth_first" in training.schedules and not indivisible(sizes, batch, mesh, training, True):
@@ -88,8 +88,8 @@ class Rejected:
     Attributes:
         mesh: Axis sizes.
         kind: The kind of reason.
-        why: The deciding factor: what an axis does not divide, what takes the memory, what takes the time; empty if
-            it is as fast as the best one and needs no less memory.
+        why: The deciding factor: the size that an axis does not divide, or what takes most of the memory or of the
+            additional time; empty if it is as fast as the best one and needs no less memory.
         amount: Amount of ``why``: bytes, or seconds more than the best one takes.
         found: The estimate; None if there is none.
         slower: Fraction by which it takes longer than the best one.
@@ -125,8 +125,8 @@ class Rejected:
     def to_json(self) -> dict[str, Any]:
         """The rejection as plain data."""
         mesh = self.mesh._asdict()
-        found = self.found.to_json() if self.found else None
-        return {"mesh": mesh, "kind": self.kind, "why": self.cause, "reason": self.reason, "estimate": found}
+        estimate = self.found.to_json() if self.found else None
+        return {"mesh": mesh, "kind": self.kind, "why": self.cause, "reason": self.reason, "estimate": estimate}
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Plans:
 
     Attributes:
         best: The fastest that fits; None if none fits.
-        rejected: All others: those that fit by time, then those that do not by memory, then meshes.
+        rejected: All others: those that fit, by time; then those that do not fit, by memory; then meshes.
     """
 
     best: Estimate | None
@@ -148,18 +148,18 @@ class Plans:
 
     def by_mesh(self) -> dict[Mesh, Estimate | Rejected]:
         """The best configuration of each mesh, or the reason why there is none: by time, then by memory."""
-        found: dict[Mesh, Estimate | Rejected] = {}
+        results: dict[Mesh, Estimate | Rejected] = {}
         if self.best is not None:
-            found[self.best.choice.at] = self.best
-        for one in self.rejected:
-            found.setdefault(one.mesh, one)
-        return found
+            results[self.best.choice.at] = self.best
+        for rejected in self.rejected:
+            results.setdefault(rejected.mesh, rejected)
+        return results
 
     def grouped(self) -> dict[tuple[Kind, str], list[Rejected]]:
         """All rejected configurations, by kind and deciding factor."""
         groups: dict[tuple[Kind, str], list[Rejected]] = defaultdict(list)
-        for one in self.rejected:
-            groups[one.kind, one.cause].append(one)
+        for rejected in self.rejected:
+            groups[rejected.kind, rejected.cause].append(rejected)
         return dict(groups)
 
 
@@ -167,7 +167,7 @@ def search(sizes: Sizes, machine: Machine, batch: int, training: Training = DEFA
     """Consider every mesh of all of a machine's devices, with all microbatches, repeats, remats, stages of ZeRO and
     schedules.
 
-    Of two that take equally long, the one that needs less memory is taken.
+    If two take equally long, the one that needs less memory is better.
 
     Args:
         sizes: Sizes of the model.
@@ -175,7 +175,7 @@ def search(sizes: Sizes, machine: Machine, batch: int, training: Training = DEFA
         batch: Sequences per step, over all devices.
         training: Settings that are the same for every choice.
     """
-    one = unchecked(sizes, machine, batch, training)
+    predict = unchecked(sizes, machine, batch, training)
     fit: list[Estimate] = []
     large: list[Estimate] = []
     refused: list[Rejected] = []
@@ -184,27 +184,27 @@ def search(sizes: Sizes, machine: Machine, batch: int, training: Training = DEFA
             refused.append(Rejected(mesh, Kind.CANNOT, why))
             continue
         for choice in choices(sizes, mesh, batch, training):
-            found = one(choice)
-            (fit if found.fits else large).append(found)
+            estimate = predict(choice)
+            (fit if estimate.fits else large).append(estimate)
     fit.sort(key=lambda e: (e.seconds, e.bytes, e.choice))
     large.sort(key=lambda e: (e.bytes, e.choice))
     best = fit[0] if fit else None
-    slower = [_slower(found, best) for found in fit[1:] if best is not None]
+    slower = [_slower(estimate, best) for estimate in fit[1:] if best is not None]
     return Plans(best, (*slower, *map(_too_large, large), *refused))
 
 
-def _slower(found: Estimate, best: Estimate) -> Rejected:
+def _slower(estimate: Estimate, best: Estimate) -> Rejected:
     """Name the cause that adds the most to the time of the best one."""
-    more = {cause: seconds - best.parts[cause] for cause, seconds in found.parts.items()}
-    why = max(more, key=lambda cause: more[cause])
-    why, amount = (why, more[why]) if more[why] > 0 else ("", 0.0)
-    return Rejected(found.choice.at, Kind.SLOWER, why, amount, found, found.seconds / best.seconds - 1)
+    added = {cause: seconds - best.parts[cause] for cause, seconds in estimate.parts.items()}
+    why = max(added, key=lambda cause: added[cause])
+    why, amount = (why, added[why]) if added[why] > 0 else ("", 0.0)
+    return Rejected(estimate.choice.at, Kind.SLOWER, why, amount, estimate, estimate.seconds / best.seconds - 1)
 
 
-def _too_large(found: Estimate) -> Rejected:
+def _too_large(estimate: Estimate) -> Rejected:
     """Name the largest part of the memory."""
-    resident = {"state": sum(map(found.resident.__getitem__, STATE)), **found.resident}
+    resident = {"state": sum(map(estimate.resident.__getitem__, STATE)), **estimate.resident}
     for name in STATE:
         del resident[name]
     why = max(resident, key=lambda name: resident[name])
-    return Rejected(found.choice.at, Kind.TOO_LARGE, why, resident[why], found)
+    return Rejected(estimate.choice.at, Kind.TOO_LARGE, why, resident[why], estimate)

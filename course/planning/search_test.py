@@ -1,4 +1,4 @@
-"""The planner's search compared with brute force, and what it says of configurations that cannot run."""
+"""The planner's search compared with brute force, and what it says about configurations that cannot run."""
 
 import itertools
 import time
@@ -15,11 +15,11 @@ from course.planning.search import Kind, choices, meshes, search
 from course.sizes import Sizes
 
 
-def test_every_mesh_and_every_way_to_use_it_is_there_once():
+def test_every_mesh_and_every_configuration_of_it_is_listed_once():
     assert len(list(meshes(8))) == len(set(meshes(8))) == 10
-    found = list(choices(SIZES, Mesh(2, 2, 2), 16, COURSE))
-    assert len(found) == len(set(found)) == 4 * 3 * 2 * 2
-    assert all(refusal(SIZES, 8, 16, choice, COURSE) == "" for choice in found)
+    candidates = list(choices(SIZES, Mesh(2, 2, 2), 16, COURSE))
+    assert len(candidates) == len(set(candidates)) == 4 * 3 * 2 * 2
+    assert all(refusal(SIZES, 8, 16, choice, COURSE) == "" for choice in candidates)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_every_mesh_and_every_way_to_use_it_is_there_once():
         ({"remat": "some"}, "no remat is called 'some'; there are: none, attention, block"),
     ],
 )
-def test_what_cannot_be_placed_is_said(change, message):
+def test_configurations_that_cannot_be_placed_are_refused_with_the_reason(change, message):
     choice = Choice(2, 2, 2, 4, 2, "none", 3, "breadth_first")._replace(**change)
     assert message in refusal(SIZES, 8, 16, choice, COURSE)
     with pytest.raises(ValueError, match=r"is|cannot|called"):
@@ -42,25 +42,25 @@ def test_what_cannot_be_placed_is_said(change, message):
 
 
 def test_the_best_is_the_fastest_that_fits_and_every_other_one_has_a_reason():
-    where = machine("8xA5000")
-    plans = search(LARGE, where, 16, COURSE)
-    one, every = estimator(LARGE, where, 16, COURSE), []
+    target = machine("8xA5000")
+    plans = search(LARGE, target, 16, COURSE)
+    predict, estimates = estimator(LARGE, target, 16, COURSE), []
     numbers = range(1, 17)
     for mesh in itertools.product((1, 2, 4, 8), repeat=3):
         for rest in itertools.product(numbers, numbers, ("none", "block"), (0, 3)):
             choice = Choice._make((*mesh, *rest, "breadth_first", 1, 1))
             if refusal(LARGE, 8, 16, choice, COURSE) == "" and (mesh[0] > 1 or not choice.zero):
-                every.append(one(choice))
-    fitting = [found for found in every if found.fits]
-    assert plans.best and plans.best.seconds == min(found.seconds for found in fitting)
-    assert plans.count == len(every)
+                estimates.append(predict(choice))
+    fitting = [plan for plan in estimates if plan.fits]
+    assert plans.best and plans.best.seconds == min(plan.seconds for plan in fitting)
+    assert plans.count == len(estimates)
     kinds = [rejected.kind for rejected in plans.rejected]
-    assert kinds.count(Kind.SLOWER) == len(fitting) - 1 and kinds.count(Kind.TOO_LARGE) == len(every) - len(fitting)
+    assert kinds.count(Kind.SLOWER) == len(fitting) - 1 and kinds.count(Kind.TOO_LARGE) == len(estimates) - len(fitting)
     assert all(rejected.reason and rejected.cause for rejected in plans.rejected)
     assert sum(map(len, plans.grouped().values())) == len(plans.rejected)
 
 
-def test_a_mesh_that_a_model_cannot_be_placed_on_is_one_way_and_says_why():
+def test_a_mesh_that_a_model_cannot_be_placed_on_counts_once_and_has_a_reason():
     plans = search(replace(SIZES, heads=2), H100, 8)
     refused = [rejected for rejected in plans.rejected if rejected.kind == Kind.CANNOT]
     assert {rejected.mesh[:3] for rejected in refused} == {(1, 1, 8), (1, 2, 4), (2, 1, 4)}
@@ -83,7 +83,7 @@ def test_where_nothing_fits_there_is_no_best_and_the_smallest_comes_first():
     [
         ({"repeats": 2}, "a pipeline of the schedule 1f1b has one repeat, and there are 2"),
         ({"schedule": "interleaved"}, "a pipeline of the schedule interleaved has several repeats, and there are 1"),
-        ({"schedule": "zero_bubble", "remat": "block"}, "remat is none and not block"),
+        ({"schedule": "zero_bubble", "remat": "block"}, "remat must be none, not block"),
         ({"schedule": "zero_bubble", "microbatches": 2}, "needs at least 4 microbatches, and there are 2"),
         ({"schedule": "gpipe"}, "no schedule is called 'gpipe'"),
         ({"zero": 4}, "no ZeRO stage is called 4"),
@@ -91,7 +91,7 @@ def test_where_nothing_fits_there_is_no_best_and_the_smallest_comes_first():
         ({"context": 4, "pipe": 1, "schedule": "breadth_first"}, "not for the course's own step"),
     ],
 )
-def test_a_schedule_that_cannot_run_a_configuration_says_why(change, message):
+def test_a_schedule_that_cannot_run_a_configuration_is_refused_with_the_reason(change, message):
     assert message in refusal(SIZES, 4, 16, PIPELINE._replace(**change), DEFAULT)
 
 
@@ -100,16 +100,16 @@ def test_a_schedule_that_is_not_named_is_the_first_that_the_repeats_allow():
     assert names == ["1f1b", "interleaved"]
 
 
-def test_the_search_weighs_stages_of_zero_and_schedules_by_itself():
+def test_the_search_considers_all_stages_of_zero_and_schedules():
     plans = search(SIZES, H100, 16, replace(DEFAULT, remats=("none",)))
     assert plans.best
-    found = [plans.best.choice, *(one.found.choice for one in plans.rejected if one.found)]
-    assert {choice.zero for choice in found} == {0, 1, 2, 3}
-    assert {choice.schedule for choice in found} == {"1f1b", "interleaved", "zero_bubble", "breadth_first"}
-    assert len(found) == len(set(found))
+    considered = [plans.best.choice, *(rejected.found.choice for rejected in plans.rejected if rejected.found)]
+    assert {choice.zero for choice in considered} == {0, 1, 2, 3}
+    assert {choice.schedule for choice in considered} == {"1f1b", "interleaved", "zero_bubble", "breadth_first"}
+    assert len(considered) == len(set(considered))
     fixed = search(SIZES, H100, 16, replace(DEFAULT, zeros=(1,), schedules=("1f1b",)))
-    assert {one.found.choice.zero for one in fixed.rejected if one.found} <= {0, 1}
-    assert {one.found.choice.schedule for one in fixed.rejected if one.found} == {"1f1b"}
+    assert {rejected.found.choice.zero for rejected in fixed.rejected if rejected.found} <= {0, 1}
+    assert {rejected.found.choice.schedule for rejected in fixed.rejected if rejected.found} == {"1f1b"}
 
 
 @pytest.mark.parametrize(("sizes", "batch"), [(Sizes(*GPT["1T"], 51_200, 2048), 4096), (MODELS["llama-3-405b"], 2048)])

@@ -9,12 +9,12 @@ from course.budget import REMAT as BUDGETED
 
 # Margin for workspaces, fragmentation and buffers of collectives, without closed forms. As in ``meshcraft memory``.
 MARGIN = 0.2
-# A device has two chunks of a sequence split over ``context``. By its peaks, an H100 hides keys and values of 8 of 32
+# A device has two chunks of a sequence split over ``context``. At its peaks, an H100 hides keys and values of 8 of 32
 # heads on NVLink behind blocks of 1,100 tokens: shorter chunks are not tried.
 LEAST_CHUNK = 1024
 REMAT = (*BUDGETED, "half")
 KERNELS = ("fused", "materialised", "plain")
-# All that are known, and those that a search tries by itself: GPipe keeps more than 1F1B and is no faster.
+# All known schedules, and those that a search tries by default: GPipe keeps more than 1F1B and is no faster.
 SCHEDULES = ("1f1b", "interleaved", "zero_bubble", "breadth_first", "gpipe")
 DEFAULT_SCHEDULES = SCHEDULES[:4]
 ZERO_STAGES = (0, 1, 2, 3)
@@ -23,7 +23,7 @@ CONTEXT = ("ring", "gathered")
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is trained, whatever the mesh.
+    """Settings for training a model, independent of the mesh.
 
     Attributes:
         precision: Dtypes, one of ``course.budget.PRECISIONS``.
@@ -43,10 +43,10 @@ class Training:
             forward and backward passes; ``interleaved``: the same with several repeats; ``zero_bubble``: ZB-H1, in
             which gradients of weights fill the bubble, without remat; ``gpipe``: all microbatches are in flight, and
             their logits. Without a pipeline, all of them take one microbatch at a time. ``breadth_first``: the schedule
-            of the course's own step, which has all in flight on every mesh, recomputes the layers of a repeat
-            together, needs layers divisible by stages and repeats, and has embedding and head on every stage.
-        zeros: Stages of ZeRO to try: ``data`` splits nothing but the batch (0), the optimizer's state (1), gradients as
-            well, which each microbatch then reduce-scatters (2), or parameters too (3, FSDP).
+            of the course's own step, which has all microbatches in flight on every mesh, recomputes the layers of a
+            repeat together, needs layers divisible by stages and repeats, and has embedding and head on every stage.
+        zeros: Stages of ZeRO to try: ``data`` splits only the batch (0), the optimizer's state (1), gradients as well,
+            which each microbatch then reduce-scatters (2), or parameters too (3, FSDP).
         contexts, experts: Sizes of the axes ``context`` and ``expert`` to try; empty means every one that divides the
             devices, and for ``context`` leaves at least ``LEAST_CHUNK`` tokens in a chunk.
         context_attention: ``ring``: keys and values travel from device to device over ``context``, while the previous
@@ -80,12 +80,12 @@ class Training:
         lists.append(("ZeRO stage", self.zeros, ZERO_STAGES))
         single = [("precision", self.precision, PRECISIONS), ("optimizer", self.optimizer, OPTIMIZERS)]
         single += [("kernels", self.kernels, KERNELS), ("context attention", self.context_attention, CONTEXT)]
-        for what, given, known in [*lists, *((what, (name,), known) for what, name, known in single)]:
+        for kind, values, known in [*lists, *((kind, (name,), known) for kind, name, known in single)]:
             names = ", ".join(map(str, known))
-            if not given:
-                raise ValueError(f"no {what} is given; there are: {names}")
-            if unknown := [name for name in given if name not in known]:
-                raise ValueError(f"no {what} is called {unknown[0]!r}; there are: {names}")
+            if not values:
+                raise ValueError(f"no {kind} is given; there are: {names}")
+            if unknown := [name for name in values if name not in known]:
+                raise ValueError(f"no {kind} is called {unknown[0]!r}; there are: {names}")
         for axis, numbers in (("context", self.contexts), ("expert", self.experts)):
             if any(number < 1 for number in numbers):
                 raise ValueError(f"{axis} is {min(numbers)}, and it must be at least 1")

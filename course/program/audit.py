@@ -34,7 +34,7 @@ class Audited:
 
 
 def audit(program: Program, *, lenient: bool = False) -> Audited:
-    """The Program's artefact and its module, once everything about them has been checked.
+    """Check a Program's artefact and return it with its module.
 
     Args:
         program: The Program.
@@ -107,39 +107,41 @@ def _check_wrapping(exported: jax_export.Exported, program: Program) -> None:
         raise ProgramError(f"the artefact's calling convention: found {version}, expected {oldest} to {newest}")
 
 
-def _expect(what: str, found: Any, expected: Any) -> None:
-    if found != expected:
-        raise ProgramError(f"the artefact's {what}: found {str(found)[:200]!r}, expected {str(expected)[:200]!r}")
+def _expect(name: str, actual: Any, expected: Any) -> None:
+    if actual != expected:
+        raise ProgramError(f"the artefact's {name}: found {str(actual)[:200]!r}, expected {str(expected)[:200]!r}")
 
 
-def _check_signature(what: str, avals: Any, leaves: tuple[Leaf, ...]) -> None:
+def _check_signature(side: str, avals: Any, leaves: tuple[Leaf, ...]) -> None:
     for aval, leaf in zip(avals, leaves, strict=True):
         dtype = jax.numpy.dtype(aval.dtype).name
-        found, declared = (f"{kind}{list(shape)}" for kind, shape in ((dtype, aval.shape), (leaf.dtype, leaf.shape)))
-        if found != declared:
-            raise ProgramError(f"{what} {leaf.name}: the artefact has a {found} and the signature one of {declared}")
+        actual, declared = (f"{kind}{list(shape)}" for kind, shape in ((dtype, aval.shape), (leaf.dtype, leaf.shape)))
+        if actual != declared:
+            raise ProgramError(f"{side} {leaf.name}: the artefact has a {actual} and the signature one of {declared}")
         memory = getattr(aval, "memory_space", None)
         if memory is not None and memory.name != "Device":
-            raise ProgramError(f"{what} {leaf.name} is in memory {memory.name!r}, expected device memory")
+            raise ProgramError(f"{side} {leaf.name} is in memory {memory.name!r}, expected device memory")
 
 
-def _check_shardings(what: str, of: Any, leaves: tuple[Leaf, ...], mesh: dict[str, int], *, may_miss: bool) -> None:
+def _check_shardings(
+    side: str, shardings_on: Any, leaves: tuple[Leaf, ...], mesh: dict[str, int], *, may_miss: bool
+) -> None:
     try:
-        shardings = of(abstract_mesh(mesh))
+        shardings = shardings_on(abstract_mesh(mesh))
     except Exception as error:  # axes that the mesh does not have, in a library-specific form
         raise ProgramError(
             f"the artefact is for meshes that are not the Program's {mesh}: {str(error)[:200]}"
         ) from None
-    _expect(f"number of {what} shardings", len(shardings), len(leaves))
-    for leaf, found in zip(leaves, shardings, strict=True):
-        if found is None and may_miss:
+    _expect(f"number of {side} shardings", len(shardings), len(leaves))
+    for leaf, sharding in zip(leaves, shardings, strict=True):
+        if sharding is None and may_miss:
             continue  # then the module declares it
         expected = without_size_one(leaf.spec, mesh)
-        if not isinstance(found, NamedSharding) or found.memory_kind not in (None, "device"):
-            raise ProgramError(f"{what} {leaf.name} is sharded as {found} and the header has {leaf.partition_spec}")
-        plain = not (getattr(found.spec, "unreduced", None) or getattr(found.spec, "reduced", None))
-        fits = plain and len(found.spec) <= len(leaf.shape)
-        if not fits or without_size_one(spec_of(found.spec, len(leaf.shape)), mesh) != expected:
+        if not isinstance(sharding, NamedSharding) or sharding.memory_kind not in (None, "device"):
+            raise ProgramError(f"{side} {leaf.name} is sharded as {sharding} and the header has {leaf.partition_spec}")
+        plain = not (getattr(sharding.spec, "unreduced", None) or getattr(sharding.spec, "reduced", None))
+        fits = plain and len(sharding.spec) <= len(leaf.shape)
+        if not fits or without_size_one(spec_of(sharding.spec, len(leaf.shape)), mesh) != expected:
             raise ProgramError(
-                f"{what} {leaf.name} is sharded as {found.spec} and the header has {leaf.partition_spec}"
+                f"{side} {leaf.name} is sharded as {sharding.spec} and the header has {leaf.partition_spec}"
             )

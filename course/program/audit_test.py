@@ -28,9 +28,9 @@ FOUR = "tensor<4x4xf32>"
 AGAIN = "func.call @again() : () -> () "
 
 
-def sent(kind, how):
+def sent(kind, attributes):
     block = "tensor<16x8xf32>"
-    return f'%h = "stablehlo.collective_{kind}"(%1) <{{{CHANNEL}, {how}}}> : ({block}) -> {block}'
+    return f'%h = "stablehlo.collective_{kind}"(%1) <{{{CHANNEL}, {attributes}}}> : ({block}) -> {block}'
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +125,9 @@ def test_header_of_another_form_is_refused(program, change, message):
     ],
 )
 def test_precision_that_only_some_devices_heed_is_refused(function, message):
-    made = program_of(function, {"x": struct(4, 8)}, {"x": P()}, P())
+    exported_program = program_of(function, {"x": struct(4, 8)}, {"x": P()}, P())
     with pytest.raises(ProgramError, match=message):
-        parse(Program.load(made.serialise()))
+        parse(Program.load(exported_program.serialise()))
 
 
 # The wrapping of jax.export
@@ -225,7 +225,7 @@ def test_anything_unforeseen_in_an_artefact_is_refused_and_no_fault_of_ours(prog
         ),
     ],
 )
-def test_module_that_holds_something_else_is_refused(program, changes, message):
+def test_module_that_contains_something_else_is_refused(program, changes, message):
     refused(program, message, *changes)
 
 

@@ -71,15 +71,15 @@ def capture(
         tops: list[Any] = [op.operation for op in module.body.operations]
         main = next(op for op in tops if op.name == "func.func" and op.attributes["sym_name"].value == "main")
         mesh = _mesh_of(tops, exported.nr_devices)
-        given = [str(argument.location) for argument in main.regions[0].blocks[0].arguments]
-        donated = tuple(i for i, found in enumerate(_attributes(main, "arg_attrs")) if DONATED & found.keys())
-        results = [found.get("jax.result_info") for found in _attributes(main, "res_attrs")]
-        named = {"input": given, "result": [f'"{found.value}"' if found else "" for found in results]}
-    where = abstract_mesh(mesh)
-    exported = _flat(exported, where)
+        input_locations = [str(argument.location) for argument in main.regions[0].blocks[0].arguments]
+        donated = tuple(i for i, attributes in enumerate(_attributes(main, "arg_attrs")) if DONATED & attributes.keys())
+        results = [attributes.get("jax.result_info") for attributes in _attributes(main, "res_attrs")]
+        labels = {"input": input_locations, "result": [f'"{result.value}"' if result else "" for result in results]}
+    jax_mesh = abstract_mesh(mesh)
+    exported = _flat(exported, jax_mesh)
     inputs, outputs = (
-        _leaves(avals, shardings(where), _names(named[what], what, len(avals)), role)
-        for what, avals, shardings, role in (
+        _leaves(avals, shardings(jax_mesh), _names(labels[kind], kind, len(avals)), role)
+        for kind, avals, shardings, role in (
             ("input", exported.in_avals, exported.in_shardings_jax, "batch"),
             ("result", exported.out_avals, exported.out_shardings_jax, "result"),
         )
@@ -119,37 +119,37 @@ def _settled(program: Program) -> Program:
     """The Program with the specs that XLA chooses for missing shardings."""
     if is_one_shard_map(program):
         return program
-    found = partitioned(program, settle=True)
-    both = ((program.inputs, found.inputs), (program.outputs, found.outputs))
+    settled = partitioned(program, settle=True)
+    pairs = ((program.inputs, settled.inputs), (program.outputs, settled.outputs))
     inputs, outputs = (
-        tuple(replace(leaf, spec=spec) for leaf, spec in zip(leaves, specs, strict=True)) for leaves, specs in both
+        tuple(replace(leaf, spec=spec) for leaf, spec in zip(leaves, specs, strict=True)) for leaves, specs in pairs
     )
     return replace(program, inputs=inputs, outputs=outputs)
 
 
 def _flat(exported: jax_export.Exported, mesh: AbstractMesh) -> jax_export.Exported:
     """The export with flat arguments and results, without unused ones, on axes of type ``Auto``."""
-    kept = exported.module_kept_var_idx
+    kept_indices = exported.module_kept_var_idx
 
     def auto(shardings: Sequence[Any]) -> tuple[Any, ...]:  # explicit axes too
-        for kind in {found.memory_kind for found in shardings if found} - {None, "device"}:
+        for kind in {sharding.memory_kind for sharding in shardings if sharding} - {None, "device"}:
             raise ProgramError(
                 f"an argument or result is in memory {kind!r}; the analyses support only device memory; leave "
                 "memory_kind out"
             )
-        return tuple(found and NamedSharding(mesh, found.spec) for found in shardings)
+        return tuple(sharding and NamedSharding(mesh, sharding.spec) for sharding in shardings)
 
-    structure = jax.tree.structure((tuple([0] * len(kept)), {}))
+    structure = jax.tree.structure((tuple([0] * len(kept_indices)), {}))
     return replace(
         exported,
         in_tree=structure,
         fun_name="program",
-        in_avals=tuple(_plain(exported.in_avals[i]) for i in kept),
+        in_avals=tuple(_plain(exported.in_avals[i]) for i in kept_indices),
         out_avals=tuple(map(_plain, exported.out_avals)),
-        _in_named_shardings=auto([exported._in_named_shardings[i] for i in kept]),
+        _in_named_shardings=auto([exported._in_named_shardings[i] for i in kept_indices]),
         _out_named_shardings=auto(exported._out_named_shardings),
-        in_shardings_hlo=tuple(exported.in_shardings_hlo[i] for i in kept),
-        module_kept_var_idx=tuple(range(len(kept))),
+        in_shardings_hlo=tuple(exported.in_shardings_hlo[i] for i in kept_indices),
+        module_kept_var_idx=tuple(range(len(kept_indices))),
         out_tree=jax.tree.structure(tuple([0] * len(exported.out_avals))),
     )
 
@@ -162,56 +162,59 @@ def _plain(aval: Any) -> Any:
     return ShapedArray(data.shape, data.dtype)
 
 
-def _attributes(main: Any, which: str) -> list[dict[str, Any]]:
+def _attributes(main: Any, attribute_name: str) -> list[dict[str, Any]]:
     """The attributes of each argument or result of a function, by name; empty if it has none."""
-    return [{found[i].name: found[i].attr for i in range(len(found))} for found in main.attributes.get(which, [])]
+    return [
+        {attributes[i].name: attributes[i].attr for i in range(len(attributes))}
+        for attributes in main.attributes.get(attribute_name, [])
+    ]
 
 
 def _mesh_of(tops: list[Any], count: int) -> dict[str, int]:
     """The mesh declared by a module's operations."""
-    found: dict[str, int] = {}
+    mesh: dict[str, int] = {}
     for op in tops:
         if op.name != "sdy.mesh":
             continue
-        said = _MESH.search(str(op.attributes["mesh"]))
-        axes = {name: int(size) for name, size in re.findall(r'"([^"]+)"=(\d+)', said[1])} if said else {}
-        if said and said[2]:
+        match = _MESH.search(str(op.attributes["mesh"]))
+        axes = {name: int(size) for name, size in re.findall(r'"([^"]+)"=(\d+)', match[1])} if match else {}
+        if match and match[2]:
             raise ProgramError(
                 f"mesh {axes} has its devices in a different order from jax.devices(); make it with jax.make_mesh, "
                 "whose order is the machine's"
             )
-        if found and axes and axes != found:
+        if mesh and axes and axes != mesh:
             raise ProgramError(
-                f"the function has two meshes, {found} and {axes}; give it one, with all of the axes, and name those "
+                f"the function has two meshes, {mesh} and {axes}; give it one, with all of the axes, and name those "
                 "that each part is split over"
             )
-        found = found or axes
-    if not found and count > 1:
+        mesh = mesh or axes
+    if not mesh and count > 1:
         raise ProgramError(
             f"the function is for {count} devices and has no mesh; give arguments a NamedSharding, or use jax.set_mesh"
         )
-    if math.prod(found.values()) != count:
-        raise ProgramError(f"the function's mesh {found} and its {count} devices are not the same")
-    return found or {"device": 1}
+    if math.prod(mesh.values()) != count:
+        raise ProgramError(f"the function's mesh {mesh} and its {count} devices do not match")
+    return mesh or {"device": 1}
 
 
 def _names(labels: list[str], fallback: str, count: int) -> list[str]:
     """Unique names of leaves from JAX's names, ``params['w']`` or ``result[0]``."""
     names: list[str] = []
     for number, text in enumerate(labels or [""] * count):
-        inside = re.search(r'"((?:[^"\\]|\\.)*)"', text)
-        parts = re.findall(r"\w+", inside[1].replace("\\", "")) if inside else []
+        quoted = re.search(r'"((?:[^"\\]|\\.)*)"', text)
+        parts = re.findall(r"\w+", quoted[1].replace("\\", "")) if quoted else []
         name = "/".join(parts)[:180] or f"{fallback}/{number}"
         names.append(name if name not in names else f"{name}/{number}")
     return names
 
 
 def _leaves(avals: Sequence[Any], shardings: Sequence[Any], names: list[str], role: str) -> tuple[Leaf, ...]:
-    found = []
+    leaves = []
     for aval, sharding, name in zip(avals, shardings, names, strict=True):
         dtype = jax.numpy.dtype(aval.dtype).name
-        found.append(Leaf(name, tuple(aval.shape), dtype, _spec(sharding, len(aval.shape)), role))
-    return tuple(found)
+        leaves.append(Leaf(name, tuple(aval.shape), dtype, _spec(sharding, len(aval.shape)), role))
+    return tuple(leaves)
 
 
 def _spec(sharding: Any, ndim: int) -> Spec:
@@ -227,12 +230,12 @@ def _defined(function: Callable[..., Any], locate: Locate) -> str | None:
 def _explained(error: Exception, function: Callable[..., Any], locate: Locate) -> ProgramError:
     """Explain why a function could not be traced: where, what and what to do."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if locate(frame.filename)]
-    where = f"{locate(frames[-1].filename)}:{frames[-1].lineno}" if frames else _defined(function, locate)
+    location = f"{locate(frames[-1].filename)}:{frames[-1].lineno}" if frames else _defined(function, locate)
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     if isinstance(error, ProgramError):
         return error
     return ProgramError(
         f"the function cannot be traced with these arguments; jax says {type(error).__name__}: "
-        f"{reason[:300].rstrip('.?')}. Give what jax.jit(function).lower(...) takes",
-        where,
+        f"{reason[:300].rstrip('.?')}. Give the arguments that jax.jit(function).lower(...) takes",
+        location,
     )

@@ -83,13 +83,13 @@ def test_its_lines_and_specs_are_known_and_every_analysis_takes_it(by_compiler):
     assert [leaf.name for leaf in by_compiler.inputs] == ["w", "x"]
     assert by_compiler.outputs[0].spec == (("data",), ())
     assert timeline(module, MACHINE).seconds > 0
-    held = memory(module, by_compiler)
-    assert (held.arguments, held.outputs) == (64 * 128 + 32 * 64, 64 * 128)
+    resident = memory(module, by_compiler)
+    assert (resident.arguments, resident.outputs) == (64 * 128 + 32 * 64, 64 * 128)
 
 
 def test_a_saved_one_is_predicted_the_same(by_compiler):
-    again = Program.load(by_compiler.serialise())
-    assert predict(again, MACHINE).to_json() == predict(by_compiler, MACHINE).to_json()
+    loaded = Program.load(by_compiler.serialise())
+    assert predict(loaded, MACHINE).to_json() == predict(by_compiler, MACHINE).to_json()
 
 
 def test_value_and_grad_outside_of_several_shard_maps():

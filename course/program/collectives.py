@@ -63,16 +63,16 @@ def groups_of(op: Op, mesh: dict[str, int]) -> Groups:
     if "replica_axes" in op.attributes:
         axes = tuple(axis for axis in mesh if axis in op.attributes["replica_axes"] and mesh[axis] > 1)
         return Groups(axes, _rows(axes, mesh, places)) if axes else Groups((), ())
-    wanted = {frozenset(int(d) for d in group if d >= 0) for group in op.attributes["replica_groups"]}
-    if all(len(group) == 1 for group in wanted):
+    device_sets = {frozenset(int(d) for d in group if d >= 0) for group in op.attributes["replica_groups"]}
+    if all(len(group) == 1 for group in device_sets):
         return Groups((), ())
     names = [axis for axis, size in mesh.items() if size > 1]
     for count in range(1, len(names) + 1):
         for axes in combinations(names, count):
             rows = _rows(axes, mesh, places)
-            if {frozenset(row) for row in rows} == wanted:
+            if {frozenset(row) for row in rows} == device_sets:
                 return Groups(axes, rows)
-    rows = tuple(tuple(sorted(group)) for group in sorted(wanted, key=sorted) if len(group) > 1)
+    rows = tuple(tuple(sorted(group)) for group in sorted(device_sets, key=sorted) if len(group) > 1)
     shape = tuple(mesh.values())
     along = {i for row in rows for i, place in enumerate(np.unravel_index(row, shape)) if len(set(place)) > 1}
     return Groups(tuple(axis for i, axis in enumerate(mesh) if i in along), rows)
@@ -80,11 +80,11 @@ def groups_of(op: Op, mesh: dict[str, int]) -> Groups:
 
 def check_axes(op: Op, mesh: dict[str, int]) -> None:
     """Raise ``ProgramError`` if the groups of a collective are not axes of the mesh."""
-    found = groups_of(op, mesh)
-    size, devices = (math.prod(mesh[axis] for axis in axes) for axes in (found.axes, mesh))
-    whole = not found.groups or sum(map(len, found.groups)) == devices
-    if op.kind != "collective_permute" and not (whole and all(len(group) == size for group in found.groups)):
-        raise unsupported(op, op.line, f"its groups {sorted(map(sorted, found.groups))} are not axes of mesh {mesh}")
+    groups = groups_of(op, mesh)
+    size, devices = (math.prod(mesh[axis] for axis in axes) for axes in (groups.axes, mesh))
+    whole = not groups.groups or sum(map(len, groups.groups)) == devices
+    if op.kind != "collective_permute" and not (whole and all(len(group) == size for group in groups.groups)):
+        raise unsupported(op, op.line, f"its groups {sorted(map(sorted, groups.groups))} are not axes of mesh {mesh}")
 
 
 def _rows(axes: tuple[str, ...], mesh: dict[str, int], places: np.ndarray) -> tuple[tuple[int, ...], ...]:
@@ -95,14 +95,14 @@ def _rows(axes: tuple[str, ...], mesh: dict[str, int], places: np.ndarray) -> tu
 
 def _permute_groups(op: Op, mesh: dict[str, int], places: np.ndarray) -> Groups:
     pairs = tuple((int(s), int(t)) for s, t in op.attributes["source_target_pairs"] if s != t)
-    where = {int(d): np.argwhere(places == d)[0] for pair in pairs for d in pair}
-    moved = {int(i) for s, t in pairs for i in np.flatnonzero(where[s] != where[t])}
-    joined = {device: {device} for device in where}
+    coordinates = {int(d): np.argwhere(places == d)[0] for pair in pairs for d in pair}
+    moved = {int(i) for s, t in pairs for i in np.flatnonzero(coordinates[s] != coordinates[t])}
+    joined = {device: {device} for device in coordinates}
     for s, t in pairs:
         if joined[s] is not joined[t]:
-            both = joined[s] | joined[t]
-            for device in both:
-                joined[device] = both
+            merged = joined[s] | joined[t]
+            for device in merged:
+                joined[device] = merged
     groups = {tuple(sorted(group)) for group in joined.values()}
     return Groups(tuple(axis for i, axis in enumerate(mesh) if i in moved), tuple(sorted(groups)), pairs)
 
@@ -144,7 +144,7 @@ def device_classes(
             break
         colours = finer
     members = [[d for d in range(count) if colours[d] == colour] for colour in range(max(colours) + 1)]
-    return [DeviceClass(found[0], tuple(found), decisions[found[0]]) for found in members]
+    return [DeviceClass(devices[0], tuple(devices), decisions[devices[0]]) for devices in members]
 
 
 def _dense(keys: list[Any]) -> list[int]:
@@ -159,29 +159,29 @@ def check_everyone_comes(module: Module, classes: list[DeviceClass]) -> None:
     Raises:
         ProgramError: Some devices wait for each other forever.
     """
-    place = {device: number for number, alike in enumerate(classes) for device in alike.members}
-    orders = [_meetings(module, alike, place) for alike in classes]
+    place = {device: number for number, device_class in enumerate(classes) for device in device_class.members}
+    orders = [_meetings(module, device_class, place) for device_class in classes]
     reached = [0] * len(classes)
 
-    def next_of(one: int) -> _Meeting | None:
-        return orders[one][reached[one]] if reached[one] < len(orders[one]) else None
+    def next_of(index: int) -> _Meeting | None:
+        return orders[index][reached[index]] if reached[index] < len(orders[index]) else None
 
     moved = deque(range(len(classes)))
     while moved:
         meeting = next_of(moved.popleft())
-        if meeting and all(next_of(one) == meeting for one in meeting.classes):
-            for one in meeting.classes:
-                reached[one] += 1
+        if meeting and all(next_of(index) == meeting for index in meeting.classes):
+            for index in meeting.classes:
+                reached[index] += 1
             moved.extend(meeting.classes)
-    for one in range(len(classes)):
-        if meeting := next_of(one):
+    for index in range(len(classes)):
+        if meeting := next_of(index):
             other = next(other for other in sorted(meeting.classes) if next_of(other) != meeting)
-            raise _deadlock(classes[one].device, meeting, classes[other].device, next_of(other))
+            raise _deadlock(classes[index].device, meeting, classes[other].device, next_of(other))
 
 
 @dataclass(frozen=True, slots=True)
 class _Meeting:
-    """A collective as reached by a device, whether inside a branch, and the classes of the devices in its group."""
+    """A collective that a device reaches, in a branch or not, and the classes of the devices in its group."""
 
     kind: str
     axes: tuple[str, ...]
@@ -191,11 +191,11 @@ class _Meeting:
     classes: frozenset[int]
 
 
-def _meetings(module: Module, alike: DeviceClass, place: dict[int, int]) -> list[_Meeting]:
+def _meetings(module: Module, device_class: DeviceClass, place: dict[int, int]) -> list[_Meeting]:
     """The collectives that a device of the class takes part in, in execution order."""
     blocks = blocks_of(module.main)
     steps = {block: [op for op in block.ops if op.kind in COLLECTIVES | {"while", "case"}] for block in blocks}
-    decisions = iter(alike.decisions)
+    decisions = iter(device_class.decisions)
     known: dict[Op, _Meeting | None] = {}
 
     def run(block: Block, in_branch: bool = False) -> Iterator[tuple[Op, bool]]:
@@ -210,29 +210,30 @@ def _meetings(module: Module, alike: DeviceClass, place: dict[int, int]) -> list
             else:
                 yield op, in_branch
 
-    found: list[_Meeting] = []
+    meetings: list[_Meeting] = []
     for op, in_branch in run(module.main):
         if op not in known:
             groups = groups_of(op, module.mesh)
-            group, shapes = groups.of(alike.device), tuple(operand.shape for operand in op.operands)
+            group, shapes = groups.of(device_class.device), tuple(operand.shape for operand in op.operands)
             meets = frozenset(place[device] for device in group)
             known[op] = _Meeting(op.kind, groups.axes, shapes, op.line, in_branch, meets) if group else None
         if meeting := known[op]:
-            found.append(meeting)
-        if len(found) > MAX_COLLECTIVES:
+            meetings.append(meeting)
+        if len(meetings) > MAX_COLLECTIVES:
             raise ProgramError(f"a step runs more than {MAX_COLLECTIVES:,} collectives, too many to follow", op.line)
-    return found
+    return meetings
 
 
 def _deadlock(device: int, ours: _Meeting, other: int, theirs: _Meeting | None) -> ProgramError:
-    def said(meeting: _Meeting | None) -> str:
+    def description(meeting: _Meeting | None) -> str:
         kind = plain_kind(meeting.kind) if meeting else ""
         return f"runs {kind} ({meeting.line or 'unknown line'})" if meeting else "runs no further collective"
 
     to_blame = theirs if theirs and theirs.in_branch and not ours.in_branch else ours
     return ProgramError(
         f"devices would wait for each other forever: where device {device} "
-        f"{said(ours)}, device {other} {said(theirs)}. A collective inside a branch must be reached by every device "
-        "of its group: call it on all of them, and choose afterwards with jnp.where what is used.",
+        f"{description(ours)}, device {other} {description(theirs)}. A collective inside a branch must be "
+        "reached by every device of its group: call it on all of them, and choose afterwards with jnp.where what is "
+        "used.",
         to_blame.line,
     )

@@ -35,12 +35,14 @@ def check_composite(op: Any, function: Any) -> None:
             f"function {op.attributes['name'].value[:80]} is not allowed, because its cost is unknown; write it "
             "with other operations"
         )
-    inner = [found.operation for found in function.regions[0].blocks[0].operations]
-    kinds = [found.name for found in inner]
+    inner = [operation.operation for operation in function.regions[0].blocks[0].operations]
+    kinds = [operation.name for operation in inner]
     if name == "top_k":
         formed = kinds == _SORTS and inner[1].operands[0] == function.regions[0].blocks[0].arguments[0]
     else:
-        shapes = {tuple(ir.RankedTensorType(value.type).shape) for found in (op, *inner) for value in found.results}
+        shapes = {
+            tuple(ir.RankedTensorType(value.type).shape) for operation in (op, *inner) for value in operation.results
+        }
         arithmetic = {f"stablehlo.{kind}" for kind in ELEMENTWISE} | {"stablehlo.constant", "func.return"}
         formed = set(kinds) <= arithmetic and len(shapes) == 1
     if not formed:

@@ -44,8 +44,8 @@ def test_functions_are_read_priced_and_run():
 
     program = program_of(local, {"x": struct(8, 8)}, {"x": P()}, tuple(P() for _ in FUNCTIONS), {"data": 1})
     module = parse(program)
-    found = costs(module)
-    assert 0 < found.elementwise < 1e6 and timeline(module, machine("8xH100")).seconds > 0
+    counted = costs(module)
+    assert 0 < counted.elementwise < 1e6 and timeline(module, machine("8xH100")).seconds > 0
     results = compile_program(program, make_mesh({"data": 1}))({"x": X})
     for number, (name, function) in enumerate(FUNCTIONS.items()):
         expected = np.ravel(function(X))

@@ -1,4 +1,4 @@
-"""How the executor runs Programs, for the tests that compare the evaluator with it."""
+"""The executor's settings, for the tests that compare the evaluator with it."""
 
 import jax
 import pytest

@@ -69,7 +69,7 @@ class Costs:
         products: Number of multiplications for each pair of operand dtypes, ``{"f32 x f32": 12}``, by a product or by a
             multiplication that is summed like one. A branch on data counts each of its branches.
         operations: Number of operations as written: each loop's body once, however often it runs.
-        written: The same by kind, for blocks that run at all.
+        written: The same by kind, only for blocks that run.
         precise: Executions of each function of ``PRECISE``, and of each sum over a dim or into places of an array, by
             dtype, ``{"exponential of f32": 4, "sum of bf16": 1}``. Exponentials count only if they are summed: those of
             an activation, which go into a product, do not matter.
@@ -100,33 +100,35 @@ def costs(module: Module) -> Costs:
     """
     classes = device_classes(module)
     known = special(module.main)
-    look = cache(lambda block: _of_block(block, known))
+    cost_of_block = cache(lambda block: _of_block(block, known))
     if len(classes) == 1:
-        return _of_class(module, classes[0], look)
+        return _of_class(module, classes[0], cost_of_block)
     check_everyone_comes(module, classes)
-    every = [_of_class(module, alike, look) for alike in classes]
-    most = max(every, key=lambda c: (c.flops + c.elementwise, _total_bytes(list(c.collectives))))
-    return replace(most, collectives=_of_any(every))
+    class_costs = [_of_class(module, device_class, cost_of_block) for device_class in classes]
+    busiest = max(class_costs, key=lambda c: (c.flops + c.elementwise, _total_bytes(list(c.collectives))))
+    return replace(busiest, collectives=_of_any(class_costs))
 
 
-def _of_any(every: list[Costs]) -> tuple[Collective, ...]:
+def _of_any(class_costs: list[Costs]) -> tuple[Collective, ...]:
     """Each collective as executed by the device that sends the most in it: no other device's work hides any of them.
 
-    Permutes over the same axes with different pairs send in turns, so all of them are as one device executes them:
-    the one that sends the most in them together.
+    Permutes over the same axes with different pairs send in turns, so all of them are those of one device: the one
+    that sends the most in them together.
     """
-    found: dict[Collective, list[Collective]] = {}
-    for collective in (c for costs in every for c in costs.collectives):
-        alike = _alike(collective)
-        if alike not in found or collective.total_bytes > found[alike][0].total_bytes:
-            found[alike] = [collective]
-    for axes in {c.axes for c in found if c.kind == "collective_permute"}:
-        each = [[c for c in costs.collectives if (c.kind, c.axes) == ("collective_permute", axes)] for costs in every]
-        most = max(each, key=_total_bytes)
-        for alike in [c for c in found if (c.kind, c.axes) == ("collective_permute", axes)]:
-            own = [c for c in most if _alike(c) == alike]
-            found[alike] = own or [replace(found[alike][0], wire_bytes=0.0)]
-    return tuple(collective for several in found.values() for collective in several)
+    heaviest: dict[Collective, list[Collective]] = {}
+    for collective in (c for costs in class_costs for c in costs.collectives):
+        key = _alike(collective)
+        if key not in heaviest or collective.total_bytes > heaviest[key][0].total_bytes:
+            heaviest[key] = [collective]
+    for axes in {c.axes for c in heaviest if c.kind == "collective_permute"}:
+        permutes = [
+            [c for c in costs.collectives if (c.kind, c.axes) == ("collective_permute", axes)] for costs in class_costs
+        ]
+        longest = max(permutes, key=_total_bytes)
+        for key in [c for c in heaviest if (c.kind, c.axes) == ("collective_permute", axes)]:
+            own = [c for c in longest if _alike(c) == key]
+            heaviest[key] = own or [replace(heaviest[key][0], wire_bytes=0.0)]
+    return tuple(collective for collectives in heaviest.values() for collective in collectives)
 
 
 def _alike(collective: Collective) -> Collective:
@@ -137,29 +139,29 @@ def _total_bytes(collectives: list[Collective]) -> float:
     return sum(c.total_bytes for c in collectives)
 
 
-def _of_class(module: Module, alike: DeviceClass, look: Callable[[Block], _BlockCosts]) -> Costs:
-    """Costs of a device of the class, from those of a block without its collectives."""
-    times = Counter(executed(module.main, iter(alike.decisions)))
+def _of_class(module: Module, device_class: DeviceClass, cost_of_block: Callable[[Block], _BlockCosts]) -> Costs:
+    """Costs of a device of the class; ``cost_of_block`` returns those of a block without its collectives."""
+    times = Counter(executed(module.main, iter(device_class.decisions)))
     total = _BlockCosts()
     sent: Counter[Collective] = Counter()
     for block, count in times.items():
-        found = look(block)
-        total.flops += count * found.flops
-        total.elementwise += count * found.elementwise
-        total.touched += count * found.touched
+        block_costs = cost_of_block(block)
+        total.flops += count * block_costs.flops
+        total.elementwise += count * block_costs.elementwise
+        total.touched += count * block_costs.touched
         for name in ("products", "precise", "taken"):
-            for kind, often in getattr(found, name).items():
-                getattr(total, name)[kind] += count * often
-        total.lines = found.lines | total.lines
+            for kind, occurrences in getattr(block_costs, name).items():
+                getattr(total, name)[kind] += count * occurrences
+        total.lines = block_costs.lines | total.lines
         for op in block.ops:
-            for collective in collectives_of(op, module.mesh, alike.device) if op.kind in COLLECTIVES else ():
+            for collective in collectives_of(op, module.mesh, device_class.device) if op.kind in COLLECTIVES else ():
                 sent[collective] += count
-    for block in _other_sides(module, alike.device):
+    for block in _other_sides(module, device_class.device):
         if block not in times:  # it runs for other data
-            found = look(block)
-            total.products += found.products
-            total.precise += found.precise
-            total.lines = found.lines | total.lines
+            block_costs = cost_of_block(block)
+            total.products += block_costs.products
+            total.precise += block_costs.precise
+            total.lines = block_costs.lines | total.lines
     collectives = tuple(replace(c, count=n) for c, n in sent.items())
     written = sum(1 for op in walk(module.main) if op.kind != "constant")
     kinds = Counter(op.kind for block in times for op in block.ops if op.kind != "constant")
@@ -199,27 +201,27 @@ def _other_sides(module: Module, device: int) -> Iterator[Block]:
 
 
 def _of_block(block: Block, known: Special) -> _BlockCosts:
-    found = _BlockCosts()
+    block_costs = _BlockCosts()
     for op in block.ops:
         if op.kind == "dot_general":
-            found.flops += dot_flops(op)
+            block_costs.flops += dot_flops(op)
             dtypes = " x ".join(operand.dtype for operand in op.operands)
-            found.products[dtypes] += 1
-            _note_line(found.lines, dtypes, op)
+            block_costs.products[dtypes] += 1
+            _note_line(block_costs.lines, dtypes, op)
         elif op.kind in ELEMENTWISE or op.kind in ("sort", "rng_bit_generator", "fft"):
-            found.elementwise += elementwise_operations(op)
+            block_costs.elementwise += elementwise_operations(op)
         elif op.kind == "reduce" or op.kind == "reduce_window":
-            found.elementwise += reduce_operations(op)
+            block_costs.elementwise += reduce_operations(op)
         if op.kind in ELEMENTWISE or op.kind in MOVES or op.kind in ("dot_general", "reduce", "sort", "reduce_window"):
-            found.touched += _touched(op)
+            block_costs.touched += _touched(op)
         if dtypes := known.by_hand.get(op):
-            found.products[dtypes] += 1
-            _note_line(found.lines, dtypes, op)
+            block_costs.products[dtypes] += 1
+            _note_line(block_costs.lines, dtypes, op)
         if kind := precision_sensitive(op, known):
-            found.precise[kind] += 1
-            found.taken[kind] += op.results[0].elements
-            _note_line(found.lines, kind, op)
-    return found
+            block_costs.precise[kind] += 1
+            block_costs.taken[kind] += op.results[0].elements
+            _note_line(block_costs.lines, kind, op)
+    return block_costs
 
 
 def _note_line(lines: dict[str, str], kind: str, op: Op) -> None:
@@ -270,12 +272,12 @@ def collectives_of(op: Op, mesh: dict[str, int], device: int) -> list[Collective
     if not group:
         return []
     size = math.prod(mesh[axis] for axis in groups.axes) if groups.pairs else len(group)
-    found = []
+    collectives = []
     for operand in op.operands:
         wire = wire_bytes(op, operand.bytes, size, device)
         shape, dtype, shift = operand.shape, operand.dtype, _shift(groups, mesh)
-        found.append(Collective(op.kind, groups.axes, size, operand.bytes, wire, 1, op.line, shape, dtype, shift))
-    return found
+        collectives.append(Collective(op.kind, groups.axes, size, operand.bytes, wire, 1, op.line, shape, dtype, shift))
+    return collectives
 
 
 def _shift(groups: Groups, mesh: dict[str, int]) -> int | None:
@@ -284,8 +286,8 @@ def _shift(groups: Groups, mesh: dict[str, int]) -> int | None:
         return None
     sizes, axis = tuple(mesh.values()), list(mesh).index(groups.axes[0])
     places = ([np.unravel_index(device, sizes)[axis] for device in pair] for pair in groups.pairs)
-    found = {int(target - source) % sizes[axis] for source, target in places}
-    return found.pop() if len(found) == 1 else None
+    shifts = {int(target - source) % sizes[axis] for source, target in places}
+    return shifts.pop() if len(shifts) == 1 else None
 
 
 def wire_bytes(op: Op, operand_bytes: int, n: int, device: int) -> float:

@@ -33,7 +33,7 @@ class Followed(NamedTuple):
 
 
 def follow(module: Module, device: int) -> Followed:
-    """The decisions of ``device``; computed once for all callers, so that they assume the same.
+    """The decisions of ``device``; computed once for all callers, so that they agree.
 
     Raises:
         ProgramError: A trip count or a branch depends on data.
@@ -79,11 +79,11 @@ def control(block: Block) -> list[Op]:
 
 
 def depends_on_device(module: Module) -> bool:
-    """True if devices may make different decisions; otherwise they all run the same ops."""
-    return _told_apart(_deciding(module.main))
+    """Return True if devices can make different decisions; otherwise they all run the same ops."""
+    return _reads_device(_deciding(module.main))
 
 
-def _told_apart(deciding: set[Op]) -> bool:
+def _reads_device(deciding: set[Op]) -> bool:
     return any(op.kind in ("partition_id", "replica_id") for op in deciding)
 
 
@@ -95,7 +95,7 @@ def _deciding(main: Block) -> set[Op]:
         for region in op.regions if op.kind == "while" else ():
             carries |= {argument: (op, i) for i, argument in enumerate(region.arguments)}
     queue = [value for op in walk(main) for value in _decided_by(op)]
-    found: set[Op] = set()
+    deciding: set[Op] = set()
     seen: set[Value] = set()
     while queue:
         value = queue.pop()
@@ -113,12 +113,12 @@ def _deciding(main: Block) -> set[Op]:
             queue += [region.returns[index] for region in (op.regions[1:] if op.kind == "while" else op.regions)]
             queue += [op.operands[index]] if op.kind == "while" else []
         elif op.kind == "optimization_barrier":
-            found.add(op)
+            deciding.add(op)
             queue.append(op.operands[op.results.index(value)])
         else:
-            found.add(op)
+            deciding.add(op)
             queue += op.operands
-    return found
+    return deciding
 
 
 def _decided_by(op: Op) -> list[Value]:
@@ -134,7 +134,7 @@ class _Devices(dict[int, Followed]):
         super().__init__()
         deciding, everything = _deciding(module.main), list(walk(module.main))
         blocks = [module.main, *(region for op in everything for region in op.regions)]
-        self.module, self.alike = module, not _told_apart(deciding)
+        self.module, self.alike = module, not _reads_device(deciding)
         self.makers = {result: op for op in everything for result in op.results}
         self.computed: Computed = {}
         self.relevant = {
@@ -147,25 +147,25 @@ class _Devices(dict[int, Followed]):
 
 
 def _work(op: Op) -> float:
-    """What evaluating an operation adds towards ``MAX_EVALUATED``."""
+    """The amount by which evaluating an operation counts towards ``MAX_EVALUATED``."""
     return 1 + sum(result.elements for result in op.results if result.elements <= MAX_ELEMENTS) / 64
 
 
 class _Run:
-    """Evaluate for one device the inputs of its decisions, and nothing else."""
+    """Evaluate only the inputs of one device's decisions."""
 
     def __init__(self, devices: _Devices, device: int):
         self.main, self.device = devices.module.main, device
         self.data_branches, self.alike = devices.module.data_branches, devices.module.alike
         self.known: Known = {}
-        self.found: list[int] = []
+        self.decisions: list[int] = []
         self.on_data: set[Op] = set()
         self.left: float = MAX_EVALUATED
         self.makers, self.relevant, self.computed = devices.makers, devices.relevant, devices.computed
 
     def follow(self) -> Followed:
         self._run(self.main)
-        return Followed(tuple(self.found), frozenset(self.on_data))
+        return Followed(tuple(self.decisions), frozenset(self.on_data))
 
     def _run(self, block: Block) -> None:
         for op, work in self.relevant[block]:
@@ -180,9 +180,9 @@ class _Run:
                 evaluate(op, self.known, self.device, self.computed)
 
     def _decide(self, choice: int, op: Op) -> None:
-        if len(self.found) >= MAX_DECISIONS:
+        if len(self.decisions) >= MAX_DECISIONS:
             raise unsupported(op, op.line, f"loops run more than {MAX_DECISIONS:,} times in all")
-        self.found.append(choice)
+        self.decisions.append(choice)
 
     def _branch(self, op: Op) -> None:
         index = self.known.get(op.operands[0])
@@ -202,7 +202,7 @@ class _Run:
             bind(op.results, op.regions[position].returns, self.known)
 
     def _more_expensive(self, op: Op) -> int:
-        """The branch that computes more elements, every trip of its loops counted.
+        """The branch that computes more elements, counting every trip of its loops.
 
         Raises:
             ProgramError: A branch contains a collective: devices on different branches would wait for each other.
@@ -210,14 +210,14 @@ class _Run:
         for inner in (inner for region in op.regions for inner in walk(region) if not self.alike):
             if inner.kind in COLLECTIVES:
                 raise unsupported(
-                    inner, inner.line, "a collective in a branch that depends on data may not be reached; move it out"
+                    inner, inner.line, "a collective in a branch that depends on data might not be reached; move it out"
                 )
-        work, start = [], len(self.found)
+        work, start = [], len(self.decisions)
         for region in op.regions:
             self._run(region)
-            blocks = executed(region, iter(self.found[start:]))
+            blocks = executed(region, iter(self.decisions[start:]))
             work.append(sum(result.elements for block in blocks for step in block.ops for result in step.results))
-            del self.found[start:]
+            del self.decisions[start:]
         return work.index(max(work))
 
     def _loop(self, op: Op) -> None:

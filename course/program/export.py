@@ -75,9 +75,9 @@ def export(
         ProgramError: The Program would be too large, or has a constant larger than an input may be.
     """
     signature = signature_of(inputs, in_specs, roles)
-    tree, where = jax.tree.structure(list(inputs.values())), abstract_mesh(mesh)
+    tree, jax_mesh = jax.tree.structure(list(inputs.values())), abstract_mesh(mesh)
     structs = [
-        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(where, leaf.partition_spec))
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(jax_mesh, leaf.partition_spec))
         for leaf in signature
     ]
     donated = tuple(i for i, leaf in enumerate(signature) if leaf.name.split("/")[0] in donate)
@@ -108,25 +108,25 @@ def export(
 
 
 def check_host(jaxpr: Any, locate: Locate) -> None:
-    """Raise ``ProgramError``, with the line, for what happens on the host: an export leaves it out, or has no line."""
+    """Raise ``ProgramError``, with the line, for work on the host: an export leaves it out, or has no line for it."""
     for eqn in jaxpr.eqns:
         kinds = {str(getattr(place, "memory_kind", None) or place) for place in eqn.params.get("devices", ())}
         calls = "callback" in eqn.primitive.name or eqn.primitive.name == "debug_print"
         if calls or any(re.search("host|Host", kind) for kind in kinds):
             traceback_ = eqn.source_info.traceback
             own = ((locate(frame.file_name), frame.line_num) for frame in (traceback_.frames if traceback_ else ()))
-            where = next((f"{name}:{line}" for name, line in own if name), None)
+            location = next((f"{name}:{line}" for name, line in own if name), None)
             if calls:
                 raise ProgramError(
                     "the program calls back into Python (jax.debug.print, pure_callback, io_callback), and a "
                     "Program contains only device computation. Take it out; in a notebook, a plain print(x) "
                     "shows shapes while the function is traced",
-                    where,
+                    location,
                 )
             raise ProgramError(
                 "the program moves data to the host's memory, which no analysis prices; keep it on the device, "
                 "or compute it again (jax.checkpoint)",
-                where,
+                location,
             )
         for value in jax.tree.leaves(tuple(eqn.params.values()), is_leaf=lambda value: hasattr(value, "eqns")):
             inner = getattr(value, "jaxpr", value)
@@ -142,14 +142,14 @@ def signature_of(
 
 
 def _leaves(trees: dict[str, Any], specs: dict[str, Any], role: Callable[[str], str]) -> tuple[Leaf, ...]:
-    found = []
+    signature = []
     for name, tree in trees.items():
         leaves = jax.tree.leaves_with_path(tree)
-        each = jax.tree.leaves(jax.tree.broadcast(specs[name], tree, is_leaf=_is_spec), is_leaf=_is_spec)
-        for (path, leaf), of_leaf in zip(leaves, each, strict=True):
+        leaf_specs = jax.tree.leaves(jax.tree.broadcast(specs[name], tree, is_leaf=_is_spec), is_leaf=_is_spec)
+        for (path, leaf), leaf_spec in zip(leaves, leaf_specs, strict=True):
             shape, dtype = tuple(leaf.shape), jax.numpy.dtype(leaf.dtype).name
-            found.append(Leaf(path_name(name, path), shape, dtype, spec_of(of_leaf, len(shape)), role(name)))
-    return tuple(found)
+            signature.append(Leaf(path_name(name, path), shape, dtype, spec_of(leaf_spec, len(shape)), role(name)))
+    return tuple(signature)
 
 
 def _is_spec(spec: Any) -> bool:
@@ -159,10 +159,10 @@ def _is_spec(spec: Any) -> bool:
 @contextmanager
 def whole_tracebacks(locate: Locate) -> Iterator[None]:
     """Make locations reach the learner's frame however deep it is below library frames, and errors keep all frames."""
-    wanted = {"jax_traceback_in_locations_limit": -1, "jax_traceback_filtering": "off"}
+    settings = {"jax_traceback_in_locations_limit": -1, "jax_traceback_filtering": "off"}
     with _LOCK, _lines_of_rules(locate):
-        before = {name: getattr(jax.config, name) for name in wanted}
-        for name, value in wanted.items():
+        before = {name: getattr(jax.config, name) for name in settings}
+        for name, value in settings.items():
             jax.config.update(name, value)
         try:
             yield
@@ -173,10 +173,10 @@ def whole_tracebacks(locate: Locate) -> Iterator[None]:
 
 @contextmanager
 def _lines_of_rules(locate: Locate) -> Iterator[None]:
-    """Give what the rules of a ``jax.custom_vjp`` do their own lines; JAX gives it the line of the call.
+    """Give operations in the rules of a ``jax.custom_vjp`` their own lines; JAX gives them the line of the call.
 
-    Where JAX works on an operation it replaces the traceback of all that is traced meanwhile by that operation's. This
-    is right for a derivative that JAX makes, and not where it calls a rule: a frame of the learner's then lies inside.
+    While JAX works on an operation, it replaces the traceback of everything that is traced with that operation's. This
+    is right for a derivative made by JAX, but not if it calls a rule: then there is a frame of the learner's inside.
     """
     jax_own: Any = sys.modules[source_info_util.current.__module__]
     current, context, known = jax_own.current, jax_own.user_context, cache(locate)
@@ -207,7 +207,7 @@ def _lines_of_rules(locate: Locate) -> Iterator[None]:
 
 
 def relocated(exported: jax_export.Exported, locate: Locate, *, lenient: bool = False) -> jax_export.Exported:
-    """The same export whose operations point to ``cell:line:column``, and to no path of this machine.
+    """The same export with operations that point to ``cell:line:column``, and to no path of this machine.
 
     Raises:
         ProgramError: A constant is larger than allowed; not if ``lenient``.
@@ -236,10 +236,10 @@ def relocated(exported: jax_export.Exported, locate: Locate, *, lenient: bool = 
 
 def stablehlo_version(exported: jax_export.Exported) -> str:
     """The StableHLO version that the artefact was written for: ``StableHLO_v1.2.3`` appears near its start."""
-    found = re.search(rb"StableHLO_v(\d+\.\d+\.\d+)", exported.mlir_module_serialized[:200])
-    if not found:
+    version = re.search(rb"StableHLO_v(\d+\.\d+\.\d+)", exported.mlir_module_serialized[:200])
+    if not version:
         raise ProgramError("this JAX writes artefacts without a StableHLO version; use one of the supported versions")
-    return found[1].decode()
+    return version[1].decode()
 
 
 def _short_location(location: ir.Location, locate: Locate) -> ir.Location | None:
@@ -247,21 +247,21 @@ def _short_location(location: ir.Location, locate: Locate) -> ir.Location | None
 
     The op's name is kept, after the function that is called there: ``jnp.roll: slice``.
     """
-    found, function = None, ""
+    position, function = None, ""
     for frame in _frames(location):
         label = locate(frame.filename)
         if label is not None:
-            found = label, frame.start_line, frame.start_col
+            position = label, frame.start_line, frame.start_col
             function = _function(frame.filename, frame.start_line, frame.start_col, frame.end_line, frame.end_col)
             break
         own = _COURSE_FILE.search(frame.filename) if frame.filename != __file__ else None
-        found = found or (own and (own[1], frame.start_line, frame.start_col))
-    if found is None:
+        position = position or (own and (own[1], frame.start_line, frame.start_col))
+    if position is None:
         return None
-    where = ir.Location.file(*found)
+    file_location = ir.Location.file(*position)
     name = location.name_str if isinstance(location, ir.NameLoc) else ""
     name = f"{function}: {name}" if function else name
-    return ir.Location.name(name, where) if name else where
+    return ir.Location.name(name, file_location) if name else file_location
 
 
 @lru_cache(maxsize=4096)
@@ -271,12 +271,12 @@ def _function(file: str, line: int, column: int, end_line: int, end_column: int)
     lines[-1] = lines[-1].encode()[:end_column].decode(errors="ignore")
     lines[0] = lines[0].encode()[column:].decode(errors="ignore")
     try:
-        called = ast.parse("".join(lines)[:2000].strip(), mode="eval").body
+        expression = ast.parse("".join(lines)[:2000].strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
-    while isinstance(called, ast.Call | ast.Attribute):
-        called = called.func if isinstance(called, ast.Call) else called.value
-        name = ast.unparse(called)  # the first call of ``nnx.Linear(4, 4)(x)`` and ``optax.sgd(0.1).update(x)``
+    while isinstance(expression, ast.Call | ast.Attribute):
+        expression = expression.func if isinstance(expression, ast.Call) else expression.value
+        name = ast.unparse(expression)  # the first call of ``nnx.Linear(4, 4)(x)`` and ``optax.sgd(0.1).update(x)``
         if re.fullmatch(r"[\w.]{1,80}", name, re.ASCII):
             return name
     return ""

@@ -35,16 +35,17 @@ def as_product(
     if name == "stablehlo.dot":
         return operands, {"dot_dimension_numbers": f"lhs_contracting_dimensions = [{len(operands[0].shape) - 1}]"}
     image, kernel = operands
-    found = re.search(r"\[(.*?)\]x\[(.*?)\]->\[(.*?)\]", attributes["dimension_numbers"])
-    if not found:
+    match = re.search(r"\[(.*?)\]x\[(.*?)\]->\[(.*?)\]", attributes["dimension_numbers"])
+    if not match:
         raise ProgramError(f"a convolution's dims have an unknown format: {attributes['dimension_numbers']}")
-    of_image, of_kernel, of_result = (text.replace(" ", "").split(",") for text in found.groups())
+    of_image, of_kernel, of_result = (text.replace(" ", "").split(",") for text in match.groups())
     contracted = [place for place, dim in enumerate(of_kernel) if dim != "o"]
     spatial = [dim for dim in of_kernel if dim.isdigit()]
     met = window = 1
     for number, dim in enumerate(sorted(spatial, key=int)):
         sizes = (
-            of.shape[dims.index(dim)] for of, dims in ((image, of_image), (kernel, of_kernel), (result, of_result))
+            value.shape[dims.index(dim)]
+            for value, dims in ((image, of_image), (kernel, of_kernel), (result, of_result))
         )
         size, taps, places = sizes
         met *= _met(size, taps, places, number, attributes)
@@ -66,7 +67,7 @@ def _met(size: int, taps: int, places: int, number: int, attributes: dict[str, A
 
 
 def rows_of_axes(text: str, meshes: dict[str, str]) -> np.ndarray:
-    """The groups, one per row, that a collective gives by axes of a mesh, whole ones or parts.
+    """The groups, one per row, of a collective that gives them as axes of a mesh, whole or in part.
 
     Args:
         text: ``#stablehlo.replica_group_mesh_axes<mesh = @mesh, axes = [#stablehlo.axis_ref<name = "x">]>``.
@@ -91,8 +92,8 @@ def split_axes(
 
     Args:
         sizes: Each axis and its size, in the mesh's order.
-        chosen: The axes that a collective is over: the number of parts that an axis is cut into first, and the size of
-            the parts of these, or 0 for all that is left.
+        chosen: The axes that a collective runs over: for each, the number of parts that it is cut into first, and the
+            size of the pieces that each of these parts is cut into, or 0 for all that is left.
 
     Returns:
         The shape, the dims of the chosen axes in their order, and the other dims.
@@ -109,7 +110,7 @@ def split_axes(
 
 
 def scatter_reductions(main: Block, count: int) -> None:
-    """Turn an all-reduce of which each device uses only its own block into a reduce-scatter.
+    """Turn every all-reduce of whose result each device uses only its own block into a reduce-scatter.
 
     XLA's partitioner writes it like this, and its ``ReduceScatterCreator`` converts it for GPUs and TPUs.
 
@@ -125,12 +126,12 @@ def scatter_reductions(main: Block, count: int) -> None:
     returned = {value for block in blocks for value in block.returns}
     for block in blocks:
         makers = {result: op for op in block.ops for result in op.results}
-        gone: set[Op] = set()
+        removed: set[Op] = set()
         for place, op in enumerate(block.ops):
             if op.kind != "all_reduce" or len(op.results) != 1 or op.results[0] in returned:
                 continue
-            part, *others = readers.get(op.results[0], [op])
-            if others or part.kind != "dynamic_slice" or makers.get(part.results[0]) is not part:
+            part, *other_readers = readers.get(op.results[0], [op])
+            if other_readers or part.kind != "dynamic_slice" or makers.get(part.results[0]) is not part:
                 continue
             dim = _own_block(op, part, makers, count)
             if dim is not None:
@@ -139,8 +140,8 @@ def scatter_reductions(main: Block, count: int) -> None:
                 block.ops[place] = Op(
                     "reduce_scatter", op.operands, results, attributes, op.regions, op.line, op.function
                 )
-                gone.add(part)
-        block.ops = [op for op in block.ops if op not in gone]
+                removed.add(part)
+        block.ops = [op for op in block.ops if op not in removed]
 
 
 def _own_block(reduced: Op, part: Op, makers: dict[Value, Op], count: int) -> int | None:
@@ -160,7 +161,7 @@ def _own_block(reduced: Op, part: Op, makers: dict[Value, Op], count: int) -> in
 
 
 def _numbers(value: Value, makers: dict[Value, Op], device: int) -> int | None:
-    """A value that follows from a device's number alone."""
+    """A value that depends only on a device's number; None for any other."""
     known: Known = {}
     needed: list[Op] = []
     queue = [value]

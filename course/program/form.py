@@ -25,9 +25,9 @@ def _block(block: Block, known: dict[Value, str], depth: int) -> str:
     for number, argument in enumerate(block.arguments):
         known[argument] = _hash("argument", depth, number, argument.shape, argument.dtype)
     for op in block.ops:
-        made = _op(op, known, depth)
+        op_hash = _op(op, known, depth)
         for number, result in enumerate(op.results):
-            known[result] = _hash(made, number)
+            known[result] = _hash(op_hash, number)
     return _hash(*(known[value] for value in block.returns))
 
 

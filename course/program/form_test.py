@@ -26,7 +26,7 @@ def written_otherwise(values):
     return lax.fori_loop(0, 3, helper, values)
 
 
-def of(function):
+def form_of(function):
     mesh = {"data": 2}
 
     def program(x):
@@ -37,11 +37,11 @@ def of(function):
 
 
 def test_order_names_and_unused_work_do_not_change_the_form():
-    assert of(plain) == of(written_otherwise)
+    assert form_of(plain) == form_of(written_otherwise)
 
 
 def test_another_constant_direction_or_order_of_operands_is_another_form():
-    others = (
+    functions = (
         lambda x: lax.psum(x, "data") - x,
         lambda x: x - lax.psum(x, "data"),
         lambda x: x - 2 * lax.psum(x, "data"),
@@ -50,4 +50,4 @@ def test_another_constant_direction_or_order_of_operands_is_another_form():
         lambda x: lax.ppermute(x, "data", [(1, 0)]),
         plain,
     )
-    assert len({of(each) for each in others}) == len(others)
+    assert len({form_of(function) for function in functions}) == len(functions)

@@ -30,7 +30,7 @@ class ElidedBuffers:
 
     Attributes:
         fused: Results computed on the fly by their readers, with the bytes of values in memory that they need.
-        views: From each view to the value whose bytes it shares.
+        views: Maps each view to the value whose bytes it shares.
     """
 
     fused: dict[Value, dict[Value, float]] = field(default_factory=dict)
@@ -51,28 +51,28 @@ class ElidedBuffers:
 
     def inputs(self, operands: Iterable[Value]) -> dict[Value, float]:
         """Bytes of some operands, by the value in memory."""
-        found: dict[Value, float] = {}
+        sizes: dict[Value, float] = {}
         for operand in dict.fromkeys(operands):
             for value, size in self.fused.get(operand, {operand: float(operand.bytes)}).items():
-                found[value] = max(size, found.get(value, 0.0))
-        return found
+                sizes[value] = max(size, sizes.get(value, 0.0))
+        return sizes
 
 
 def elided_buffers(block: Block) -> ElidedBuffers:
     """Results of this block, and of those inside it, that need no buffer."""
-    found = ElidedBuffers()
-    _find(block, found)
-    return found
+    elided = ElidedBuffers()
+    _find(block, elided)
+    return elided
 
 
-def _find(block: Block, found: ElidedBuffers) -> None:
+def _find(block: Block, elided: ElidedBuffers) -> None:
     uses: dict[Value, list[Op]] = {}
     pinned, for_matmuls = set(block.returns), set()
     for op in block.ops:
         for operand in op.operands:
             uses.setdefault(operand, []).append(op)
         for region in op.regions:
-            _find(region, found)
+            _find(region, elided)
             pinned |= captured(region)
     for op in reversed(block.ops):
         if not op.results:
@@ -83,37 +83,37 @@ def _find(block: Block, found: ElidedBuffers) -> None:
             for_matmuls.add(result)
         if _keeps_bytes(op) or (result in for_matmuls and _is_layout(op)):
             source = op.operands[1:2] if op.kind == "dynamic_update_slice" else op.operands
-            found.views.update(zip(op.results, source, strict=False))
+            elided.views.update(zip(op.results, source, strict=False))
         else:
             for_matmuls.discard(result)
             if op.kind not in _FUSED and op.kind != "constant":
                 continue
-        if op.kind != "optimization_barrier" and result not in pinned and _on_the_fly(result, readers, found):
-            found.fused[result] = {}
+        if op.kind != "optimization_barrier" and result not in pinned and _on_the_fly(result, readers, elided):
+            elided.fused[result] = {}
     for op in block.ops:
-        if op.results and op.results[0] in found.fused:
-            result, reads = op.results[0], found.reads(op)
-            readers, once = len(_readers(result, uses, found)), sum(reads.values())
-            if result.elements > 1 and readers * once > once + (readers + 1) * result.bytes:
-                del found.fused[result]
+        if op.results and op.results[0] in elided.fused:
+            result, reads = op.results[0], elided.reads(op)
+            readers, read_bytes = len(_readers(result, uses, elided)), sum(reads.values())
+            if result.elements > 1 and readers * read_bytes > read_bytes + (readers + 1) * result.bytes:
+                del elided.fused[result]
             else:
-                found.fused[result] = reads
+                elided.fused[result] = reads
 
 
-def _readers(result: Value, uses: dict[Value, list[Op]], found: ElidedBuffers) -> set[Op]:
+def _readers(result: Value, uses: dict[Value, list[Op]], elided: ElidedBuffers) -> set[Op]:
     """The ops that read a result, itself or through a view."""
     readers = set()
     for reader in uses.get(result, []):
         view = reader.results[0] if reader.results else None
-        readers |= _readers(view, uses, found) if view and found.views.get(view) is result else {reader}
+        readers |= _readers(view, uses, elided) if view and elided.views.get(view) is result else {reader}
     return readers
 
 
-def _on_the_fly(result: Value, readers: list[Op], found: ElidedBuffers) -> bool:
+def _on_the_fly(result: Value, readers: list[Op], elided: ElidedBuffers) -> bool:
     """Check that every reader can compute ``result`` itself; for a view, the readers of the view count."""
     return all(
-        reader.results[0] in found.fused
-        if reader.results and reader.results[0] in found.views and found.views[reader.results[0]] is result
+        reader.results[0] in elided.fused
+        if reader.results and reader.results[0] in elided.views and elided.views[reader.results[0]] is result
         else reader.kind in _READS_ON_THE_FLY
         or (reader.kind == "dynamic_update_slice" and reader.operands[0] is not result)
         for reader in readers
@@ -143,13 +143,13 @@ def _is_layout(op: Op) -> bool:
 def captured(block: Block) -> set[Value]:
     """Values that a region captures from outside."""
     own = set(block.arguments)
-    found: set[Value] = set()
+    values: set[Value] = set()
     for op in block.ops:
-        found.update(operand for operand in op.operands if operand not in own)
+        values.update(operand for operand in op.operands if operand not in own)
         for region in op.regions:
-            found |= captured(region) - own
+            values |= captured(region) - own
         own.update(op.results)
-    return found | {value for value in block.returns if value not in own}
+    return values | {value for value in block.returns if value not in own}
 
 
 def last_uses(block: Block, free: ElidedBuffers) -> dict[Value, float]:
@@ -176,10 +176,10 @@ def last_uses(block: Block, free: ElidedBuffers) -> dict[Value, float]:
             origins[op.results[0]] = frozenset().union(*map(origins_of, op.operands))
     for value in block.returns:
         read(value, math.inf)
-    found = {}
+    uses = {}
     for value in {*origins, *last}:
         # An alias shares the bytes of one value; anything else has its own bytes.
         origin = next(iter(origins_of(value))) if len(origins_of(value)) == 1 else value
         if origin in last:
-            found[value] = last[origin]
-    return found
+            uses[value] = last[origin]
+    return uses

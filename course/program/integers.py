@@ -16,7 +16,7 @@ import numpy as np
 from course.program.ir import Op, Value
 
 MAX_ELEMENTS = 4096
-# Results that are remembered at a time, and the elements of the operands of one: together at most a few ten MB.
+# Most results that are remembered at a time, and most elements of one operation: together at most a few tens of MB.
 MAX_COMPUTED, MAX_REMEMBERED = 20_000, 64
 Known = dict[Value, np.ndarray]
 Computed = dict[tuple[Op | bytes, ...], np.ndarray | None]
@@ -38,9 +38,9 @@ def bind(targets: list[Value], sources: list[Value], known: Known) -> None:
 def evaluate(op: Op, known: Known, device: int, computed: Computed | None = None) -> None:
     """Add the op's result to the known values if it can be computed; otherwise forget an older one.
 
-    ``computed`` has what ops made of the same few numbers before, in other trips of a loop and for other devices.
+    ``computed`` has earlier results for the same few numbers, from other trips of a loop and for other devices.
     """
-    if op.kind == "optimization_barrier":  # from remat: each value by itself, whichever other values pass through
+    if op.kind == "optimization_barrier":  # from remat: each value separately, whichever others pass through
         bind(op.results, op.operands, known)
         return
     if op.kind == "constant" and op.results[0] in known:  # from an earlier trip of a loop
@@ -106,7 +106,7 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Arithmetic that cannot overflow; not on booleans: StableHLO adds them by "or", and a part of XLA by "xor"."""
+    """Arithmetic that cannot overflow; not on booleans: StableHLO adds them with "or", and parts of XLA with "xor"."""
 
     def rule(op: Op, *operands: np.ndarray) -> Any:
         if operands[0].dtype == np.bool_:
@@ -135,8 +135,8 @@ def _shift(function: Callable[..., Any], view: str = "") -> Callable[..., Any]:
     def rule(op: Op, a: np.ndarray, by: np.ndarray) -> Any:
         if a.dtype == np.bool_ or np.any((by < 0) | (by >= a.dtype.itemsize * 8)):
             return None
-        seen = f"{view}{a.dtype.itemsize}" if view else a.dtype
-        return function(a.view(seen), by.astype(seen)).view(a.dtype)
+        view_dtype = f"{view}{a.dtype.itemsize}" if view else a.dtype
+        return function(a.view(view_dtype), by.astype(view_dtype)).view(a.dtype)
 
     return rule
 
@@ -146,8 +146,8 @@ def _convert(op: Op, a: np.ndarray) -> Any:
 
 
 def _compare(op: Op, a: np.ndarray, b: np.ndarray) -> Any:
-    wanted = "SIGNED" if np.issubdtype(a.dtype, np.signedinteger) else "UNSIGNED"
-    if "compare_type" in op.attributes and not re.search(rf"\b(NOTYPE|{wanted})\b", op.attributes["compare_type"]):
+    signedness = "SIGNED" if np.issubdtype(a.dtype, np.signedinteger) else "UNSIGNED"
+    if "compare_type" in op.attributes and not re.search(rf"\b(NOTYPE|{signedness})\b", op.attributes["compare_type"]):
         return None
     direction = re.search(r"EQ|NE|LE|LT|GE|GT", op.attributes["comparison_direction"])
     compare = {"EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal}
@@ -175,7 +175,7 @@ def _slice(op: Op, a: np.ndarray) -> Any:
 
 def _starts(a: np.ndarray, sizes: tuple[int, ...], starts: tuple[np.ndarray, ...]) -> tuple[slice, ...]:
     if any(not -(2**31) <= int(start) < 2**31 for start in starts):
-        raise ValueError("compilers do not agree what such a start means")
+        raise ValueError("compilers do not agree on what such a start means")
     clamped = [min(max(int(s), 0), dim - size) for s, dim, size in zip(starts, a.shape, sizes, strict=True)]
     return tuple(slice(start, start + size) for start, size in zip(clamped, sizes, strict=True))
 

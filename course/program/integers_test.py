@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("settings_of_the_executor")
 
 
 def elementwise(element):
-    """Operation, its text (of a number a, others b to d, and a boolean p), and the result's element type."""
+    """Each operation, its text (for a number a, others b to d, and a boolean p), and the result's element type."""
     unsigned = element == "i1" or element.startswith("u")
     for kind in ARITHMETIC + (NUMBERS if element != "i1" else ()):
         by = "%d" if kind in ("divide", "remainder") else "%b"
@@ -45,24 +45,24 @@ def text_of(cases, element, shape, names):
     lines = []
     for i, (_, template, result) in enumerate(cases):
         text = template.format(t=tensor(shape, element), r=tensor(shape, result), p=tensor(shape, "i1"))
-        lines.append(f"%y{i} = " + re.sub(r"%([abcdp])\b", lambda found: names[found[1]], text))
+        lines.append(f"%y{i} = " + re.sub(r"%([abcdp])\b", lambda match: names[match[1]], text))
     return "\n".join(lines)
 
 
-def operands(element, seed=0, more=0):
-    """Pairs of edge values, each with further values and a boolean: a hundred, or all and as many random ones."""
+def operands(element, seed=0, num_random=0):
+    """Pairs of edge values, each with further values and a boolean: a hundred, or all and ``num_random`` more."""
     random = np.random.default_rng(seed)
     values = edges(element)
     pairs = np.array(list(itertools.product(values, values)), values.dtype)
-    a, b = (pairs if more else random.permutation(pairs)[:100]).T
-    if more:
+    a, b = (pairs if num_random else random.permutation(pairs)[:100]).T
+    if num_random:
         low, high = (0, 1) if element == "i1" else (np.iinfo(values.dtype).min, np.iinfo(values.dtype).max)
         a, b = (
             np.concatenate(
                 [
                     column,
                     random.integers(
-                        low, high, more, values.dtype if element != "i1" else np.int8, endpoint=True
+                        low, high, num_random, values.dtype if element != "i1" else np.int8, endpoint=True
                     ).astype(values.dtype),
                 ]
             )
@@ -74,9 +74,9 @@ def operands(element, seed=0, more=0):
     return a, b, random.choice(values, len(a)), divisor, random.integers(0, 2, len(a)).astype(bool)
 
 
-def compare_elementwise(element, more=0):
+def compare_elementwise(element, num_random=0):
     """The number of compared values, the differences by operation, and the inputs for which operations are unknown."""
-    cases, arrays = list(elementwise(element)), operands(element, more=more)
+    cases, arrays = list(elementwise(element)), operands(element, num_random=num_random)
     count = len(arrays[0])
     inputs = [((count,), element)] * 4 + [((count,), "i1")]
     outputs = [((count,), result) for _, _, result in cases]
@@ -113,22 +113,22 @@ def one_by_one(op, known):
     whole, shape = {value: known[value] for value in op.operands}, result.shape
     for value in values:
         value.shape = ()
-    found = np.zeros(shape, NAMES[result.dtype])
+    computed = np.zeros(shape, NAMES[result.dtype])
     is_known = np.zeros(shape, bool)
     for at in range(shape[0]):
         known = {value: np.asarray(array[at]) for value, array in whole.items()}
         evaluate(op, known, 0)
         is_known[at] = result in known
-        found[at] = known.get(result, 0)
+        computed[at] = known.get(result, 0)
     for value in values:
         value.shape = shape
-    return found, is_known
+    return computed, is_known
 
 
 def test_elementwise_operations_agree_with_xla():
     total = 0
     for element in NAMES if FULL else ("i1", "i8", "i32", "ui32", "i64"):
-        compared, differ, _ = compare_elementwise(element, more=3000 if FULL else 0)
+        compared, differ, _ = compare_elementwise(element, num_random=3000 if FULL else 0)
         assert differ == []
         total += compared
     print(f"{total:,} comparisons of the evaluator with XLA, 0 differences")
@@ -142,7 +142,7 @@ def test_a_wrong_rule_is_noticed(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kind", "element", "given", "result"),
+    ("kind", "element", "numbers", "result"),
     [
         ("divide", "i32", (-(2**31), -1), "i32"),
         ("remainder", "i32", (-(2**31), -1), "i32"),
@@ -168,10 +168,10 @@ def test_a_wrong_rule_is_noticed(monkeypatch):
         ("power", "i32", (2, 2), "i32"),
     ],
 )
-def test_what_compilers_may_differ_on_is_unknown(kind, element, given, result):
-    operands = [Value((), element, 8) for _ in given]
+def test_what_compilers_may_differ_on_is_unknown(kind, element, numbers, result):
+    operands = [Value((), element, 8) for _ in numbers]
     op = Op(kind, operands, [Value((), result, 8)], {}, [], "")
-    known = {value: np.array(x, NAMES[element]) for value, x in zip(operands, given, strict=True)}
+    known = {value: np.array(x, NAMES[element]) for value, x in zip(operands, numbers, strict=True)}
     evaluate(op, known, 0)
     assert op.results[0] not in known
 

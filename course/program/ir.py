@@ -82,7 +82,7 @@ class Op:
 
 @dataclass(frozen=True)
 class Module:
-    """The program of one device. ``main`` takes the local blocks of the Program's inputs and returns its outputs'.
+    """The program of one device. ``main`` maps the local blocks of the Program's inputs to those of its outputs.
 
     ``data_branches`` means that a branch may depend on data: it then counts as the more expensive branch. ``alike``
     means that all devices take the same branch, as XLA's partitioner ensures. ``shorter`` is the same without loops
@@ -111,8 +111,8 @@ def unsupported(op: Op | None, line: str, what: str) -> ProgramError:
 
 def dims_of(numbers: str, name: str) -> list[int]:
     """The dims that a dimension-numbers attribute lists under a name."""
-    found = re.search(rf"{name} = \[([\d, ]*)\]", numbers)
-    return [int(dim) for dim in found[1].split(",") if dim.strip()] if found else []
+    match = re.search(rf"{name} = \[([\d, ]*)\]", numbers)
+    return [int(dim) for dim in match[1].split(",") if dim.strip()] if match else []
 
 
 def walk(block: Block) -> Iterator[Op]:
@@ -139,23 +139,23 @@ def ready_order(items: Iterable[tuple[Iterable[Value], Iterable[Value], bool]]) 
     Args:
         items: The values read, the values produced, and whether the item moves.
     """
-    made: dict[Value, int] = {}
+    produced_at: dict[Value, int] = {}
     places = []
     for number, (reads, gives, moves) in enumerate(items):
-        place = max((made.get(value, -1) for value in reads), default=-1) if moves else number
-        made.update(dict.fromkeys(gives, place))
+        place = max((produced_at.get(value, -1) for value in reads), default=-1) if moves else number
+        produced_at.update(dict.fromkeys(gives, place))
         places.append((place, moves, number))
     return [number for *_, number in sorted(places)]
 
 
 def remove_dead_code(block: Block) -> None:
-    """Remove ops whose results are unused, loop-carried values included. Every op here is free of effects."""
+    """Remove ops whose results are unused, loop-carried values included. No op here has side effects."""
     _sweep(block, set(block.returns))
 
 
 def _sweep(block: Block, live: set[Value]) -> set[Value]:
     """Keep the ops needed for ``live``; return ``live`` with everything that the kept ops use."""
-    kept = []
+    live_ops = []
     for op in reversed(block.ops):
         if op.kind == "while":
             _trim_while(op, live)
@@ -163,12 +163,12 @@ def _sweep(block: Block, live: set[Value]) -> set[Value]:
             _trim_case(op, live)
         if not any(result in live for result in op.results):
             continue
-        kept.append(op)
+        live_ops.append(op)
         live.update(op.operands)
         for region in op.regions:
             live.update(region.returns)
             _sweep(region, live)
-    block.ops = kept[::-1]
+    block.ops = live_ops[::-1]
     return live
 
 

@@ -20,13 +20,13 @@ def ring_program(collective, out, mesh=None):
     return program_of(collective, {"x": struct(16, 8)}, {"x": P("data")}, out, mesh)
 
 
-def here(file):
+def locate_here(file):
     return "here" if file == __file__ else None
 
 
 def split(local, *shape):
     """A Program of ``x``, ``[32, 4]`` by default, whose rows are split over 8 devices."""
-    return program_of(local, {"x": struct(*(shape or (32, 4)))}, {"x": P("data")}, P("data"), locate=here)
+    return program_of(local, {"x": struct(*(shape or (32, 4)))}, {"x": P("data")}, P("data"), locate=locate_here)
 
 
 def costs_of(local, *shape):
@@ -53,10 +53,10 @@ def scattered(x):
 )
 def test_bytes_of_a_collective_equal_the_ring_closed_form(n, kind, collective, out, factor):
     mesh = {"data": n, "tensor": 8 // n}
-    (found,) = costs(parse(ring_program(collective, out, mesh))).collectives
+    (counted,) = costs(parse(ring_program(collective, out, mesh))).collectives
     block = 16 // n * 8 * 4
-    assert (found.kind, found.axes, found.count) == (kind, ("data",), 1)
-    assert found.wire_bytes == pytest.approx(block * factor(n))
+    assert (counted.kind, counted.axes, counted.count) == (kind, ("data",), 1)
+    assert counted.wire_bytes == pytest.approx(block * factor(n))
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_bytes_of_a_collective_equal_the_ring_closed_form(n, kind, collective, o
 def test_a_permute_says_how_far_along_its_axis_it_sends(pairs, shift):
     for mesh in ({"data": 4, "tensor": 2}, {"tensor": 2, "data": 4}):
         program = ring_program(lambda x: lax.ppermute(x, "data", pairs), P("data"), mesh)
-        (found,) = costs(parse(program)).collectives
-        assert (found.kind, found.axes, found.shift) == ("collective_permute", ("data",), shift)
-        assert msgspec.json.decode(msgspec.json.encode(found), type=Collective) == found
+        (permute,) = costs(parse(program)).collectives
+        assert (permute.kind, permute.axes, permute.shift) == ("collective_permute", ("data",), shift)
+        assert msgspec.json.decode(msgspec.json.encode(permute), type=Collective) == permute
     (other,) = costs(parse(ring_program(lambda x: lax.psum(x, "data"), P(), {"data": 4}))).collectives
     assert other.shift is None
 
@@ -91,8 +91,8 @@ def test_permutes_that_share_a_ring_are_counted_as_one_device_sends(pairs, trips
         return lax.psum(jnp.sum(lax.scan(pass_on, x, None, length=trips)[0]), "data") * x
 
     module = parse(split(local))
-    found = costs(module).collectives
-    permutes = [c for c in found if c.kind == "collective_permute"]
+    collectives = costs(module).collectives
+    permutes = [c for c in collectives if c.kind == "collective_permute"]
     assert sum(c.count for c in permutes) == trips * 2  # no device takes part in more
     assert sum(c.total_bytes for c in permutes) == trips * 4 * 4 * 4
     assert {c.shift for c in permutes} == {1}
@@ -127,10 +127,10 @@ def test_loop_multiplies_flops_and_collectives_by_its_trips():
     program = program_of(
         local, {"w": struct(5, 16, 16), "x": struct(8, 16)}, {"w": P(None, "data"), "x": P("data")}, P("data")
     )
-    found = costs(parse(program))
-    assert found.flops == 5 * 2 * 1 * 16 * 16
-    assert found.products == {"f32 x f32": 5}
-    assert [c.count for c in found.collectives] == [5]
+    counted = costs(parse(program))
+    assert counted.flops == 5 * 2 * 1 * 16 * 16
+    assert counted.products == {"f32 x f32": 5}
+    assert [c.count for c in counted.collectives] == [5]
 
 
 def test_branch_by_device_is_resolved_and_the_busiest_device_counts():
@@ -140,7 +140,7 @@ def test_branch_by_device_is_resolved_and_the_busiest_device_counts():
     assert costs_of(local).flops == 2 * 2 * 4**3
 
 
-def test_branch_by_a_number_that_passes_a_checkpoint_beside_data_is_resolved():
+def test_branch_by_a_number_that_passes_a_checkpoint_alongside_data_is_resolved():
     """As in a pipeline's idle tick that is skipped and recomputed: the number and ``x`` pass one barrier."""
 
     def local(x):
@@ -163,12 +163,12 @@ def test_collective_that_not_every_device_reaches_is_a_deadlock_with_its_line():
 
         return lax.cond(lax.axis_index("data") == 0, reduced, lambda x: x, x)
 
-    program = program_of(local, {"x": struct(8)}, {"x": P()}, P(), locate=here)
+    program = program_of(local, {"x": struct(8)}, {"x": P()}, P(), locate=locate_here)
     with pytest.raises(ProgramError, match=r"here:\d+: devices would wait .* device 0 runs all-reduce"):
         costs(parse(program))
 
 
-def test_branch_that_a_whole_group_takes_may_hold_a_collective():
+def test_branch_that_a_whole_group_takes_may_contain_a_collective():
     def local(x):
         def reduced(x):
             return lax.pcast(lax.psum(x, "data"), "data", to="varying")
@@ -191,10 +191,10 @@ def test_functions_and_sums_are_counted_by_dtype_in_loops_too():
         return table * lax.rsqrt(jnp.max(x, keepdims=True)), low.astype(jnp.float32), jnp.tanh(x)
 
     program = program_of(local, {"x": struct(8, 4)}, {"x": P("data")}, (P("data"), P("data"), P("data")), {"data": 2})
-    found = costs(parse(program))
-    assert found.precise == {"exponential of bf16": 3, "sum of bf16": 1, "sum of f32": 1, "rsqrt of f32": 1}
-    assert set(found.lines) == set(found.precise)
-    first, low = (int(found.lines[kind].partition(":")[2]) for kind in ("exponential of bf16", "sum of bf16"))
+    counted = costs(parse(program))
+    assert counted.precise == {"exponential of bf16": 3, "sum of bf16": 1, "sum of f32": 1, "rsqrt of f32": 1}
+    assert set(counted.lines) == set(counted.precise)
+    first, low = (int(counted.lines[kind].partition(":")[2]) for kind in ("exponential of bf16", "sum of bf16"))
     assert low - first == 3
 
 
@@ -279,8 +279,8 @@ def test_gradient_of_a_slice_in_a_loop_adds_to_the_slice_alone(dtype):
         return jax.grad(loss)(lax.pcast(weights, "data", to="varying"))[None]
 
     inputs = {"weights": struct(64, 16, 16, dtype=dtype), "x": struct(8, 16, dtype=dtype)}
-    found = costs(parse(program_of(local, inputs, {"weights": P(), "x": P("data")}, P("data"))))
-    assert found.elementwise < 4 * 64 * 16 * 16 / 2
+    counted = costs(parse(program_of(local, inputs, {"weights": P(), "x": P("data")}, P("data"))))
+    assert counted.elementwise < 4 * 64 * 16 * 16 / 2
 
 
 def two(x):
@@ -315,6 +315,6 @@ def test_operations_are_written_by_kind_where_they_run_at_all():
         never = lax.fori_loop(0, 0, lambda _, x: jnp.tanh(x), x)
         return lax.fori_loop(0, 3, lambda _, x: jnp.sin(x @ x), never)
 
-    found = costs_of(local)
-    assert found.written["dot_general"] == found.written["sine"] == 1 and "tanh" not in found.written
-    assert found.products == {"f32 x f32": 3}
+    counted = costs_of(local)
+    assert counted.written["dot_general"] == counted.written["sine"] == 1 and "tanh" not in counted.written
+    assert counted.products == {"f32 x f32": 3}

@@ -159,12 +159,19 @@ def memory(module: Module, program: Program, *, early: bool = False) -> Memory:
 
 
 def _donations(program: Program) -> dict[int, int]:
-    """From outputs to the donated inputs whose buffers they get: the first of the same shape, dtype and sharding."""
+    """Map outputs to the donated inputs whose buffers they get: the first of the same shape, dtype and sharding."""
     free = {i: program.inputs[i] for i in sorted(program.donated)}
     pairs = {}
     for i, leaf in enumerate(program.outputs):
-        wanted = (leaf.shape, leaf.dtype, leaf.spec)
-        match = next((j for j, given in free.items() if (given.shape, given.dtype, given.spec) == wanted), None)
+        key = (leaf.shape, leaf.dtype, leaf.spec)
+        match = next(
+            (
+                j
+                for j, donated_leaf in free.items()
+                if (donated_leaf.shape, donated_leaf.dtype, donated_leaf.spec) == key
+            ),
+            None,
+        )
         if match is not None:
             pairs[i] = match
             del free[match]
@@ -172,15 +179,15 @@ def _donations(program: Program) -> dict[int, int]:
 
 
 def _output_aliases(main: Block, pairs: dict[int, int], free: ElidedBuffers) -> dict[Value, Value]:
-    """From each result to the donated input whose buffer its op writes it into.
+    """Map each result to the donated input whose buffer its op writes it into.
 
     A result computed before the last read of the old value is a temporary, moved at the end.
     """
     maker = {result: i for i, op in enumerate(main.ops) for result in op.results}
     last = last_uses(main, free)
     output_aliases = {}
-    for output, given in pairs.items():
-        value, argument = free.origin(main.returns[output]), main.arguments[given]
+    for output, donated in pairs.items():
+        value, argument = free.origin(main.returns[output]), main.arguments[donated]
         if value not in maker or value in output_aliases:
             continue
         index, end = maker[value], last.get(argument, -1)
@@ -194,8 +201,8 @@ def _writes_over(op: Op, result: Value, argument: Value, free: ElidedBuffers) ->
     if op.kind != "while":
         return op.kind in _REPLACING
     starts = [free.origin(operand) for operand in op.operands]
-    inside = any(argument in captured(region) for region in op.regions)
-    return not inside and starts.count(argument) == 1 and starts[op.results.index(result)] is argument
+    is_captured = any(argument in captured(region) for region in op.regions)
+    return not is_captured and starts.count(argument) == 1 and starts[op.results.index(result)] is argument
 
 
 def _schedule(block: Block, state: _State, free: ElidedBuffers) -> None:
@@ -252,8 +259,8 @@ def _loop(op: Op, state: _State, free: ElidedBuffers, dying: set[Value]) -> None
     unchanged = [value is argument for value, argument in zip(body.returns, body.arguments, strict=True)]
     # Buffers that a carry cannot own exclusively: two carries may be views of one.
     taken = {id(place) for place in read_inside}
-    kept = [value for value, same in zip(op.operands, unchanged, strict=True) if same]
-    taken |= {id(place) for value in kept for place in state.places.get(value, ())}
+    unchanged_operands = [value for value, same in zip(op.operands, unchanged, strict=True) if same]
+    taken |= {id(place) for value in unchanged_operands for place in state.places.get(value, ())}
     carried: list[tuple[_Buffer, ...]] = []
     for operand, result, same in zip(op.operands, op.results, unchanged, strict=True):
         places = state.places.get(operand, ())
@@ -279,12 +286,12 @@ def _loop(op: Op, state: _State, free: ElidedBuffers, dying: set[Value]) -> None
 
 def _merge_carries(body: Block, carried: list[tuple[_Buffer, ...]], state: _State) -> None:
     """Write a recomputed value directly into its carry when the carry's old content is no longer needed."""
-    made_here = {id(op) for op in body.ops}
+    op_ids = {id(op) for op in body.ops}
     for argument, value, places in zip(body.arguments, body.returns, carried, strict=True):
         buffer = state.places.get(value, ())
         if value is argument or len(buffer) != 1 or buffer == places or len(places) != 1:
             continue
-        if id(buffer[0].op) in made_here and places[0].end < buffer[0].start:
+        if id(buffer[0].op) in op_ids and places[0].end < buffer[0].start:
             buffer[0].bytes = 0
 
 
@@ -308,12 +315,12 @@ def _branches(op: Op, state: _State, free: ElidedBuffers) -> None:
 
 def _peak(buffers: list[_Buffer]) -> tuple[int, tuple[Alive, ...]]:
     events = sorted([(b.start, 1, b.bytes) for b in buffers] + [(b.end + 1, 0, -b.bytes) for b in buffers])
-    now = best = when = 0
+    now = best = peak_clock = 0
     for clock, _, change in events:
         now += change
         if now > best:
-            best, when = now, clock
-    living = sorted((b for b in buffers if b.start <= when <= b.end), key=lambda b: -b.bytes)
+            best, peak_clock = now, clock
+    living = sorted((b for b in buffers if b.start <= peak_clock <= b.end), key=lambda b: -b.bytes)
     return best, tuple(map(_described, living[:50]))
 
 

@@ -25,8 +25,8 @@ def temporaries(local, sizes, specs, out, donate=()):
 def test_buffer_that_an_alias_still_reads_is_not_overwritten():
     def local(x):
         whole = lax.all_gather(x, "data", tiled=True)
-        kept = lax.optimization_barrier(whole)
-        return (whole * 2.0) @ kept
+        alias = lax.optimization_barrier(whole)
+        return (whole * 2.0) @ alias
 
     assert temporaries(local, {"x": struct(64, 64)}, {"x": P("data")}, P("data")) >= 2 * 64 * 64 * 4
 
@@ -43,18 +43,18 @@ def test_what_a_branch_returns_lives_while_the_branch_runs():
         return lax.cond(lax.axis_index("tensor") == 0, work, work, whole)[:8]
 
     mesh = {"data": 4, "tensor": 2}
-    found = []
+    temporary_bytes = []
     for local in (plain, branched):
         program = program_of(local, {"x": struct(64, 64)}, {"x": P("data")}, P(("data", "tensor")), mesh)
-        found.append(memory(parse(program), program).temporaries)
-    assert found[1] >= found[0]
+        temporary_bytes.append(memory(parse(program), program).temporaries)
+    assert temporary_bytes[1] >= temporary_bytes[0]
 
 
 def test_arguments_outputs_and_donation_are_counted_per_device():
     program = program_of(lambda x: x * 2, {"x": struct(8, 256)}, {"x": P("data")}, P("data"), donate=("x",))
-    found = memory(parse(program), program)
-    assert (found.arguments, found.outputs, found.aliased, found.temporaries) == (1024, 1024, 1024, 0)
-    assert found.peak == 1024
+    resident = memory(parse(program), program)
+    assert (resident.arguments, resident.outputs, resident.aliased, resident.temporaries) == (1024, 1024, 1024, 0)
+    assert resident.peak == 1024
 
 
 def test_gathered_array_lives_until_its_last_use():
@@ -65,9 +65,9 @@ def test_gathered_array_lives_until_its_last_use():
 
     sizes = {"w": struct(256, 256), "x": struct(8, 256)}
     program = program_of(local, sizes, {"w": P("data"), "x": P("data")}, P("data"))
-    found = memory(parse(program), program)
-    assert 256 * 256 * 4 <= found.temporaries <= 2 * 256 * 256 * 4
-    assert found.alive[0].kind == "all_gather"
+    resident = memory(parse(program), program)
+    assert 256 * 256 * 4 <= resident.temporaries <= 2 * 256 * 256 * 4
+    assert resident.alive[0].kind == "all_gather"
 
 
 @pytest.mark.parametrize("reshaped", [False, True])
@@ -79,8 +79,8 @@ def test_a_sum_that_many_kernels_read_is_written_once_and_not_added_up_again(res
         return x @ w
 
     sizes = {"x": struct(256, 256), "w": struct(256, 256)}
-    held = temporaries(local, sizes, {"x": P(), "w": P()}, P())
-    assert held < 6 * MATRIX, "not what each of the eight layers adds"
+    resident_bytes = temporaries(local, sizes, {"x": P(), "w": P()}, P())
+    assert resident_bytes < 6 * MATRIX, "not what each of the eight layers adds"
 
 
 def test_elementwise_chain_needs_one_buffer_at_most():
@@ -99,10 +99,10 @@ def test_scan_keeps_what_the_backward_pass_needs(remat, copies):
     sizes = {"w": struct(6, 128, 128), "x": struct(8, 128)}
     program = program_of(jax.grad(loss), sizes, {"w": P(None, "data"), "x": P("data")}, P(None, "data"))
     whole = 128 * 128 * 4
-    found = memory(parse(program), program).temporaries
-    assert copies * whole <= found <= (copies + 2.5) * whole
+    temporary_bytes = memory(parse(program), program).temporaries
+    assert copies * whole <= temporary_bytes <= (copies + 2.5) * whole
     compiled = compile_program(program, make_mesh({"data": 8})).call.memory_analysis()
-    assert found == pytest.approx(compiled.temp_size_in_bytes, rel=0.35)  # type: ignore[union-attr]
+    assert temporary_bytes == pytest.approx(compiled.temp_size_in_bytes, rel=0.35)  # type: ignore[union-attr]
 
 
 # Write locations of results
@@ -126,15 +126,15 @@ def stacked(p):
 
 ONE, STACK, HIGH = (256, 256), (4, 256, 256), (512, 256)
 WRITTEN = {
-    "accumulated gradients live beside the donated state": (accumulated, (ONE, STACK), True, 2),
-    "a loop's carry lies in the donated input that it starts from": (
+    "accumulated gradients do not fit into the donated state": (accumulated, (ONE, STACK), True, 2),
+    "a loop's carry is in the donated input that it starts from": (
         scanned(lambda p, x: (p + jnp.sin(x @ x), None)),
         (ONE, STACK),
         True,
         1,
     ),
     "an update in a loop writes into the donated stack": (updated, (STACK,), True, 1),
-    "a carry is not overwritten by a matmul that reads what lies in it": (
+    "a carry is not overwritten by a matmul that reads it": (
         scanned(lambda x, w: (jnp.sin(x) @ w, None)),
         (ONE, STACK),
         False,
@@ -143,20 +143,20 @@ WRITTEN = {
     "a matmul cannot write over the donated input that it reads": (lambda p: jnp.sin(p @ p) @ p, (ONE,), True, 2),
     "a matmul's result may take the place of what was read before": (lambda p: jnp.sin(p @ p), (ONE,), True, 1),
     "elementwise work is done in place": (lambda p: jnp.sin(p) + 1, (ONE,), True, 0),
-    "a matmul reads a transpose where it lies": (lambda p: p.T @ p, (HIGH,), False, 0),
-    "a matmul reads consecutive slices where they lie": (lambda p: p[:256] @ p[256:].T, (HIGH,), False, 0),
+    "a matmul reads a transpose in place": (lambda p: p.T @ p, (HIGH,), False, 0),
+    "a matmul reads consecutive slices in place": (lambda p: p[:256] @ p[256:].T, (HIGH,), False, 0),
     "a matmul cannot read every other row": (lambda p: p[::2] @ p[1::2], (HIGH,), False, 2),
     "an all-reduce writes over its operand": (lambda p: lax.psum(p @ p, "data"), (ONE,), False, 0),
 }
 
 
-@pytest.mark.parametrize("what", WRITTEN)
-def test_where_results_are_written(what):
+@pytest.mark.parametrize("case", WRITTEN)
+def test_where_results_are_written(case):
     """Every device has all of it, so bytes are easy to count."""
-    local, shapes, donated, matrices = WRITTEN[what]
+    local, shapes, donated, matrices = WRITTEN[case]
     sizes = {name: struct(*shape) for name, shape in zip("px", shapes, strict=False)}
-    found = temporaries(local, sizes, dict.fromkeys(sizes, P()), P(), donate=("p",) if donated else ())
-    assert found == pytest.approx(matrices * MATRIX, abs=64)
+    temporary_bytes = temporaries(local, sizes, dict.fromkeys(sizes, P()), P(), donate=("p",) if donated else ())
+    assert temporary_bytes == pytest.approx(matrices * MATRIX, abs=64)
 
 
 def test_stack_that_a_loop_builds_from_a_donated_one_needs_a_buffer_until_the_end():
@@ -175,7 +175,7 @@ def test_peaks_are_within_ten_percent_of_those_published_for_one_a5000():
     assert sum(errors.values()) / len(errors) < 0.05, errors
 
 
-def test_what_is_issued_early_is_held_early():
+def test_gathers_issued_early_are_resident_early():
     """Sequential gathers keep one whole weight in memory, and gathers that all begin at once keep all of them."""
 
     def local(w, x):

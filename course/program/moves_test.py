@@ -17,19 +17,19 @@ pytestmark = pytest.mark.usefixtures("settings_of_the_executor")
 
 @st.composite
 def moves(draw):
-    """One operation that moves or gathers numbers: its text with ``{0}`` for operands, these, and its result's kind."""
+    """One operation that moves or gathers numbers: its text with ``{0}`` for operands, the operands, and its result."""
     element = draw(st.sampled_from(list(NAMES)))
     shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
     values = edges(element)
 
-    def array(shape, of=values):
-        picked = draw(st.lists(st.integers(0, len(of) - 1), min_size=math.prod(shape), max_size=math.prod(shape)))
-        return of[np.array(picked, int)].reshape(shape)
+    def array(shape, pool=values):
+        indices = draw(st.lists(st.integers(0, len(pool) - 1), min_size=math.prod(shape), max_size=math.prod(shape)))
+        return pool[np.array(indices, int)].reshape(shape)
 
     def starts():
         kind = draw(st.sampled_from([name for name in NAMES if name != "i1"]))
-        of = np.array([start for start in edges(kind) if -(2**31) <= int(start) < 2**31 or draw(st.booleans())])
-        return [array((), of) for _ in shape], ", ".join([tensor((), kind)] * len(shape))
+        pool = np.array([start for start in edges(kind) if -(2**31) <= int(start) < 2**31 or draw(st.booleans())])
+        return [array((), pool) for _ in shape], ", ".join([tensor((), kind)] * len(shape))
 
     x, t = array(shape), tensor(shape, element)
     part = tuple(draw(st.integers(1, dim)) for dim in shape)
@@ -42,23 +42,23 @@ def moves(draw):
     if kind == "slice":
         cuts = [(dim - size, dim, draw(st.integers(1, 2))) for dim, size in zip(shape, part, strict=True)]
         result = tuple(-(-(stop - start) // step) for start, stop, step in cuts)
-        said = ", ".join(f"{start}:{stop}:{step}" for start, stop, step in cuts)
-        return f"stablehlo.slice {{0}} [{said}] : ({t}) -> {tensor(result, element)}", [x], (result, element)
+        text = ", ".join(f"{start}:{stop}:{step}" for start, stop, step in cuts)
+        return f"stablehlo.slice {{0}} [{text}] : ({t}) -> {tensor(result, element)}", [x], (result, element)
     if kind == "dynamic_slice":
-        where, types = starts()
-        how = f"{names}, sizes = {list(part)} : ({t}, {types}) -> {tensor(part, element)}"
-        return f"stablehlo.dynamic_slice {{0}}, {how}", [x, *where], (part, element)
+        start_values, types = starts()
+        rest = f"{names}, sizes = {list(part)} : ({t}, {types}) -> {tensor(part, element)}"
+        return f"stablehlo.dynamic_slice {{0}}, {rest}", [x, *start_values], (part, element)
     if kind == "dynamic_update_slice":
-        where, types = starts()
+        start_values, types = starts()
         update, last, of_part = array(part), len(shape) + 1, tensor(part, element)
-        said = f"stablehlo.dynamic_update_slice {{0}}, {{{last}}}, {names} : ({t}, {of_part}, {types}) -> {t}"
-        return said, [x, *where, update], (shape, element)
+        text = f"stablehlo.dynamic_update_slice {{0}}, {{{last}}}, {names} : ({t}, {of_part}, {types}) -> {t}"
+        return text, [x, *start_values, update], (shape, element)
     if kind == "broadcast":
         result = [3] * (len(shape) + 1)
         for dim, place in enumerate(order):
             result[place] = shape[dim]
-        said = f"stablehlo.broadcast_in_dim {{0}}, dims = {list(order)} : ({t}) -> {tensor(result, element)}"
-        return said, [x], (tuple(result), element)
+        text = f"stablehlo.broadcast_in_dim {{0}}, dims = {list(order)} : ({t}) -> {tensor(result, element)}"
+        return text, [x], (tuple(result), element)
     if kind == "iota":
         number = element if element != "i1" else "i8"
         return f"stablehlo.iota dim = {order[0]} : {tensor(shape, number)}", [], (shape, number)
@@ -67,20 +67,20 @@ def moves(draw):
         result = tuple(size for dim, size in enumerate(shape) if dim not in dims)
         by = draw(st.sampled_from(["maximum", "minimum", "and", "or", *(["add", "multiply"] * (element != "i1"))]))
         types = f"({t}, {tensor((), element)}) -> {tensor(result, element)}"
-        said = f"stablehlo.reduce({{0}} init: {{1}}) applies stablehlo.{by} across dimensions = {dims} : {types}"
+        text = f"stablehlo.reduce({{0}} init: {{1}}) applies stablehlo.{by} across dimensions = {dims} : {types}"
         neutral = {"add": 0, "multiply": 1, "maximum": values[0], "minimum": values[-1], "and": -1, "or": 0}[by]
         initial = array(()) if draw(st.integers(0, 3)) == 0 else np.array(neutral).astype(values.dtype)
-        return said, [x, initial], (result, element)
+        return text, [x, initial], (result, element)
     if kind == "reverse":
         return f"stablehlo.reverse {{0}}, dims = {sorted(order[:1])} : {t}", [x], (shape, element)
     if kind == "concatenate":
         result = tuple(2 * size if dim == order[0] else size for dim, size in enumerate(shape))
-        said = f"stablehlo.concatenate {{0}}, {{1}}, dim = {order[0]} : ({t}, {t}) -> {tensor(result, element)}"
-        return said, [x, array(shape)], (result, element)
+        text = f"stablehlo.concatenate {{0}}, {{1}}, dim = {order[0]} : ({t}, {t}) -> {tensor(result, element)}"
+        return text, [x, array(shape)], (result, element)
     if kind == "transpose":
         result = tuple(shape[dim] for dim in order)
-        said = f"stablehlo.transpose {{0}}, dims = {list(order)} : ({t}) -> {tensor(result, element)}"
-        return said, [x], (result, element)
+        text = f"stablehlo.transpose {{0}}, dims = {list(order)} : ({t}) -> {tensor(result, element)}"
+        return text, [x], (result, element)
     if kind == "reshape":
         result = (1, math.prod(shape))
         return f"stablehlo.reshape {{0}} : ({t}) -> {tensor(result, element)}", [x], (result, element)

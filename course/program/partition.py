@@ -4,8 +4,8 @@ If shardings are left to the compiler (``jit`` with ``NamedSharding``, ``with_sh
 work between two ``shard_map``s), XLA's partitioner decides which device computes and sends what. It runs for emulated
 CPU devices, in a process that ends as soon as the module is partitioned: later passes are specific to the CPU.
 
-The process: ``python -m course.program.partition FOLDER``, with ``program`` in the folder, and ``partitioned`` and
-``answer.json`` as the response.
+The process is ``python -m course.program.partition FOLDER``: it reads ``program`` in the folder, and responds with
+``partitioned`` and ``answer.json``.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def partitioned(program: Program, *, settle: bool = False) -> Partitioned:
             )
         specs = [
             [spec_of_tiles(*tiles, ndim=len(leaf.shape), mesh=program.mesh)
-             for tiles, leaf in zip(reply[what], leaves, strict=True)]
-            for what, leaves in (("inputs", program.inputs), ("outputs", program.outputs))
+             for tiles, leaf in zip(reply[kind], leaves, strict=True)]
+            for kind, leaves in (("inputs", program.inputs), ("outputs", program.outputs))
         ]  # fmt: skip
         return Partitioned((folder / "partitioned").read_bytes(), tuple(specs[0]), tuple(specs[1]))
 
@@ -125,8 +125,8 @@ def spec_of_tiles(shape: list[int], devices: list[int], *, ndim: int, mesh: dict
                 continue
             order = [list(mesh).index(axis) for axis in axes]
             rest = [i for i in range(len(mesh)) if i not in order]
-            found = np.sort(np.transpose(places, order + rest).reshape(tiles.shape), axis=-1)
-            if np.array_equal(found, tiles):
+            candidate = np.sort(np.transpose(places, order + rest).reshape(tiles.shape), axis=-1)
+            if np.array_equal(candidate, tiles):
                 return spec
     raise ProgramError(
         f"XLA splits an input or result of the program into {shape[:ndim]} tiles, along no axes of mesh {mesh}; state "
@@ -135,7 +135,7 @@ def spec_of_tiles(shape: list[int], devices: list[int], *, ndim: int, mesh: dict
 
 
 def _dealt(axes: tuple[str, ...], tiles: list[int], mesh: dict[str, int]) -> Spec | None:
-    """Assign the axes to dims in order to get this many tiles in each; None if that is impossible."""
+    """Assign the axes, in order, to dims so that each has this many tiles; None if that is impossible."""
     left, spec = list(axes), []
     for count in tiles:
         own: list[str] = []
@@ -148,7 +148,7 @@ def _dealt(axes: tuple[str, ...], tiles: list[int], mesh: dict[str, int]) -> Spe
 
 
 def _last_line(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "its process ended in silence")
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "its process ended silently")
 
 
 def main(folder: Path) -> None:
@@ -190,14 +190,14 @@ def _end_when_dumped(folder: Path, dumped: Path) -> None:
             try:
                 data = _module_of(path.read_bytes())
                 module = _hlo.HloModule.from_serialized_hlo_module_proto(data)
-            except (IndexError, ValueError, RuntimeError):  # not all of it is written
+            except (IndexError, ValueError, RuntimeError):  # it is not completely written yet
                 continue
             try:
                 (folder / "partitioned").write_bytes(_jax.mlir.hlo_to_stablehlo(data))
                 outputs = module.spmd_output_sharding
                 outputs = outputs.tuple_shardings if outputs.tuple_shardings else [outputs]
                 answer = {"inputs": module.spmd_parameters_shardings, "outputs": outputs}
-                _end(folder, {name: [_tiles(one) for one in several] for name, several in answer.items()})
+                _end(folder, {name: [_tiles(sharding) for sharding in shardings] for name, shardings in answer.items()})
             except Exception as error:
                 _end(folder, {"error": f"{type(error).__name__}: {error}"[:600]})
 
@@ -215,10 +215,10 @@ def _tiles(sharding: Any) -> tuple[list[int], list[int]]:
     """Shape and devices of an ``OpSharding``'s tiles; empty if the array is replicated everywhere."""
     from jaxlib import _hlo  # type: ignore[attr-defined]
 
-    found = _hlo.HloSharding.from_proto(sharding)
-    if not found.is_tiled():
+    hlo_sharding = _hlo.HloSharding.from_proto(sharding)
+    if not hlo_sharding.is_tiled():
         return [], []
-    return list(found.tile_assignment_dimensions()), list(found.tile_assignment_devices())
+    return list(hlo_sharding.tile_assignment_dimensions()), list(hlo_sharding.tile_assignment_devices())
 
 
 def _module_of(data: bytes) -> bytes:

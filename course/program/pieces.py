@@ -3,8 +3,8 @@
 The gradient of a kernel grows faster with a model than that of a bias, so a slice that takes the bias out of a bucket
 keeps a smaller part of it at a large size. It still does the same at both sizes if it begins and ends at the same
 piece boundaries. These are tracked through everything that keeps each element in its place: arithmetic, reshapes of
-other dims, collectives, loops. No slice gains by it: results are right at the small size only if they use every piece
-that matters, and at the large size the same pieces make up the whole array, too.
+other dims, collectives, loops. No slice can exploit this: results are right at the small size only if they use every
+piece that matters, and at the large size the same pieces make up the whole array, too.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Joined:
     Attributes:
         pieces: Pieces by value.
         numbers: Constants of one element, of both programs.
-        turned: Slices that are only joined again to the whole that they were taken from.
-        taken: From the location of a slice of whole pieces (dim, start, end and the dim's size) to the sliced value.
+        turned: Slices that are only joined again into the whole that they were taken from.
+        taken: Maps the location of a slice of whole pieces (dim, start, end and the dim's size) to the sliced value.
     """
 
     pieces: dict[Value, Pieces] = field(default_factory=dict)
@@ -51,16 +51,16 @@ class Joined:
 
     def follow(self, small: Block, large: Block) -> Joined:
         """Go through a block of both programs."""
-        for one, other in zip(self._steps(small), self._steps(large), strict=False):
-            if one.kind != other.kind or len(one.operands) != len(other.operands):
+        for ours, theirs in zip(self._steps(small), self._steps(large), strict=False):
+            if ours.kind != theirs.kind or len(ours.operands) != len(theirs.operands):
                 break
-            if other.kind == "while":
-                self._follow_loop(one, other)
-            elif other.kind == "case":
-                for pair in zip(one.regions, other.regions, strict=False):
+            if theirs.kind == "while":
+                self._follow_loop(ours, theirs)
+            elif theirs.kind == "case":
+                for pair in zip(ours.regions, theirs.regions, strict=False):
                     self.follow(*pair)
             else:
-                self.pieces |= self._made(one, other)
+                self.pieces |= self._result_pieces(ours, theirs)
         return self
 
     def _steps(self, block: Block) -> Iterator[Op]:
@@ -72,21 +72,21 @@ class Joined:
                 self.pieces[op.results[0]] = _UNIFORM
                 self.numbers[op.results[0]] = op.attributes.get("value")
 
-    def _made(self, ours: Op, theirs: Op) -> dict[Value, Pieces]:
+    def _result_pieces(self, ours: Op, theirs: Op) -> dict[Value, Pieces]:
         """The pieces of an operation's results, as far as known."""
         if not theirs.operands:
             return {}
-        given = [self.pieces.get(operand) for operand in theirs.operands]
+        operand_pieces = [self.pieces.get(operand) for operand in theirs.operands]
         if theirs.kind in ELEMENTWISE:  # like every operand that has pieces
-            one = set(given) - {_UNIFORM} or {_UNIFORM}
-            return {theirs.results[0]: found} if len(one) == 1 and (found := one.pop()) else {}
+            distinct = set(operand_pieces) - {_UNIFORM} or {_UNIFORM}
+            return {theirs.results[0]: pieces} if len(distinct) == 1 and (pieces := distinct.pop()) else {}
         if theirs.kind == "concatenate":
             dim = theirs.attributes["dimension"]
             sizes = [(a.shape[dim], b.shape[dim]) for a, b in zip(ours.operands, theirs.operands, strict=True)]
             return {theirs.results[0]: Pieces(dim, tuple(accumulate(sizes, _add)))}
         if theirs.kind == "pad":
             return self._padded(ours, theirs)
-        pairs = zip(given, theirs.operands, theirs.results, strict=False)
+        pairs = zip(operand_pieces, theirs.operands, theirs.results, strict=False)
         moved = {result: self._moved(ours, theirs, operand, result, p) for p, operand, result in pairs if p}
         return {result: pieces for result, pieces in moved.items() if pieces}
 
@@ -142,9 +142,9 @@ class Joined:
 
     def _padded(self, ours: Op, theirs: Op) -> dict[Value, Pieces]:
         """A piece padded back into its original position, or an array padded at its end."""
-        result, found = theirs.results[0], self.put_back(ours, theirs)
-        if found:
-            return {result: found}
+        result, original = theirs.results[0], self.put_back(ours, theirs)
+        if original:
+            return {result: original}
         pieces = self.pieces.get(theirs.operands[0])
         if pieces is None or pieces is _UNIFORM or any(any(op.attributes["edge_padding_low"]) for op in (ours, theirs)):
             return {}
@@ -173,19 +173,21 @@ class Joined:
             for pair in zip(ours.regions, theirs.regions, strict=False):
                 inside.follow(*pair)
             after = {i: inside.pieces.get(theirs.regions[1].returns[i]) for i in carried}
-            again = {i: now if before is _UNIFORM else before for i, before in carried.items() if (now := after[i])}
-            again = {i: pieces for i, pieces in again.items() if after[i] in (pieces, _UNIFORM)}
-            if again == carried:
+            still_carried = {
+                i: now if before is _UNIFORM else before for i, before in carried.items() if (now := after[i])
+            }
+            still_carried = {i: pieces for i, pieces in still_carried.items() if after[i] in (pieces, _UNIFORM)}
+            if still_carried == carried:
                 break
-            carried = again
+            carried = still_carried
         self.pieces = inside.pieces | {theirs.results[i]: pieces for i, pieces in carried.items()}
 
 
 def turned(main: Block) -> set[Value]:
-    """Slices that are only joined again to the whole that they were taken from, as in ``jnp.roll``."""
+    """Slices that are only joined again into the whole that they were taken from, as in ``jnp.roll``."""
     makers = makers_of(main)
     reads = Counter(value for op in walk(main) for value in op.operands)
-    found: set[Value] = set()
+    rejoined: set[Value] = set()
     for op in walk(main):
         cut = [makers.get(operand) for operand in op.operands] if op.kind == "concatenate" else []
         slices = [part for part in cut if part and part.kind == "slice" and reads[part.results[0]] == 1]
@@ -197,8 +199,8 @@ def turned(main: Block) -> set[Value]:
         )
         ends = [0, *(end for _, end in bounds)]
         if op.results[0].shape == slices[0].operands[0].shape and [start for start, _ in bounds] == ends[:-1]:
-            found.update(part.results[0] for part in slices)
-    return found
+            rejoined.update(part.results[0] for part in slices)
+    return rejoined
 
 
 def _first(ours: Op, theirs: Op) -> tuple[Value, Value]:

@@ -8,8 +8,8 @@ import numpy as np
 
 from course.program.ir import ELEMENTWISE, Block, Op, Value, makers_of, walk
 
-# Functions in a softmax, a loss and a norm's statistics that turn a small error of their input into a large
-# one, or a long sum.
+# A softmax, a loss and a norm's statistics consist of these functions, which turn a small error in their input into a
+# large one, and of long sums.
 PRECISE = {"exponential", "exponential_minus_one", "log", "log_plus_one", "power", "rsqrt", "sqrt"}
 _MOVED = ("broadcast_in_dim", "reshape", "convert", "transpose", "optimization_barrier", "slice")
 
@@ -47,35 +47,35 @@ def precision_sensitive(op: Op, known: Special) -> str:
 
 
 def _equal_numbers(main: Block) -> set[Value]:
-    """The values with all elements equal, for any inputs: ones, or ``1 + 0 * x``."""
+    """The values with all elements equal, for any inputs, such as ones or ``1 + 0 * x``."""
     equal: set[Value] = set()
     zero: set[Value] = set()
     for op in walk(main):
-        every = bool(op.operands) and all(operand in equal for operand in op.operands)
+        operands_equal = bool(op.operands) and all(operand in equal for operand in op.operands)
         if op.kind == "constant":
             known = op.attributes.get("value")
-            alike = op.results[0].elements == 1 or (known is not None and bool(np.all(known == known.flat[:1])))
-            none = bool(op.attributes.get("zero"))
+            is_equal = op.results[0].elements == 1 or (known is not None and bool(np.all(known == known.flat[:1])))
+            is_zero = bool(op.attributes.get("zero"))
         elif op.kind in _MOVED:
-            alike, none = every, all(operand in zero for operand in op.operands)
+            is_equal, is_zero = operands_equal, all(operand in zero for operand in op.operands)
         else:
             itself = len(op.operands) == 2 and op.operands[0] is op.operands[1]
-            none = op.kind == "multiply" and any(operand in zero for operand in op.operands)
-            none = none or (op.kind == "subtract" and itself)
-            alike = op.kind in ELEMENTWISE and (every or (op.kind == "divide" and itself))
-        zero.update(op.results if none else ())
-        equal.update(op.results if alike or none else ())
+            is_zero = op.kind == "multiply" and any(operand in zero for operand in op.operands)
+            is_zero = is_zero or (op.kind == "subtract" and itself)
+            is_equal = op.kind in ELEMENTWISE and (operands_equal or (op.kind == "divide" and itself))
+        zero.update(op.results if is_zero else ())
+        equal.update(op.results if is_equal or is_zero else ())
     return equal
 
 
 def _summed(main: Block) -> set[Value]:
     """The values that reach a sum, or leave their block, on a path without a matrix product."""
-    found = {value for op in walk(main) for region in op.regions for value in region.returns} | set(main.returns)
+    summed = {value for op in walk(main) for region in op.regions for value in region.returns} | set(main.returns)
     for op in reversed(list(walk(main))):
         ends = op.kind in ("reduce", "reduce_window", "scatter", "while", "case")
-        if ends or (op.kind != "dot_general" and any(result in found for result in op.results)):
-            found.update(op.operands)
-    return found
+        if ends or (op.kind != "dot_general" and any(result in summed for result in op.results)):
+            summed.update(op.operands)
+    return summed
 
 
 def _of_parts(main: Block) -> set[Op]:
@@ -91,7 +91,7 @@ def _of_parts(main: Block) -> set[Op]:
 
     adds = (op for op in walk(main) if op.kind == "add" and op.operands[0] is not op.operands[1])
     wholes = ((op, *map(sliced, op.operands)) for op in adds)
-    return {op for op, one, other in wholes if one is not None and one is other}
+    return {op for op, first, second in wholes if first is not None and first is second}
 
 
 def _by_hand(main: Block) -> dict[Op, str]:
@@ -111,12 +111,12 @@ def _by_hand(main: Block) -> dict[Op, str]:
         grown = op and op.kind == "broadcast_in_dim" and 1 < op.operands[0].elements < op.results[0].elements
         return op if grown else None
 
-    found = {}
+    products = {}
     for op in walk(main):
         if op.kind != "reduce" or len(op.results) != 1 or not any(o.kind == "add" for o in walk(op.regions[0])):
             continue
         product = maker(op.operands[0])
         factors = [repeated(value) for value in product.operands] if product and product.kind == "multiply" else [None]
         if all(factors):
-            found[op] = " x ".join(factor.operands[0].dtype for factor in factors if factor)
-    return found
+            products[op] = " x ".join(factor.operands[0].dtype for factor in factors if factor)
+    return products

@@ -17,16 +17,16 @@ def counted(local):
 ONES = {
     "a constant": lambda x: jnp.ones((16, 1)),
     "one and zero times an input": lambda x: 1 + 0 * x[:1].T,
-    "an input less itself": lambda x: (x - x + 1)[:1].T,
-    "an input by itself": lambda x: (x / x)[:1].T,
+    "an input minus itself": lambda x: (x - x + 1)[:1].T,
+    "an input divided by itself": lambda x: (x / x)[:1].T,
     "behind a barrier": lambda x: lax.optimization_barrier(jnp.ones((16, 1))),
 }
 
 
-@pytest.mark.parametrize("what", ONES)
-def test_a_product_with_equal_numbers_is_a_sum(what):
-    assert counted(lambda x: x @ ONES[what](x)).precise.get("sum of f32") == 1
-    assert "sum of f32" not in counted(lambda x: x @ (ONES[what](x) + x[:1].T)).precise
+@pytest.mark.parametrize("case", ONES)
+def test_a_product_with_equal_numbers_is_a_sum(case):
+    assert counted(lambda x: x @ ONES[case](x)).precise.get("sum of f32") == 1
+    assert "sum of f32" not in counted(lambda x: x @ (ONES[case](x) + x[:1].T)).precise
 
 
 OF_PARTS = {
@@ -36,9 +36,9 @@ OF_PARTS = {
 }
 
 
-@pytest.mark.parametrize("how", OF_PARTS)
-def test_one_part_of_an_array_added_to_another_is_a_sum(how):
-    assert counted(lambda x: OF_PARTS[how](x.astype(jnp.bfloat16))).precise == {"sum of bf16": 1}
+@pytest.mark.parametrize("case", OF_PARTS)
+def test_one_part_of_an_array_added_to_another_is_a_sum(case):
+    assert counted(lambda x: OF_PARTS[case](x.astype(jnp.bfloat16))).precise == {"sum of bf16": 1}
     assert not counted(lambda x: x[:, :8].astype(jnp.bfloat16) + jnp.sin(x[:, 8:]).astype(jnp.bfloat16)).precise
 
 
@@ -55,20 +55,20 @@ NOT_BY_HAND = {
 }
 
 
-@pytest.mark.parametrize("how", BY_HAND)
-def test_a_multiplication_that_is_summed_like_a_product_is_one(how):
-    found = counted(lambda x: BY_HAND[how](x, x.T @ x)).products
-    assert sum(found.values()) == 2, found
+@pytest.mark.parametrize("case", BY_HAND)
+def test_a_multiplication_that_is_summed_like_a_product_is_one(case):
+    products = counted(lambda x: BY_HAND[case](x, x.T @ x)).products
+    assert sum(products.values()) == 2, products
 
 
-@pytest.mark.parametrize("how", NOT_BY_HAND)
-def test_other_sums_of_multiplications_are_none(how):
-    assert sum(counted(lambda x: NOT_BY_HAND[how](x, x.T @ x)).products.values()) == (how == "a scale")
+@pytest.mark.parametrize("case", NOT_BY_HAND)
+def test_other_sums_of_multiplications_are_none(case):
+    assert sum(counted(lambda x: NOT_BY_HAND[case](x, x.T @ x)).products.values()) == (case == "a scale")
 
 
 def test_exponentials_count_where_they_are_summed_with_their_elements():
-    found = counted(lambda x: jax.nn.softmax(x, axis=-1))
-    assert (found.precise["exponential of f32"], found.taken["exponential of f32"]) == (1, 8 * 16)
+    counts = counted(lambda x: jax.nn.softmax(x, axis=-1))
+    assert (counts.precise["exponential of f32"], counts.taken["exponential of f32"]) == (1, 8 * 16)
     for activation in (jax.nn.sigmoid, jax.nn.silu, lambda x: jax.nn.gelu(x, approximate=False)):
         assert "exponential of f32" not in counted(lambda x, f=activation: f(x) @ x.T @ x).precise
     assert "exponential of f32" in counted(lambda x: (jax.nn.sigmoid(x) / (1 - jax.nn.sigmoid(x))).sum(1)).precise

@@ -40,7 +40,7 @@ class ProgramError(ValueError):
 
     Args:
         message: What is wrong.
-        line: The learner's line, as ``cell:line``; empty if a line is to blame and is not known, None if none is.
+        line: The learner's line, as ``cell:line``; empty if a line is to blame but unknown, None if no line is.
     """
 
     def __init__(self, message: str, line: str | None = None):
@@ -162,14 +162,14 @@ class Program:
         for axis in self.mesh:
             if not re.fullmatch(r"[\w.\-]{1,60}", axis, re.ASCII):
                 raise ProgramError(f"mesh axis {axis[:80]!r} is empty, too long or has odd characters")
-        for what, leaves in (("inputs", self.inputs), ("outputs", self.outputs)):
+        for kind, leaves in (("inputs", self.inputs), ("outputs", self.outputs)):
             if len(leaves) > MAX_LEAVES:
-                raise ProgramError(f"the Program has {len(leaves):,} {what} and at most {MAX_LEAVES:,} are allowed")
+                raise ProgramError(f"the Program has {len(leaves):,} {kind} and at most {MAX_LEAVES:,} are allowed")
             for leaf in leaves:
                 _check_leaf(leaf, self.mesh)
             names = [leaf.name for leaf in leaves]
             if len(set(names)) != len(names):
-                raise ProgramError(f"two {what} have one name: {max(names, key=names.count)}")
+                raise ProgramError(f"two {kind} have one name: {max(names, key=names.count)}")
         if any(leaf.role == "result" for leaf in self.inputs) or any(leaf.role != "result" for leaf in self.outputs):
             raise ProgramError("outputs, and only outputs, have the role 'result'")
         for index in self.donated:

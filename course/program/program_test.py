@@ -61,10 +61,12 @@ def test_bytes_do_not_depend_on_the_process():
         "import hashlib, course.program.program_test as t;"
         "print(hashlib.sha256(t.program_of(t.matmul, **t.MATMUL).serialise()).hexdigest())"
     )
-    here = hashlib.sha256(program_of(matmul, **MATMUL).serialise()).hexdigest()
-    again = hashlib.sha256(program_of(matmul, **MATMUL).serialise()).hexdigest()
-    there = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
-    assert here == again == there
+    digest = hashlib.sha256(program_of(matmul, **MATMUL).serialise()).hexdigest()
+    repeated_digest = hashlib.sha256(program_of(matmul, **MATMUL).serialise()).hexdigest()
+    subprocess_digest = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    assert digest == repeated_digest == subprocess_digest
 
 
 def test_operations_name_the_line_that_wrote_them_backward_ones_too():
@@ -122,9 +124,9 @@ def test_what_a_rule_of_a_custom_derivative_does_has_its_own_line():
         return jax.grad(lambda x: jnp.sum(jnp.sin(summed(x))))(x)
 
     program = program_of(called, {"x": struct(8)}, {"x": P("data")}, P("data"), locate={__file__: "here"}.get)
-    found = {op.kind: op.line for op in walk(parse(program).main) if op.kind in COLLECTIVES | {"cosine"}}
+    lines = {op.kind: op.line for op in walk(parse(program).main) if op.kind in COLLECTIVES | {"cosine"}}
     ring = backward.__code__.co_firstlineno + 2
-    assert found == {
+    assert lines == {
         "all_reduce": f"here:{forward.__code__.co_firstlineno + 1}",
         "all_gather": f"here:{forward.__code__.co_firstlineno + 1}",
         "collective_permute": f"here:{ring}",
@@ -193,11 +195,15 @@ def test_python_callback_is_refused():
 
 
 def test_work_of_a_program_has_no_source_lines_and_everything_else():
-    def made(local, out=("data",), line="here"):
+    def program_with(local, out=("data",), line="here"):
         return program_of(local, {"x": struct(8)}, {"x": P("data")}, P(*out), locate=lambda _: line)
 
-    first = made(lambda x: x + 1.0)
-    moved = made(lambda x: x + 1.0, line="elsewhere")
+    first = program_with(lambda x: x + 1.0)
+    moved = program_with(lambda x: x + 1.0, line="elsewhere")
     assert first.artefact != moved.artefact and work_of(first) == work_of(moved)
-    others = [made(lambda x: x + 2.0), made(lambda x: x * 1.0), made(lambda x: lax.psum(x, "data"), ())]
-    assert len({work_of(program) for program in (first, *others)}) == 4
+    other_programs = [
+        program_with(lambda x: x + 2.0),
+        program_with(lambda x: x * 1.0),
+        program_with(lambda x: lax.psum(x, "data"), ()),
+    ]
+    assert len({work_of(program) for program in (first, *other_programs)}) == 4

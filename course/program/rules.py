@@ -27,7 +27,7 @@ MAX_OPS = 200_000
 MAX_DEPTH = 200
 MAX_RANK = 32
 MAX_CONSTANT_BYTES = 2**20
-# Limit on operations in the function that a reduction applies to each element, and in one without a price, as a sort's.
+# Limits on operations in a function that is applied to each element: a reduction's, and one without a price (a sort's).
 MAX_APPLIED = 1000
 MAX_UNCHARGED = 64
 CUSTOM_CALLS: set[str] = set()
@@ -130,25 +130,29 @@ def place(op: Any, caller: Place = NOWHERE) -> Place:
 
 
 def _check_numbers(module: Any, program: Program) -> None:
-    wanted = {"mhlo.num_partitions": program.num_devices, "mhlo.num_replicas": 1, "jax.uses_shape_polymorphism": False}
-    for name, expected in wanted.items():
-        found = module.attributes[name].value if name in module.attributes else None
-        if found is not None and found != expected:
-            raise ProgramError(f"the module's {name}: found {found}, expected {expected}")
+    expected_values = {
+        "mhlo.num_partitions": program.num_devices,
+        "mhlo.num_replicas": 1,
+        "jax.uses_shape_polymorphism": False,
+    }
+    for name, expected in expected_values.items():
+        value = module.attributes[name].value if name in module.attributes else None
+        if value is not None and value != expected:
+            raise ProgramError(f"the module's {name}: found {value}, expected {expected}")
 
 
 def check_mesh(op: Any, mesh: dict[str, int]) -> None:
     """Raise ``ProgramError`` unless the module declares the Program's mesh, with devices in order."""
     text = str(op.attributes["mesh"])
-    wanted = ", ".join(f'"{axis}"={size}' for axis, size in mesh.items())
-    if text != f"#sdy.mesh<[{wanted}]>" and text != "#sdy.mesh<[]>":
+    axes = ", ".join(f'"{axis}"={size}' for axis, size in mesh.items())
+    if text != f"#sdy.mesh<[{axes}]>" and text != "#sdy.mesh<[]>":
         raise ProgramError(f"the artefact is for mesh {text[:200]} and the Program says {mesh}")
 
 
-def _check_declared(op: Any, allowed: set[str], what: str) -> None:
+def _check_declared(op: Any, allowed: set[str], owner: str) -> None:
     for name in op.attributes:
         if name not in allowed:
-            raise ProgramError(f"{what} has attribute {name[:80]!r}, which is not allowed")
+            raise ProgramError(f"{owner} has attribute {name[:80]!r}, which is not allowed")
 
 
 def _check_functions(functions: dict[str, Any], program: Program) -> None:
@@ -157,18 +161,18 @@ def _check_functions(functions: dict[str, Any], program: Program) -> None:
     for name, function in functions.items():
         if len(function.regions[0].blocks) != 1:
             raise ProgramError(f"function {name[:80]} has {len(function.regions[0].blocks)} blocks, expected one")
-        for which in ("arg_attrs", "res_attrs"):
-            each = function.attributes.get(which, ())
-            for key in (key for some in each for key in _names(some)):
+        for attribute_name in ("arg_attrs", "res_attrs"):
+            all_attributes = function.attributes.get(attribute_name, ())
+            for key in (key for attributes in all_attributes for key in _names(attributes)):
                 if key not in _ARGUMENT:
-                    raise ProgramError(f"function {name[:80]} has {which} {key[:80]!r}, which is not allowed")
+                    raise ProgramError(f"function {name[:80]} has {attribute_name} {key[:80]!r}, which is not allowed")
     main = functions["main"]
     block = main.regions[0].blocks[0]
     results = block.operations[len(block.operations) - 1].operands
     _check_types("input", [argument.type for argument in block.arguments], program.inputs)
     _check_types("output", [result.type for result in results], program.outputs)
-    given = main.attributes.get("arg_attrs", [])
-    donated = {i for i, some in enumerate(given) if DONATED & set(_names(some))}
+    argument_attributes = main.attributes.get("arg_attrs", [])
+    donated = {i for i, attributes in enumerate(argument_attributes) if DONATED & set(_names(attributes))}
     if donated != set(program.donated):
         raise ProgramError(f"the module donates inputs {sorted(donated)} and the header has {sorted(program.donated)}")
 
@@ -177,13 +181,13 @@ def _names(attributes: Any) -> list[str]:
     return [attributes[i].name for i in range(len(attributes))]
 
 
-def _check_types(what: str, found: list[Any], leaves: Any) -> None:
-    if len(found) != len(leaves):
-        raise ProgramError(f"the module's number of {what}s: found {len(found)}, expected {len(leaves)}")
-    for kind, leaf in zip(found, leaves, strict=True):
+def _check_types(direction: str, types: list[Any], leaves: Any) -> None:
+    if len(types) != len(leaves):
+        raise ProgramError(f"the module's number of {direction}s: found {len(types)}, expected {len(leaves)}")
+    for kind, leaf in zip(types, leaves, strict=True):
         expected = f"tensor<{''.join(f'{dim}x' for dim in leaf.shape)}{DTYPES[leaf.dtype]}>"
         if str(kind) != expected:
-            raise ProgramError(f"the module's {what} {leaf.name}: found {str(kind)[:80]}, expected {expected}")
+            raise ProgramError(f"the module's {direction} {leaf.name}: found {str(kind)[:80]}, expected {expected}")
 
 
 def _check_calls(functions: dict[str, Any]) -> dict[str, Place]:
@@ -196,8 +200,8 @@ def _check_calls(functions: dict[str, Any]) -> dict[str, Place]:
     own: dict[str, int] = {}
     calls: dict[str, list[Any]] = {}
     for name, function in functions.items():
-        every = list(operations(function))
-        own[name], calls[name] = len(every), [op for op in every if called(op)]
+        ops = list(operations(function))
+        own[name], calls[name] = len(ops), [op for op in ops if called(op)]
     sizes: dict[str, int] = {}
     lines: dict[str, Place] = {}
 
@@ -231,9 +235,7 @@ def _check_operation(op: Any, function: str, program: Program) -> None:
         raise ProgramError(f"operation {op.name} is not allowed, because its cost is unknown")
     elif strange := [name for name in op.attributes if name not in (NAMED if op.name == COMPOSITE else ATTRIBUTES)]:
         named = repr(strange[0][:80])
-        raise ProgramError(
-            f"{op.name} has attribute {named}, which is not allowed: a compiler may take it for an order"
-        )
+        raise ProgramError(f"{op.name} has attribute {named}, which is not allowed: a compiler could act on it")
     if any(len(region.blocks) != 1 for region in op.regions):
         raise ProgramError(f"{op.name} has a region that is not one block")
     for value in [*op.results, *(a for region in op.regions for a in region.blocks[0].arguments)]:
@@ -245,19 +247,19 @@ def _check_operation(op: Any, function: str, program: Program) -> None:
     elif "algorithm" in op.attributes:
         _check_algorithm(op)
     elif "result_accuracy" in op.attributes and "DEFAULT" not in str(op.attributes["result_accuracy"]):
-        raise ProgramError(f"{op.name} asks for an accuracy of its own, which only some devices heed; leave it out")
+        raise ProgramError(f"{op.name} asks for an accuracy of its own, which only some devices respect; leave it out")
     elif kind == "manual_computation" and (function != "main" or op.parent.name != "func.func"):
         raise ProgramError("a shard_map is inside another operation; write it at the outermost level")
 
 
 def _check_algorithm(op: Any) -> None:
     """Check that a product's algorithm is for an operand's dtype: JAX multiplies float32 by bfloat16 in bfloat16."""
-    wanted = re.findall(r"[lr]hs_precision_type = (\w+)", str(op.attributes["algorithm"]))
-    given = [str(ir.ShapedType(operand.type).element_type) for operand in op.operands]
-    if not {*wanted} <= {*given}:
+    algorithm_dtypes = re.findall(r"[lr]hs_precision_type = (\w+)", str(op.attributes["algorithm"]))
+    operand_dtypes = [str(ir.ShapedType(operand.type).element_type) for operand in op.operands]
+    if not {*algorithm_dtypes} <= {*operand_dtypes}:
         raise ProgramError(
-            f"a product of {' and '.join(given)} asks for an algorithm of {' and '.join(wanted)}, which only some "
-            "devices have: cast the operands instead"
+            f"a product of {' and '.join(operand_dtypes)} asks for an algorithm of {' and '.join(algorithm_dtypes)}, "
+            "which only some devices have: cast the operands instead"
         )
 
 
@@ -270,9 +272,9 @@ def _check_devices(op: Any, count: int) -> None:
         raise ProgramError(f"{op.name} is of channel type {channel[1]}, expected one between devices")
     if "source_target_pairs" in op.attributes:
         pairs = np.array(op.attributes["source_target_pairs"]).reshape(-1, 2)
-        for what, devices in (("sources", pairs[:, 0]), ("targets", pairs[:, 1])):
+        for role, devices in (("sources", pairs[:, 0]), ("targets", pairs[:, 1])):
             if len(set(devices.tolist())) != len(devices) or not all(0 <= d < count for d in devices.tolist()):
-                wrong = f"the {what} of {op.name} are {devices.tolist()[:20]}"
+                wrong = f"the {role} of {op.name} are {devices.tolist()[:20]}"
                 raise ProgramError(f"{wrong}, expected devices from 0 to {count - 1}, each once")
     elif isinstance(op.attributes["replica_groups"], ir.DenseElementsAttr):
         devices = np.array(op.attributes["replica_groups"]).flatten().tolist()
@@ -283,20 +285,20 @@ def _check_devices(op: Any, count: int) -> None:
 
 def _check_applied(op: Any, functions: dict[str, Any]) -> None:
     """Check that a reduction, a sort or a scatter applies arithmetic on single numbers: its price follows from that."""
-    most = MAX_APPLIED if op.name in ("stablehlo.reduce", "stablehlo.reduce_window") else MAX_UNCHARGED
-    count = sum(_check_arithmetic(op, region.blocks[0], functions, most) for region in op.regions)
-    if count > most:
-        raise ProgramError(f"{op.name} applies more than {most} operations to each element")
+    limit = MAX_APPLIED if op.name in ("stablehlo.reduce", "stablehlo.reduce_window") else MAX_UNCHARGED
+    count = sum(_check_arithmetic(op, region.blocks[0], functions, limit) for region in op.regions)
+    if count > limit:
+        raise ProgramError(f"{op.name} applies more than {limit} operations to each element")
 
 
-def _check_arithmetic(op: Any, block: Any, functions: dict[str, Any], most: int) -> int:
-    """The number of operations; counting stops soon after ``most``."""
+def _check_arithmetic(op: Any, block: Any, functions: dict[str, Any], limit: int) -> int:
+    """Check that operations are arithmetic on single numbers, and count them; counting stops soon after ``limit``."""
     count, known = 0, {hash(argument) for argument in block.arguments}
     for inner in (inner.operation for inner in block.operations):
         count += 1
         if inner.name == "func.call":
             callee = functions[called(inner)]
-            count += _check_arithmetic(op, callee.regions[0].blocks[0], functions, most - count)
+            count += _check_arithmetic(op, callee.regions[0].blocks[0], functions, limit - count)
         elif inner.name.partition(".")[2] not in _APPLIED:
             raise ProgramError(f"{op.name} applies {inner.name}, expected arithmetic on single numbers")
         if not all(_is_number(result) for result in inner.results):
@@ -304,7 +306,7 @@ def _check_arithmetic(op: Any, block: Any, functions: dict[str, Any], most: int)
         if any(hash(operand) not in known and not _is_constant_number(operand) for operand in inner.operands):
             raise ProgramError(f"{op.name} captures an outside value; it may only use its arguments")
         known |= {hash(result) for result in inner.results}
-        if count > most:
+        if count > limit:
             break
     return count
 
@@ -314,20 +316,20 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_constant_number(value: Any) -> bool:
-    """True for a constant captured from outside, which compilers move inside."""
+    """Return True for a constant captured from outside, which compilers move inside."""
     return getattr(value.owner, "name", "") == "stablehlo.constant" and _is_number(value)
 
 
 @lru_cache(maxsize=4096)
 def check_type(text: str) -> None:
     """Raise ``ProgramError`` unless the type is an array of fixed shape, known elements and a possible size."""
-    found = _TENSOR.fullmatch(text)
-    if not found:
+    match = _TENSOR.fullmatch(text)
+    if not match:
         raise ProgramError(f"a value of type {text[:120]} is not allowed: expected an array of fixed shape")
-    shape = [int(dim) for dim in found[1].split("x")[:-1]]
+    shape = [int(dim) for dim in match[1].split("x")[:-1]]
     if len(shape) > MAX_RANK:
         raise ProgramError(f"a value of type {text[:120]} has {len(shape)} dims and at most {MAX_RANK} are allowed")
-    digits = re.search(r"\d+", found[2])
+    digits = re.search(r"\d+", match[2])
     bits = int(digits[0]) * (2 if "complex" in text else 1) if digits else 8
     if math.prod(shape) * max(bits, 8) // 8 > MAX_VALUE_BYTES:
         raise ProgramError(f"a value of type {text[:80]} has more than 2^60 bytes; no machine has that much memory")
@@ -344,7 +346,7 @@ def check_constant(op: Any) -> None:
         plain = isinstance(value, ir.DenseElementsAttr)
         repeated = plain and value.is_splat
     if not plain:
-        raise ProgramError("a constant has no numbers: expected them, not a name for them")
+        raise ProgramError("a constant has no numbers: expected the numbers themselves, not a reference to them")
     if size > MAX_CONSTANT_BYTES and not repeated:
         raise ProgramError(
             f"the program contains a constant of {size:,} bytes, and at most {MAX_CONSTANT_BYTES:,} are allowed. "
@@ -354,16 +356,16 @@ def check_constant(op: Any) -> None:
 
 def function_name(op: Any) -> str:
     """The function named by an operation's location or callee, as the learner calls it; empty if there is none."""
-    said = _NAMED.match(str(op.location)[:1000])  # limited, in case it is forged
+    match = _NAMED.match(str(op.location)[:1000])  # limited, in case it is forged
     callee = called(op).lstrip("_") if op.name == "func.call" else ""
-    name = (said[1] or callee or said[2]) if said else callee
+    name = (match[1] or callee or match[2]) if match else callee
     return "" if name == op.name.partition(".")[2] else name
 
 
 def source_line(op: Any) -> str:
     """``cell:line`` of the innermost frame of an operation's location, empty if it has only frames of the course."""
-    found = _FRAME.search(str(op.location))
-    return f"{found[1]}:{found[2]}" if found and not found[1].startswith("/") else ""
+    match = _FRAME.search(str(op.location))
+    return f"{match[1]}:{match[2]}" if match and not match[1].startswith("/") else ""
 
 
 def _text(attribute: Any) -> str:

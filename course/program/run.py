@@ -16,7 +16,7 @@ from course.program.ir import Module
 from course.program.program import Leaf, Program, ProgramError
 from course.program.witness import Witness, instrument
 
-# On CPU devices: a Program of a check runs a few times, on small arrays, and optimising it takes longer than it saves.
+# On CPU devices: a check runs a Program a few times, on small arrays, and optimising it takes longer than it saves.
 FEW_OPTIMISATIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
@@ -50,8 +50,8 @@ class Executable:
             raise ProgramError(f"input {leaf.name} is missing")
         array = np.asarray(inputs[leaf.name])
         if (array.shape, array.dtype) != (leaf.shape, jax.numpy.dtype(leaf.dtype)):
-            found = f"{array.dtype}{list(array.shape)}"
-            raise ProgramError(f"input {leaf.name} is {found} and must be {leaf.dtype}{list(leaf.shape)}")
+            actual = f"{array.dtype}{list(array.shape)}"
+            raise ProgramError(f"input {leaf.name} is {actual} and must be {leaf.dtype}{list(leaf.shape)}")
         return jax.device_put(array, NamedSharding(self.mesh, leaf.partition_spec))
 
     def _collect(self, leaf: Leaf, result: jax.Array) -> np.ndarray:

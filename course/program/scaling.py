@@ -1,4 +1,4 @@
-"""Allowed differences of one operation between two sizes of a program: it does the same, to larger arrays.
+"""Allowed differences in one operation between two sizes of a program: it does the same, to larger arrays.
 
 The complete rules:
 
@@ -49,7 +49,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def shrinks(small: Value, large: Value) -> bool:
-    """True if a value has another rank, or a smaller dim, at the large size."""
+    """Return True if a value has another rank, or a smaller dim, at the large size."""
     if len(small.shape) != len(large.shape):
         return True
     return any(now < before or (before == 0 < now) for before, now in zip(small.shape, large.shape, strict=True))
@@ -105,9 +105,9 @@ def _dims(ours: Value, theirs: Value) -> list[tuple[int, int]]:
 
 def parts_of(ours: Op, theirs: Op) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """The dims of a slice or an update, and of the array that it is a part of, at both sizes."""
-    both = ours, theirs
-    part = [op.operands[1] if op.kind == "dynamic_update_slice" else op.results[0] for op in both]
-    return _dims(*part), _dims(*(op.operands[0] for op in both))
+    ops = ours, theirs
+    part = [op.operands[1] if op.kind == "dynamic_update_slice" else op.results[0] for op in ops]
+    return _dims(*part), _dims(*(op.operands[0] for op in ops))
 
 
 def _part(ours: Op, theirs: Op) -> str:
@@ -115,21 +115,21 @@ def _part(ours: Op, theirs: Op) -> str:
 
 
 def _pad(ours: Op, theirs: Op) -> str:
-    given, made = _dims(ours.operands[0], theirs.operands[0]), _dims(ours.results[0], theirs.results[0])
-    kept = []
+    operand_dims, result_dims = _dims(ours.operands[0], theirs.operands[0]), _dims(ours.results[0], theirs.results[0])
+    kept_dims = []
     names = "edge_padding_low", "edge_padding_high"
     edges = [list(zip(ours.attributes[name], theirs.attributes[name], strict=True)) for name in names]
-    for (before, now), low, high in zip(given, *edges, strict=True):
+    for (before, now), low, high in zip(operand_dims, *edges, strict=True):
         if any(np.sign(edge[0]) != np.sign(edge[1]) for edge in (low, high)):
             return "pads at only one size, or crops at one size and pads at the other"
-        kept.append(tuple(dim + min(0, a) + min(0, b) for dim, a, b in zip((before, now), low, high, strict=True)))
-    return "" if _keeps_share(kept, given) and _keeps_share(kept, made) else _SMALLER
+        kept_dims.append(tuple(dim + min(0, a) + min(0, b) for dim, a, b in zip((before, now), low, high, strict=True)))
+    return "" if _keeps_share(kept_dims, operand_dims) and _keeps_share(kept_dims, result_dims) else _SMALLER
 
 
 def _broadcast(ours: Op, theirs: Op) -> str:
-    given, made = _dims(ours.operands[0], theirs.operands[0]), _dims(ours.results[0], theirs.results[0])
-    for (before, now), dim in zip(given, theirs.attributes["broadcast_dimensions"], strict=True):
-        if (before == made[dim][0]) != (now == made[dim][1]):
+    operand_dims, result_dims = _dims(ours.operands[0], theirs.operands[0]), _dims(ours.results[0], theirs.results[0])
+    for (before, now), dim in zip(operand_dims, theirs.attributes["broadcast_dimensions"], strict=True):
+        if (before == result_dims[dim][0]) != (now == result_dims[dim][1]):
             return _ONE
     return ""
 
@@ -145,21 +145,21 @@ def _product(ours: Op, theirs: Op, from_inputs: set[Value]) -> str:
         contracted = dims_of(numbers, f"{side}_contracting_dimensions")
         if any((before.shape[dim] == 1) != (now.shape[dim] == 1) for dim in contracted):
             return _ONE
-    for made, before, now in zip(theirs.operands, ours.operands[::-1], theirs.operands[::-1], strict=True):
-        if made in from_inputs or now not in from_inputs or _contracted_alone(made, theirs):
+    for matrix, before, now in zip(theirs.operands, ours.operands[::-1], theirs.operands[::-1], strict=True):
+        if matrix in from_inputs or now not in from_inputs or _contracted_alone(matrix, theirs):
             continue
         if not _keeps_share(
             [(ours.results[0].elements, theirs.results[0].elements)], [(before.elements, now.elements)]
         ):
-            return f"selects with a matrix that no input enters, and {_SMALLER}"
+            return f"selects with a matrix that depends on no input, and {_SMALLER}"
     return ""
 
 
 def _contracted_alone(operand: Value, op: Op) -> bool:
     """Check that a product sums over all of an operand, as a product with a vector of ones does."""
     numbers, side = op.attributes["dot_dimension_numbers"], "lhs" if operand is op.operands[0] else "rhs"
-    gone = {dim for what in ("contracting", "batching") for dim in dims_of(numbers, f"{side}_{what}_dimensions")}
-    return all(size == 1 for dim, size in enumerate(operand.shape) if dim not in gone)
+    used_dims = {dim for name in ("contracting", "batching") for dim in dims_of(numbers, f"{side}_{name}_dimensions")}
+    return all(size == 1 for dim, size in enumerate(operand.shape) if dim not in used_dims)
 
 
 def _places(ours: Op, theirs: Op, from_inputs: set[Value], integer_growth: float) -> str:
@@ -180,11 +180,11 @@ def _places(ours: Op, theirs: Op, from_inputs: set[Value], integer_growth: float
 
 def depending(main: Block) -> set[Value]:
     """The values that depend on an input, and those that are all zero: a product with zeros selects nothing."""
-    found = set(main.arguments)
-    _spread(main, found)
+    dependent = set(main.arguments)
+    _spread(main, dependent)
     zeros: set[Value] = set()
     _spread_zeros(main, zeros)
-    return found | zeros
+    return dependent | zeros
 
 
 # Operations whose result is zero if one of their operands is, and those for which all must be.
@@ -193,16 +193,18 @@ _ZERO_IF_ALL = {"add", "subtract", "negate", "tanh", "concatenate", "dynamic_upd
 _ZERO_AS_FIRST = {"reshape", "transpose", "broadcast_in_dim", "slice", "dynamic_slice", "convert", "gather"}
 
 
-def _spread_zeros(block: Block, found: set[Value]) -> None:
-    """Add the values that are all zero whatever the inputs are, as far as that shows from operation to operation."""
+def _spread_zeros(block: Block, zeros: set[Value]) -> None:
+    """Add the values that are all zero for any inputs, as far as that follows from operation to operation."""
     for op in block.ops:
         if op.kind == "case":
             for region in op.regions:
-                _spread_zeros(region, found)
+                _spread_zeros(region, zeros)
             returned = zip(*(region.returns for region in op.regions), strict=True)
-            found.update(result for result, some in zip(op.results, returned, strict=True) if found.issuperset(some))
+            zeros.update(
+                result for result, values in zip(op.results, returned, strict=True) if zeros.issuperset(values)
+            )
             continue
-        known = [operand in found for operand in op.operands]
+        known = [operand in zeros for operand in op.operands]
         if (
             op.attributes.get("zero")
             or (op.kind in _ZERO_IF_ANY and any(known))
@@ -210,34 +212,34 @@ def _spread_zeros(block: Block, found: set[Value]) -> None:
             or (op.kind in _ZERO_AS_FIRST and known[0])
             or (op.kind == "select" and all(known[1:]))
         ):
-            found.update(op.results)
+            zeros.update(op.results)
 
 
-def _spread(block: Block, found: set[Value]) -> None:
+def _spread(block: Block, dependent: set[Value]) -> None:
     for op in block.ops:
         if op.kind == "while":
-            _spread_loop(op, found)
+            _spread_loop(op, dependent)
         else:
             for region in op.regions if op.kind == "case" else ():
-                _spread(region, found)
+                _spread(region, dependent)
             inner = [value for region in op.regions for value in region.returns] if op.kind == "case" else []
-            if any(value in found for value in (*op.operands, *inner)):
-                found.update(op.results)
+            if any(value in dependent for value in (*op.operands, *inner)):
+                dependent.update(op.results)
 
 
-def _spread_loop(op: Op, found: set[Value]) -> None:
+def _spread_loop(op: Op, dependent: set[Value]) -> None:
     condition, body = op.regions
-    carried = [operand in found for operand in op.operands]
+    carried = [operand in dependent for operand in op.operands]
     while True:
         for argument, other, depends in zip(body.arguments, condition.arguments, carried, strict=True):
             if depends:
-                found.update((argument, other))
-        _spread(body, found)
-        again = [depends or value in found for depends, value in zip(carried, body.returns, strict=True)]
-        if again == carried:
+                dependent.update((argument, other))
+        _spread(body, dependent)
+        updated = [depends or value in dependent for depends, value in zip(carried, body.returns, strict=True)]
+        if updated == carried:
             break
-        carried = again
-    found.update(result for result, depends in zip(op.results, carried, strict=True) if depends)
+        carried = updated
+    dependent.update(result for result, depends in zip(op.results, carried, strict=True) if depends)
 
 
 _RULES: dict[str, Callable[[Op, Op], str]] = {

@@ -23,7 +23,7 @@ _OF_BITS = (ELEMENTWISE | CHEAP | {"broadcast_in_dim", "slice"}) - {"partition_i
 
 
 def add_in_place(main: Block) -> None:
-    """Replace the addition of zeros with a slice set in them by an addition to that slice.
+    """Replace the addition of an array that is zero except for one slice by an addition to that slice.
 
     Autodiff of ``x[i]`` in a loop accumulates like this; XLA's algebraic simplifier turns ``add(a,
     dynamic_update_slice(0, u, i))`` into ``dynamic_update_slice(a, add(dynamic_slice(a, i), u), i)``.
@@ -65,8 +65,8 @@ def _is_zero(value: Value, makers: dict[Value, Op]) -> bool:
 def unroll_rounds(main: Block) -> None:
     """Unroll the few rounds of a random generator.
 
-    JAX lowers threefry to a loop of five trips for CPUs alone, and to the same arithmetic without a loop for every
-    other platform, whose compilers make one kernel of it. So a loop is unrolled if it makes a constant number of trips,
+    JAX lowers threefry to a loop of five trips only for CPUs, and to the same arithmetic without a loop for every other
+    platform, whose compilers turn it into one kernel. So a loop is unrolled if it makes a constant number of trips,
     at most ``MAX_UNROLLED``, and does only elementwise arithmetic on integers.
     """
     makers = makers_of(main)
@@ -117,7 +117,7 @@ def _followed(value: Value, same: dict[Value, Value]) -> Value:
 def without_single_trips(main: Block) -> Block | None:
     """The program with each loop that always makes one trip replaced by its body; None if there is none.
 
-    XLA removes such loops, and with them the stacks of one element that they update. Those that communicate stay.
+    XLA removes such loops, and with them the stacks of one element that they update. Those that communicate are kept.
     """
     makers = makers_of(main)
     single = {
@@ -127,9 +127,9 @@ def without_single_trips(main: Block) -> Block | None:
     }
     if not single:
         return None
-    found = _inlined(main, single, {})
-    remove_dead_code(found)
-    return found
+    simplified = _inlined(main, single, {})
+    remove_dead_code(simplified)
+    return simplified
 
 
 def _inlined(block: Block, single: set[Op], same: dict[Value, Value]) -> Block:

@@ -74,12 +74,12 @@ def parse(program: Program, *, data_branches: bool = False, lenient: bool = Fals
     add_in_place(main)
     remove_dead_code(main)
     mesh, shorter = dict(program.mesh), without_single_trips(main)
-    again = Module(shorter, mesh, data_branches, alike) if shorter else None
-    return Module(main, mesh, data_branches, alike, again)
+    shorter_module = Module(shorter, mesh, data_branches, alike) if shorter else None
+    return Module(main, mesh, data_branches, alike, shorter_module)
 
 
 def is_one_shard_map(program: Program) -> bool:
-    """True if a Program needs no partitioning: it is one ``shard_map`` over all devices, or runs on one device."""
+    """Return True if a Program needs no partitioning: it is one ``shard_map`` over all devices, or runs on one."""
     module = audit(program, lenient=True).module
     with module.context, readable():
         try:
@@ -103,7 +103,7 @@ class _Reader:
         self.line = self.function = ""  # of the call being inlined: for a library's ops, which have no location
 
     def partitioned(self) -> Block:
-        """The body of a module that is already one device's."""
+        """The body of a module that is already for one device."""
         return self._block(self.outer, {}, 0)
 
     def read(self) -> Block:
@@ -113,13 +113,13 @@ class _Reader:
             return self._block(self.outer, {}, 0)
         block = self._block(body.regions[0].blocks[0], {}, 0)
         constants = self._constants()
-        given = [constants.get(hash(operand)) for operand in body.operands]
-        for value, constant in zip(list(block.arguments), given, strict=True):
+        operand_constants = [constants.get(hash(operand)) for operand in body.operands]
+        for value, constant in zip(list(block.arguments), operand_constants, strict=True):
             if constant is not None:
                 block.arguments.remove(value)
                 same = value.shape == _value(constant.results[0].type).shape
-                known = _attributes(constant, self.meshes) if same else {}
-                block.ops.insert(0, Op("constant", [], [value], known, [], ""))
+                attributes = _attributes(constant, self.meshes) if same else {}
+                block.ops.insert(0, Op("constant", [], [value], attributes, [], ""))
         return block
 
     def one_shard_map(self) -> Any:
@@ -159,49 +159,52 @@ class _Reader:
         final = next(op for op in self.outer.operations if op.operation.name == "func.return")
         inner = body.regions[0].blocks[0]
         returned = next(op for op in inner.operations if op.operation.name == "sdy.return")
-        for what, found, wanted in (
+        for name, count, expected in (
             ("inputs", len(self.outer.arguments), len(self.program.inputs)),
             ("outputs", len(final.operands), len(self.program.outputs)),
         ):
-            if found != wanted:
-                raise ProgramError(f"the artefact's number of {what}: found {found}, expected {wanted}")
-        leaves = {hash(given): leaf for given, leaf in zip(self.outer.arguments, self.program.inputs, strict=True)}
+            if count != expected:
+                raise ProgramError(f"the artefact's number of {name}: found {count}, expected {expected}")
+        leaves = {
+            hash(argument): leaf for argument, leaf in zip(self.outer.arguments, self.program.inputs, strict=True)
+        }
         constants = self._constants()
-        given = _specs(body.attributes["in_shardings"], len(body.operands))
-        for operand, value, spec in zip(body.operands, inner.arguments, given, strict=True):
+        in_specs = _specs(body.attributes["in_shardings"], len(body.operands))
+        for operand, value, spec in zip(body.operands, inner.arguments, in_specs, strict=True):
             if hash(operand) not in constants:
                 self._check_block(leaves[hash(operand)], _value(value.type), spec)
-        made = _specs(body.attributes["out_shardings"], len(body.results))
-        results = zip(body.results, returned.operands, made, strict=True)
-        inside = {hash(result): (_value(value.type), spec) for result, value, spec in results}
+        out_specs = _specs(body.attributes["out_shardings"], len(body.results))
+        results = zip(body.results, returned.operands, out_specs, strict=True)
+        result_blocks = {hash(result): (_value(value.type), spec) for result, value, spec in results}
         for operand, leaf in zip(final.operands, self.program.outputs, strict=True):
-            if hash(operand) not in inside:
+            if hash(operand) not in result_blocks:
                 raise ProgramError(f"result {leaf.name} does not come out of shard_map")
-            self._check_block(leaf, *inside[hash(operand)])
+            self._check_block(leaf, *result_blocks[hash(operand)])
         self._check_annotations("arg_attrs", self.program.inputs)
         self._check_annotations("res_attrs", self.program.outputs)
 
     def _check_block(self, leaf: Leaf, value: Value, spec: Spec) -> None:
-        wanted = leaf.local_shape(self.mesh)
-        if value.shape != wanted:
+        shape = leaf.local_shape(self.mesh)
+        if value.shape != shape:
             raise ProgramError(
-                f"{leaf.name}: shard_map has a block of {list(value.shape)} and the signature one of {list(wanted)}"
+                f"{leaf.name}: shard_map has a block of {list(value.shape)} and the signature one of {list(shape)}"
             )
         self._check_spec(leaf, spec, "shard_map splits it as")
 
-    def _check_annotations(self, which: str, leaves: tuple[Leaf, ...]) -> None:
+    def _check_annotations(self, attribute_name: str, leaves: tuple[Leaf, ...]) -> None:
         """Check the module's annotations of its inputs and outputs, if it has any."""
-        said = self.functions["main"].attributes.get(which, [])
-        for leaf, attributes in zip(leaves, said, strict=False):
+        all_attributes = self.functions["main"].attributes.get(attribute_name, [])
+        for leaf, attributes in zip(leaves, all_attributes, strict=False):
             if "sdy.sharding" in attributes:
                 (spec,) = _specs(attributes["sdy.sharding"], 1)
                 self._check_spec(leaf, spec, "the module has it as")
 
-    def _check_spec(self, leaf: Leaf, spec: Spec, how: str) -> None:
+    def _check_spec(self, leaf: Leaf, spec: Spec, statement: str) -> None:
         known = {axis for axes in spec for axis in axes} <= set(self.mesh) and len(spec) == len(leaf.shape)
         if not known or without_size_one(spec, self.mesh) != without_size_one(leaf.spec, self.mesh):
             raise ProgramError(
-                f"{leaf.name}: {how} {list(spec)} and the signature as {list(leaf.spec)}; the compiler would move data"
+                f"{leaf.name}: {statement} {list(spec)} and the signature as {list(leaf.spec)}; "
+                "the compiler would move data"
             )
 
     def _block(self, block: Any, known: dict[int, Value], depth: int) -> Block:
@@ -315,39 +318,41 @@ def _check_groups(op: Any, kind: str, line: str) -> None:
 
 
 def _attributes(op: Any, meshes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes that analyses read, as Python values; groups by axes of ``meshes`` as devices."""
-    found: dict[str, Any] = {}
+    """The attributes that analyses read, as Python values; groups given by axes of ``meshes`` become device numbers."""
+    attributes: dict[str, Any] = {}
     if op.name == "stablehlo.constant" and "complex<" in str(op.results[0].type):
         return {}  # MLIR's Python cannot read them, and no analysis needs to
     for name, attribute in op.attributes.items():
         if name == "value":
             kind = ir.RankedTensorType(op.results[0].type)
             if str(kind.element_type) in _NUMPY:
-                read = _numbers(attribute)
-                if read.size:
-                    found["signs"] = tuple(_sign(number) for number in (read.flat[0], read.min(), read.max()))
+                numbers = _numbers(attribute)
+                if numbers.size:
+                    attributes["signs"] = tuple(
+                        _sign(number) for number in (numbers.flat[0], numbers.min(), numbers.max())
+                    )
                 if math.prod(kind.shape) <= 4096:
-                    found[name] = np.broadcast_to(read, tuple(kind.shape))
-            found["zero"] = bool(_ZERO.match(str(attribute)[:40]))
+                    attributes[name] = np.broadcast_to(numbers, tuple(kind.shape))
+            attributes["zero"] = bool(_ZERO.match(str(attribute)[:40]))
         elif name == "source_target_pairs":
-            found[name] = np.array(attribute).reshape(-1, 2)
+            attributes[name] = np.array(attribute).reshape(-1, 2)
         elif name == "replica_groups" and "mesh_axes" in str(attribute) and meshes:
-            found[name] = rows_of_axes(
+            attributes[name] = rows_of_axes(
                 str(attribute), {name: str(op.attributes["mesh"]) for name, op in meshes.items()}
             )
         elif name == "replica_groups" and "sub_axis" in str(attribute):
             raise unsupported(None, source_line(op), f"{op.name} runs over a part of a mesh axis; use whole axes")
         elif name == "replica_groups" and "mesh_axes" in str(attribute):
-            found["replica_axes"] = tuple(re.findall(r'axis_ref<name = "([^"]+)"', str(attribute)))
+            attributes["replica_axes"] = tuple(re.findall(r'axis_ref<name = "([^"]+)"', str(attribute)))
         elif name == "replica_groups":
-            found[name] = np.array(attribute)
+            attributes[name] = np.array(attribute)
         elif isinstance(attribute, ir.DenseI64ArrayAttr | ir.DenseBoolArrayAttr):
-            found[name] = tuple(attribute)
+            attributes[name] = tuple(attribute)
         elif isinstance(attribute, ir.IntegerAttr | ir.BoolAttr):
-            found[name] = attribute.value
+            attributes[name] = attribute.value
         else:
-            found[name] = str(attribute)
-    return found
+            attributes[name] = str(attribute)
+    return attributes
 
 
 def _numbers(attribute: Any) -> np.ndarray:
@@ -355,8 +360,8 @@ def _numbers(attribute: Any) -> np.ndarray:
     if not attribute.is_splat:
         return np.array(attribute)
     with ir.Location.unknown(attribute.context):
-        one = ir.RankedTensorType.get([], attribute.type.element_type)
-    return np.array(ir.DenseElementsAttr.get_splat(one, attribute.get_splat_value()))
+        scalar = ir.RankedTensorType.get([], attribute.type.element_type)
+    return np.array(ir.DenseElementsAttr.get_splat(scalar, attribute.get_splat_value()))
 
 
 def _sign(number: Any) -> str:

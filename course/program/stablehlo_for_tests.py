@@ -22,8 +22,10 @@ def program_of(body, inputs, outputs):
     """A Program of one device from StableHLO text; ``inputs`` and ``outputs`` are (shape, element) each."""
     structs = [jax.ShapeDtypeStruct(shape, NAMES[element]) for shape, element in inputs]
     zeros = [np.zeros(shape, NAMES[element]) for shape, element in outputs]
-    given = {"x": structs}, {"x": P()}
-    program = export(lambda x: {"y": list(map(jax.numpy.asarray, zeros))}, *given, mesh={"x": 1}, out_specs={"y": P()})
+    signature = {"x": structs}, {"x": P()}
+    program = export(
+        lambda x: {"y": list(map(jax.numpy.asarray, zeros))}, *signature, mesh={"x": 1}, out_specs={"y": P()}
+    )
     exported = jax_export.deserialize(bytearray(program.artefact))
     arguments = ", ".join(f"%x{i}: {tensor(*kind)}" for i, kind in enumerate(inputs))
     results, names = ", ".join(tensor(*kind) for kind in outputs), ", ".join(f"%y{i}" for i in range(len(outputs)))

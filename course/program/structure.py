@@ -41,8 +41,8 @@ class _Twins:
 
     def __init__(self, small: Module, large: Module, scaled: bool):
         self.scaled, self.modules = scaled, (small, large)
-        every = [op for module in (small, large) for op in walk(module.main)]
-        self.constants = {op.results[0]: character(op) for op in every if op.kind == "constant"}
+        ops = [op for module in (small, large) for op in walk(module.main)]
+        self.constants = {op.results[0]: character(op) for op in ops if op.kind == "constant"}
         self.twin: dict[Value, Value] = {}  # from values of the large program to those of the small one
         self.from_inputs = depending(large.main)
         self.joined = Joined(turned=turned(large.main)).follow(small.main, large.main)
@@ -50,16 +50,16 @@ class _Twins:
         dims = [dim for ours, theirs in integers for dim in zip(ours.shape, theirs.shape, strict=False)]
         self.integer_growth = min((now / before for before, now in dims if 0 < before < now), default=math.inf)
 
-    def compare(self, ours: Block, theirs: Block, of: Op | None = None) -> None:
-        """Raise ``_Differs`` unless two blocks are the same at two sizes; ``of`` is the large block's op."""
-        where = _named(of) if of else "the program"
-        self._compare_values(ours.arguments, theirs.arguments, where)
+    def compare(self, ours: Block, theirs: Block, owner: Op | None = None) -> None:
+        """Raise ``_Differs`` unless two blocks are the same at two sizes; ``owner`` is the large block's op."""
+        name = _named(owner) if owner else "the program"
+        self._compare_values(ours.arguments, theirs.arguments, name)
         small, large = ([op for op in block.ops if op.kind != "constant"] for block in (ours, theirs))
         for mine, other in zip_longest(small, large):
             if mine is None or other is None or mine.kind != other.kind:
                 raise _Differs(f"{_named(mine)} at the small size is {_named(other)} at the large one")
             self._compare_op(mine, other, (ours, theirs))
-        self._compare_reads(ours.returns, theirs.returns, where)
+        self._compare_reads(ours.returns, theirs.returns, name)
 
     def _compare_op(self, ours: Op, theirs: Op, blocks: tuple[Block, Block]) -> None:
         name = _named(theirs)
@@ -67,9 +67,9 @@ class _Twins:
         self._compare_values(ours.results, theirs.results, name)
         if not same_attributes(ours, theirs) or len(ours.regions) != len(theirs.regions):
             raise _Differs(f"{name} goes along other dims, or in another way, at the large size than at the small one")
-        what = out_of_scale(ours, theirs, self.from_inputs, self.integer_growth, self.joined) if self.scaled else ""
-        if what and not self._in_more_trips(ours, theirs, blocks):
-            raise _Differs(f"{name} {what}")
+        mismatch = out_of_scale(ours, theirs, self.from_inputs, self.integer_growth, self.joined) if self.scaled else ""
+        if mismatch and not self._in_more_trips(ours, theirs, blocks):
+            raise _Differs(f"{name} {mismatch}")
         for mine, other in zip(ours.regions, theirs.regions, strict=True):
             self.compare(mine, other, theirs)
 
@@ -89,8 +89,8 @@ class _Twins:
     @cached_property
     def executions(self) -> list[Counter[Block]]:
         """Execution counts of each block, for both programs."""
-        told_apart = any(map(depends_on_device, self.modules))
-        return [_executions(module, told_apart) for module in self.modules]
+        device_dependent = any(map(depends_on_device, self.modules))
+        return [_executions(module, device_dependent) for module in self.modules]
 
     def _compare_values(self, ours: list[Value], theirs: list[Value], name: str) -> None:
         if len(ours) != len(theirs):
@@ -125,19 +125,19 @@ def _runs_less(twins: _Twins) -> str:
         for mine, other in zip(ours.regions[first:], theirs.regions[first:], strict=True):
             before, now = counts[0][mine], counts[1][other]
             if now < before:
-                what = "loop" if ours.kind == "while" else "branch"
+                kind = "loop" if ours.kind == "while" else "branch"
                 line = theirs.line or "unknown line"
-                return f"the {what} at {line} runs {before} times at the small size and {now} times at the large one"
+                return f"the {kind} at {line} runs {before} times at the small size and {now} times at the large one"
     return ""
 
 
-def _executions(module: Module, told_apart: bool) -> Counter[Block]:
+def _executions(module: Module, device_dependent: bool) -> Counter[Block]:
     """Execution counts of each block: the sum over all devices if they may decide differently, otherwise for one."""
-    devices = math.prod(module.mesh.values()) if told_apart else 1
-    found: Counter[Block] = Counter()
+    devices = math.prod(module.mesh.values()) if device_dependent else 1
+    total: Counter[Block] = Counter()
     for device in range(devices):
-        found.update(executed(module.main, iter(follow(module, device).decisions)))
-    return found
+        total.update(executed(module.main, iter(follow(module, device).decisions)))
+    return total
 
 
 def _named(op: Op | None) -> str:

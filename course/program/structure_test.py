@@ -1,4 +1,4 @@
-"""Allowed differences between two sizes of a program, and those that make it another, cheaper program when not run."""
+"""Allowed differences between two sizes of a program, and those that make it a cheaper one where it is not run."""
 
 import re
 
@@ -24,7 +24,7 @@ def at(width, local):
     return parse(program_of(local, inputs, specs, P("data"), {"data": 8}, locate=lambda _: where))
 
 
-def told(local):
+def mismatch(local):
     return structural_mismatch(at(SMALL, local), at(LARGE, local))
 
 
@@ -69,7 +69,7 @@ def bucket(w, x, ids):
     return sums[1] + sums[0].sum() + sums[2] + lax.dynamic_slice_in_dim(flat, at, x.size).reshape(x.shape)
 
 
-def beside_a_bucket(w, x, ids):
+def not_a_bucket(w, x, ids):
     """A slice of something else that begins and ends as pieces do."""
     joined = jnp.concatenate([jnp.zeros((4, 8)), jnp.zeros((4, x.shape[1] - 8))], axis=1)
     return tiled(jnp.concatenate([(x + joined * x)[:, :8]] * 2, axis=1), x.shape[1])
@@ -105,7 +105,7 @@ CHEATS = {
     "contracts a dim of one": lambda w, x, ids: tiled(
         jnp.einsum("rbk,bk->rb", x.reshape(4, SMALL, -1), jnp.ones((SMALL, x.shape[1] // SMALL))), x.shape[1]
     ),
-    "takes a piece of what is not joined": beside_a_bucket,
+    "takes a piece of what is not joined": not_a_bucket,
     "takes a few in turns": few_trips,
     "joins all again and uses a few": joined_again,
     "sorts and keeps the first": lambda w, x, ids: tiled(jnp.sort(x, axis=1)[:, :SMALL], x.shape[1]),
@@ -136,9 +136,9 @@ CHEATS = {
 
 @pytest.mark.parametrize("name", CHEATS)
 def test_program_that_is_cheap_at_the_large_size_is_another_one(name):
-    found = told(CHEATS[name])
-    assert re.search(OTHER + r"|runs \d+ times", found), found
-    assert re.search(r"here:\d+", found), found
+    message = mismatch(CHEATS[name])
+    assert re.search(OTHER + r"|runs \d+ times", message), message
+    assert re.search(r"here:\d+", message), message
 
 
 def blocks(x, function):
@@ -185,10 +185,11 @@ HONEST = {
 
 @pytest.mark.parametrize("name", HONEST)
 def test_program_that_does_the_same_to_larger_arrays_is_the_same(name):
-    assert told(HONEST[name]) == ""
+    assert mismatch(HONEST[name]) == ""
 
 
 def test_loop_that_runs_less_is_named_with_both_counts():
     assert re.fullmatch(
-        "the loop at here:.* runs 7 times at the small size and 3 times at the large one", told(CHEATS["loops less"])
+        "the loop at here:.* runs 7 times at the small size and 3 times at the large one",
+        mismatch(CHEATS["loops less"]),
     )

@@ -45,7 +45,7 @@ class Witness:
         exported: The twin, with one more result: ``[devices, loops and branches]``.
         module: The module that the analyses read.
         watched: The loops and branches, in program order; one column of the result each.
-        point: Where the hash is evaluated.
+        point: The point at which the hash is evaluated.
     """
 
     exported: jax_export.Exported
@@ -60,22 +60,22 @@ class Witness:
             ProgramError: They differ; the message names the line of the first loop or branch that does.
         """
         assumed: dict[tuple[int, ...], list[int]] = {}
-        for device, found in enumerate(seen):
+        for device, hashes in enumerate(seen):
             decisions, on_data = follow(self.module, device)
             if decisions not in assumed:
                 assumed[decisions] = self._assumed(decisions)
             free = {inner for op in on_data for inner in (op, *(i for r in op.regions for i in walk(r)))}
-            for op, ours, theirs in zip(self.watched, assumed[decisions], found, strict=True):
+            for op, ours, theirs in zip(self.watched, assumed[decisions], hashes, strict=True):
                 if ours != theirs and op not in free:
                     raise _otherwise(op, f"on device {device}")
 
     def _assumed(self, decisions: tuple[int, ...]) -> list[int]:
         """The hashes of the decisions that the analyses assume for a device."""
-        found = dict.fromkeys(self.watched, 0)
+        hashes = dict.fromkeys(self.watched, 0)
         for op, choice in taken(self.module.main, iter(decisions)):
-            if op in found:
-                found[op] = (found[op] * self.point + choice + 1) % PRIME
-        return list(found.values())
+            if op in hashes:
+                hashes[op] = (hashes[op] * self.point + choice + 1) % PRIME
+        return list(hashes.values())
 
 
 def _check_counted(module: Module, counted: dict[Op, int]) -> None:
@@ -91,15 +91,16 @@ def _check_counted(module: Module, counted: dict[Op, int]) -> None:
 
 
 def _otherwise(op: Op, where: str) -> ProgramError:
-    what = "the loop runs another number of times" if op.kind == "while" else "another branch runs"
+    difference = "the loop runs a different number of times" if op.kind == "while" else "another branch runs"
     message = (
-        f"{what} {where} than the cost analysis assumed; compute conditions with plain arithmetic on small numbers"
+        f"{difference} {where} than the cost analysis assumed; "
+        "compute conditions with plain arithmetic on small numbers"
     )
     return unsupported(op, op.line, message)
 
 
 def instrument(program: Program, module: Module) -> Witness | None:
-    """The Program's witness; None if nothing is decided.
+    """The Program's witness; None if there is no loop or branch to watch.
 
     Args:
         program: The Program; audited here.
@@ -118,22 +119,22 @@ def instrument(program: Program, module: Module) -> Witness | None:
     for inner in (inner for op in watched if op.kind == "while" for inner in walk(op.regions[0])):
         if inner.kind in ("while", "case"):
             raise unsupported(inner, inner.line, "a loop's condition may not loop or branch; do that in its body")
-    found = audit(program)
+    audited = audit(program)
     point = secrets.randbelow(PRIME - 2**16) + 2**16
-    with found.module.context, ir.Location.unknown():
-        twin = found.module.operation.clone(ip=False)
+    with audited.module.context, ir.Location.unknown():
+        twin = audited.module.operation.clone(ip=False)
         _Twin(
             twin, program.num_devices, {op.attributes["number"]: slot for slot, op in enumerate(watched)}, point
         ).write()
-        version = stablehlo_version(found.exported)
-        written = io.BytesIO()
-        twin.write_bytecode(written)
-        data = mlir.serialize_portable_artifact(written.getvalue(), version, use_mixed_serialization=True)
+        version = stablehlo_version(audited.exported)
+        stream = io.BytesIO()
+        twin.write_bytecode(stream)
+        data = mlir.serialize_portable_artifact(stream.getvalue(), version, use_mixed_serialization=True)
     aval = ShapedArray((program.num_devices, len(watched)), np.dtype(np.uint32))
     last = {"out_avals": aval, "_out_named_shardings": None, "out_shardings_hlo": None}
-    fields: Any = {name: (*getattr(found.exported, name), value) for name, value in last.items()}
+    fields: Any = {name: (*getattr(audited.exported, name), value) for name, value in last.items()}
     tree = jax.tree.structure(tuple([0] * len(fields["out_avals"])))
-    exported = replace(found.exported, mlir_module_serialized=data, out_tree=tree, **fields)
+    exported = replace(audited.exported, mlir_module_serialized=data, out_tree=tree, **fields)
     return Witness(exported, module, watched, point)
 
 
@@ -161,9 +162,9 @@ class _Twin:
             axes = ", ".join(re.findall(r'"[^"]+"', str(outer.attributes["manual_axes"])))
             shardings = str(outer.attributes["out_shardings"]).removesuffix("]>")
             mesh = str(outer.attributes["out_shardings"]).partition("<@")[2].partition(",")[0]
-            each = ir.Attribute.parse(f"{shardings}, <@{mesh}, [{{{axes}}}, {{}}]>]>")
+            out_shardings = ir.Attribute.parse(f"{shardings}, <@{mesh}, [{{{axes}}}, {{}}]>]>")
             number = self._array(self.devices, ir.IntegerType.get_unsigned(32))
-            seen = _widened(outer, list(outer.operands), number, {"out_shardings": each})
+            seen = _widened(outer, list(outer.operands), number, {"out_shardings": out_shardings})
             _return(block, seen)
         kind: Any = ir.TypeAttr(main.attributes["function_type"]).value
         main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(kind.inputs, [*kind.results, number]))
@@ -171,7 +172,7 @@ class _Twin:
             main.attributes["res_attrs"] = ir.ArrayAttr.get([*main.attributes["res_attrs"], ir.DictAttr.get({})])
 
     def _inline(self, block: Any) -> None:
-        """Inline each function that decides something."""
+        """Inline each function that contains a loop or a branch."""
         for op in [op.operation for op in block.operations]:
             for region in op.regions:
                 self._inline(region.blocks[0])
@@ -189,14 +190,14 @@ class _Twin:
             op.erase()
 
     def _decides(self, name: str) -> bool:
-        every = operations(self.functions[name])
+        ops = operations(self.functions[name])
         return any(
             op.name in _CONTROL or (op.name == "func.call" and self._decides(op.attributes["callee"].value))
-            for op in every
+            for op in ops
         )
 
     def _through(self, block: Any, state: Any) -> Any:
-        """The hashes after a block that starts with them as ``state``."""
+        """The hashes after a block, which starts with the hashes ``state``."""
         for op in [op.operation for op in block.operations if op.operation.name in _CONTROL]:
             first, self.count = self.count, self.count + 1
             slot, inner = self.slots.get(first), _controls(op.regions)
@@ -219,7 +220,7 @@ class _Twin:
                 state = self._noted(state, slot, 0, ir.InsertionPoint.after(state.owner))
         return state
 
-    def _noted(self, state: Any, slot: int | None, choice: int, where: Any) -> Any:
+    def _noted(self, state: Any, slot: int | None, choice: int, insertion: Any) -> Any:
         """The hashes after one more decision: ``(hash * point + choice + 1) % PRIME`` in its column, if it has one."""
         if slot is None:
             return state
@@ -229,39 +230,39 @@ class _Twin:
             ("add", [choice + 1 if column == slot else 0 for column in columns]),
             ("remainder", [PRIME] * len(columns)),
         ):
-            state = _create(f"stablehlo.{kind}", [self.kind], [state, self._constant(numbers, where)], where)
+            state = _create(f"stablehlo.{kind}", [self.kind], [state, self._constant(numbers, insertion)], insertion)
         return state
 
-    def _constant(self, numbers: list[int], where: Any) -> Any:
+    def _constant(self, numbers: list[int], insertion: Any) -> Any:
         array: Any = np.array([numbers], np.int64)
         value = ir.DenseElementsAttr.get(array)
-        return _create("stablehlo.constant", [self.kind], [], where, {"value": value})
+        return _create("stablehlo.constant", [self.kind], [], insertion, {"value": value})
 
     def _array(self, rows: int, element: Any) -> Any:
         return ir.RankedTensorType.get([rows, len(self.slots)], element)
 
 
 def _controls(regions: Any) -> int:
-    every = (op.operation for region in regions for op in region.blocks[0].operations)
-    return sum((op.name in _CONTROL) + _controls(op.regions) for op in every)
+    ops = (op.operation for region in regions for op in region.blocks[0].operations)
+    return sum((op.name in _CONTROL) + _controls(op.regions) for op in ops)
 
 
 def _create(
-    name: str, results: list[Any], operands: list[Any], where: Any, attributes: dict[str, Any] | None = None
+    name: str, results: list[Any], operands: list[Any], insertion: Any, attributes: dict[str, Any] | None = None
 ) -> Any:
     """The last result of a new operation."""
-    return ir.Operation.create(name, results, operands, attributes, ip=where).results[-1]
+    return ir.Operation.create(name, results, operands, attributes, ip=insertion).results[-1]
 
 
 def _widened(op: Any, operands: list[Any], result: Any, attributes: dict[str, Any] | None = None) -> Any:
     """Replace an operation by one with an additional result, which is returned; its regions move."""
-    kept = {name: attribute for name, attribute in op.attributes.items()}
+    old_attributes = {name: attribute for name, attribute in op.attributes.items()}
     types = [*(value.type for value in op.results), result]
     new = ir.Operation.create(
         op.name,
         types,
         operands,
-        kept | (attributes or {}),
+        old_attributes | (attributes or {}),
         regions=len(op.regions),
         loc=op.location,
         ip=ir.InsertionPoint(op),

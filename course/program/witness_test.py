@@ -78,14 +78,14 @@ def test_the_twin_computes_the_same(mesh):
     def local(x, index):
         return nested(x, index) if mesh["data"] == 4 else two_ways(lambda i: i == 1)(x, index + lax.psum(1, "data"))
 
-    made = program(local, mesh)
-    plain = compile_program(made, make_mesh(mesh))({"x": X})["y"]
-    assert plain.tobytes() == watched(made).tobytes()
+    exported = program(local, mesh)
+    plain = compile_program(exported, make_mesh(mesh))({"x": X})["y"]
+    assert plain.tobytes() == watched(exported).tobytes()
 
 
 def test_a_program_without_decisions_has_no_twin():
-    made = program(lambda x, _: lax.scan(lambda x, _: (x * 2, None), x, length=3)[0])
-    assert compile_program(made, make_mesh(MESH), parse(made)).witness is None
+    exported = program(lambda x, _: lax.scan(lambda x, _: (x * 2, None), x, length=3)[0])
+    assert compile_program(exported, make_mesh(MESH), parse(exported)).witness is None
 
 
 def broken(kind, rule):
@@ -137,11 +137,11 @@ DIRECTION = "comparison_direction"
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_evaluator_is_contradicted(name, monkeypatch):
     plant, local = BROKEN[name]
-    made = program(local)
-    watched(made)
+    exported = program(local)
+    watched(exported)
     plant(monkeypatch)
     with pytest.raises(ProgramError, match=r"^test:\d+: (case|while)( in \S+)?: .* than the cost analysis assumed"):
-        watched(made)
+        watched(exported)
 
 
 CASE = """
@@ -158,15 +158,15 @@ CASE = """
 @pytest.mark.parametrize("index", [-1, 0, 1, 2, -(2**31)])
 def test_an_index_without_a_branch_runs_the_last_one(index, monkeypatch):
     kinds = [((2,), "i32")]
-    made = program_of(CASE.replace("INDEX", str(index)), kinds, kinds)
-    inputs = {made.inputs[0].name: np.array([3, 4], np.int32)}
-    mesh = make_mesh(made.mesh)
-    (result,) = compile_program(made, mesh, parse(made))(inputs).values()
+    exported = program_of(CASE.replace("INDEX", str(index)), kinds, kinds)
+    inputs = {exported.inputs[0].name: np.array([3, 4], np.int32)}
+    mesh = make_mesh(exported.mesh)
+    (result,) = compile_program(exported, mesh, parse(exported))(inputs).values()
     assert result.tolist() == ([3, 4] if index == 0 else [6, 8])
     monkeypatch.setattr(evaluate, "_side", lambda index, count: min(max(index, 0), count - 1))
     if index < 0:
         with pytest.raises(ProgramError, match="another branch runs on device 0"):
-            compile_program(made, mesh, parse(made))(inputs)
+            compile_program(exported, mesh, parse(exported))(inputs)
 
 
 def test_only_what_depends_on_data_by_permission_may_differ(monkeypatch):
@@ -174,13 +174,13 @@ def test_only_what_depends_on_data_by_permission_may_differ(monkeypatch):
         x = lax.cond(x[0] > 2, lambda x: lax.fori_loop(0, 3, lambda _, x: x * 2, x), lambda x: x + 1, x)
         return two_ways(lambda i: lax.div(i - 3, 2) == -1)(x, index)
 
-    made = program(local)
+    exported = program(local)
     with pytest.raises(ProgramError, match="depends on data"):
-        watched(made)
-    assert watched(made, data_branches=True)[0] == 2
+        watched(exported)
+    assert watched(exported, data_branches=True)[0] == 2
     monkeypatch.setitem(integers.RULES, "divide", lambda op, a, b: a // b)
     with pytest.raises(ProgramError, match="another branch runs"):
-        watched(made, data_branches=True)
+        watched(exported, data_branches=True)
 
 
 def test_a_branch_on_data_costs_every_trip_of_its_loops():
@@ -188,8 +188,8 @@ def test_a_branch_on_data_costs_every_trip_of_its_loops():
         small = lambda x: lax.fori_loop(0, 100, lambda _, x: x * 2, x)  # noqa: E731
         return lax.cond(x[0] > 2, small, lambda x: jnp.sin(jnp.cos(jnp.exp(x * 2 + 1) - 3)), x)
 
-    made = program(local)
-    module = parse(made, data_branches=True)
+    exported = program(local)
+    module = parse(exported, data_branches=True)
     assert sum(evaluate.follow(module, 0).decisions) > 100
 
 

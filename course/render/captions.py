@@ -19,8 +19,8 @@ HOW_TO_READ = (
     ("over data", "concurrent transfers over mesh axis data; each set of axes has its own row"),
     (
         "exposed: data",
-        "hatched in the colour of the transfer: nothing is computed while it is sent, so the step is "
-        "longer by that. A transfer under bars of the compute row costs no time",
+        "hatched in the colour of the transfer: nothing is computed while it is sent, so the step takes "
+        "that much longer. A transfer under bars of the compute row costs no time",
     ),
     (
         WAITING,
@@ -37,10 +37,10 @@ HOW_TO_READ = (
     ("device 0 (and 7 more alike)", "devices that behave alike are drawn once"),
     (
         "critical path",
-        "operations that wait for each other from the start to the end of the step: only a faster one of "
-        "these makes the step shorter",
+        "operations that wait for each other from the start to the end of the step: only making one of these "
+        "faster shortens the step",
     ),
-    ("cut off", "what takes more than three times as long as the reference is not drawn to its end"),
+    ("cut off", "a step that takes more than three times as long as the reference is not drawn to its end"),
 )
 
 
@@ -67,17 +67,20 @@ def conclusion(timeline: Timeline) -> str:
     worst = max(timeline.devices, key=_lost)
     lost = _lost(worst)
     if lost < HIDDEN * whole:
-        return f"{share_text(timeline.busy, whole)} of the step computes{_dearest(timeline)}; almost nothing waits."
+        return (
+            f"{share_text(timeline.busy, whole)} of the step computes{_most_expensive_line(timeline)}; "
+            "almost nothing waits."
+        )
     causes: dict[tuple[str, str], float] = defaultdict(float)
     for gap in gaps(timeline, worst):
         causes[_cause(timeline, worst, gap)] += gap.end - gap.start
     where = f"On device {worst.device}, " if len(timeline.devices) > 1 else ""
     if not causes:
         return f"{where}{share_text(lost, whole)} of the step computes nothing."
-    (verb, what), seconds = max(causes.items(), key=lambda entry: (entry[1], entry[0]))
-    share, every = share_text(seconds, whole), share_text(lost, whole)
-    more = "" if share == every else f"; {every} in all computes nothing"
-    return f"{where}{share} of the step {verb} {what}{more}."
+    (verb, collectives), seconds = max(causes.items(), key=lambda entry: (entry[1], entry[0]))
+    share, lost_share = share_text(seconds, whole), share_text(lost, whole)
+    suffix = "" if share == lost_share else f"; {lost_share} in all computes nothing"
+    return f"{where}{share} of the step {verb} {collectives}{suffix}."
 
 
 def compare_steps(own: Timeline, reference: Timeline) -> str:
@@ -99,7 +102,7 @@ def _times(own: float, reference: float) -> str:
     if not reference:
         return ""
     ratio = own / reference
-    return ", so both are as long" if round(ratio, 2) == 1 else f", so yours is {ratio:.2f} times as long"
+    return ", so both take the same time" if round(ratio, 2) == 1 else f", so yours is {ratio:.2f} times as long"
 
 
 def _lost(device: DeviceTime) -> float:
@@ -111,18 +114,18 @@ def _cause(timeline: Timeline, device: DeviceTime, gap: Gap) -> tuple[str, str]:
     sent = [b for b in timeline.bars if b.device == device.device and b.stream != "compute" and b.line == gap.line]
     ended = [b for b in sent if b.stream == gap.axes and b.end == gap.end] or sent
     kind = plain_kind(ended[0].kind) if ended else "transfer"
-    what = f"{kind}s of {gap.line}" if gap.line else f"{kind}s {line_text('')}"
-    return ("waits for", what) if gap.axes else ("waits until other devices are ready for", what)
+    collectives = f"{kind}s of {gap.line}" if gap.line else f"{kind}s {line_text('')}"
+    return ("waits for", collectives) if gap.axes else ("waits until other devices are ready for", collectives)
 
 
-def _dearest(timeline: Timeline) -> str:
+def _most_expensive_line(timeline: Timeline) -> str:
     """The line with the longest compute time, as an aside."""
-    spent: dict[str, float] = defaultdict(float)
+    seconds_by_line: dict[str, float] = defaultdict(float)
     busiest = max(timeline.devices, key=lambda device: device.busy).device
     for bar in timeline.bars:
         if bar.device == busiest and bar.stream == "compute":
-            spent[bar.line] += bar.end - bar.start
-    if not spent:
+            seconds_by_line[bar.line] += bar.end - bar.start
+    if not seconds_by_line:
         return ""
-    line = max(spent, key=lambda name: (spent[name], name))
-    return f", {share_text(spent[line], timeline.seconds)} of it {line_text(line)}" if line else ""
+    line = max(seconds_by_line, key=lambda name: (seconds_by_line[name], name))
+    return f", {share_text(seconds_by_line[line], timeline.seconds)} of it {line_text(line)}" if line else ""

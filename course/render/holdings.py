@@ -47,7 +47,7 @@ class Layout:
 
 
 def layout(shape: Sequence[int], spec: Any, mesh: Any) -> Layout:
-    """Which device holds which block of an array.
+    """Work out which device holds which block of an array.
 
     Args:
         shape: Shape of the whole array.
@@ -73,7 +73,7 @@ def layout(shape: Sequence[int], spec: Any, mesh: Any) -> Layout:
     for place in np.ndindex(devices.shape):
         at = dict(zip(axes, place, strict=True))
         holders[tuple(_position(entry, at, axes) for entry in entries)].append(int(devices[place]))
-    return Layout(shape, axes, devices, counts, {index: tuple(found) for index, found in holders.items()})
+    return Layout(shape, axes, devices, counts, {index: tuple(ids) for index, ids in holders.items()})
 
 
 def _axes(mesh: Any) -> dict[str, int]:
@@ -92,7 +92,7 @@ def _entries(shape: tuple[int, ...], spec: Any, axes: Mapping[str, int]) -> list
         raise ValueError(f"a spec is needed, and {spec!r} was given: write P({spec!r}) with a PartitionSpec as P")
     if len(spec) > len(shape):
         raise ValueError(
-            f"the spec has {len(spec)} entries and shape {list(shape)} has {len(shape)} dims: give at most one a dim"
+            f"the spec has {len(spec)} entries and shape {list(shape)} has {len(shape)} dims: give at most one per dim"
         )
     entries = [_entry(entry) for entry in spec] + [()] * (len(shape) - len(spec))
     used: dict[str, int] = {}
@@ -120,7 +120,7 @@ def _entry(entry: Any) -> tuple[str, ...]:
 
 def _position(entry: tuple[str, ...], at: Mapping[str, int], axes: Mapping[str, int]) -> int:
     """Index of a device's block along a dim: the first axis varies slowest."""
-    found = 0
+    position = 0
     for name in entry:
-        found = found * axes[name] + at[name]
-    return found
+        position = position * axes[name] + at[name]
+    return position

@@ -8,7 +8,8 @@ from course.render.quantities import axis_texts, digits, ticks
 from course.render.svg import AXES, DARK, KERNEL, LETTER, MATMUL, TEXT, hatchings, safe, svg, text, text_on, unique
 from course.schedules.orders import KINDS
 
-# Of the first, third, ... repeat and of the second, fourth, ...: each is at least 3:1 against white and a dark page.
+# Colours of the first, third, ... repeat, and of the second, fourth, ...; the contrast with white and with a dark page
+# is at least 3:1.
 _BACKWARD = (AXES[0], "#b04c00")
 FILLS = {
     "F": (MATMUL, "#3a93cf"),
@@ -36,7 +37,7 @@ class Cell:
 
     Attributes:
         start, end: Start and end times.
-        kind: An action's, or ``masked``, ``missing``, ``loss``, ``tick`` or ``other``.
+        kind: An action's kind, or ``masked``, ``missing``, ``loss``, ``tick`` or ``other``.
         repeat: Determines the shade.
         labels: Possible labels, the longest first.
         title: Tooltip.
@@ -94,8 +95,8 @@ def draw_lanes(picture: Picture, *, file: bool = False) -> str:
     named = [cell for row in picture.rows for cell in row.cells if cell.labels and cell.end > cell.start]
     lengths = [cell.end - cell.start for cell in named]
     room = LETTER * max((len(cell.labels[-1]) + picture.letters for cell in named), default=0) + 6
-    wanted = room * picture.end / min(lengths) if lengths else 0.0
-    width = min(MOST_WIDTH, max(LEAST_WIDTH, wanted))
+    needed_width = room * picture.end / min(lengths) if lengths else 0.0
+    width = min(MOST_WIDTH, max(LEAST_WIDTH, needed_width))
     scale = width / picture.end if picture.end else 0.0
     name = unique(repr((picture.title, picture.heading, picture.end, picture.rows)))
     lines = 1 + max((wire.line for row in picture.rows for wire in row.wires), default=-1)
@@ -133,13 +134,13 @@ def _patterns(name: str) -> str:
 
 def _gaps(row: Row, picture: Picture) -> list[tuple[float, float]]:
     """Idle times of a stage; a Program sends only when all of its stages wait for it, which is not a bubble."""
-    found, free, end = [], 0.0, picture.end
+    idle, free, end = [], 0.0, picture.end
     busy = [(cell.start, cell.end) for cell in row.cells]
     busy += [(wire.start, wire.end) for wire in row.wires] if picture.seconds else []
     for start, stop in sorted(busy):
-        found.append((free, start))
+        idle.append((free, start))
         free = max(free, stop)
-    return [(a, b) for a, b in [*found, (free, end)] if b - a > LEAST * end]
+    return [(a, b) for a, b in [*idle, (free, end)] if b - a > LEAST * end]
 
 
 def _bubble(start: float, end: float, y: float, scale: float, name: str) -> str:
@@ -215,11 +216,11 @@ def _legend(picture: Picture, name: str, y: float, width: float) -> tuple[str, f
 def _swatch(fills: list[str], x: float, y: float) -> str:
     """A small square; two colours share it, and a pattern covers all of it."""
     plain = [fill for fill in fills if not fill.startswith("url")] or fills
-    each = 14 / len(plain)
+    part_width = 14 / len(plain)
     parts = [
-        f'<rect x="{x + i * each:.1f}" y="{y:g}" width="{each:g}" height="12" fill="{fill}"/>'
+        f'<rect x="{x + i * part_width:.1f}" y="{y:g}" width="{part_width:g}" height="12" fill="{fill}"/>'
         for i, fill in enumerate(plain)
     ]
-    over = [fill for fill in fills if fill not in plain]
-    parts += [f'<rect x="{x:.1f}" y="{y:g}" width="14" height="12" fill="{fill}"/>' for fill in over]
+    patterns = [fill for fill in fills if fill not in plain]
+    parts += [f'<rect x="{x:.1f}" y="{y:g}" width="14" height="12" fill="{fill}"/>' for fill in patterns]
     return "".join(parts)

@@ -1,4 +1,4 @@
-"""Parts of the site's pages that are generated, each between its two marks."""
+"""Parts of the site's pages that are generated, each between its two markers."""
 
 from __future__ import annotations
 

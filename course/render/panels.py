@@ -63,11 +63,11 @@ def comparison_html(
 def _timelines(predictions: Mapping[str, Prediction], reference: str) -> list[str]:
     """The picture, the conclusion for the first timeline, and how to read it; a sentence if nothing takes time."""
     first = next(iter(predictions.values()))
-    said = f'<div style="margin:4px 0 8px 0;">{safe(conclusion(first.timeline))}</div>'
+    sentence = f'<div style="margin:4px 0 8px 0;">{safe(conclusion(first.timeline))}</div>'
     if all(prediction.idle for prediction in predictions.values()):
-        return [said]
+        return [sentence]
     picture = side_by_side({name: p.timeline for name, p in predictions.items()}, reference=reference)
-    return [_scrolling(picture), said, _folded(Section("How to read this", (), ()), _how_to_read())]
+    return [_scrolling(picture), sentence, _folded(Section("How to read this", (), ()), _how_to_read())]
 
 
 def _how_to_read() -> str:

@@ -49,8 +49,8 @@ def timeline_svg(timeline: Timeline, *, until: float = 0.0, file: bool = False) 
     """A step: a row for each stream of each class of devices, with the transfers that it waited for.
 
     Args:
-        timeline: With its bars.
-        until: Seconds that the time axis covers at least, so that several pictures have one scale.
+        timeline: A timeline with its bars.
+        until: Minimum length of the time axis in seconds, so that several pictures have one scale.
         file: Whether the picture is standalone, with its own colours.
 
     Raises:
@@ -59,22 +59,22 @@ def timeline_svg(timeline: Timeline, *, until: float = 0.0, file: bool = False) 
     return side_by_side({"": timeline}, until=until, file=file)
 
 
-def _require(given: object, kind: type, attribute: str) -> None:
-    if not isinstance(given, kind):
+def _require(value: object, kind: type, attribute: str) -> None:
+    if not isinstance(value, kind):
         raise TypeError(
-            f"this draws a {kind.__name__}, not a value of type {type(given).__name__}; a prediction has one as "
+            f"this draws a {kind.__name__}, not a value of type {type(value).__name__}; a prediction has one as "
             f".{attribute}"
         )
 
 
 def _shown_end(timelines: Mapping[str, Timeline], reference: str) -> float:
     """Seconds covered by the scale."""
-    every = [timeline.seconds for timeline in timelines.values()]
+    durations = [timeline.seconds for timeline in timelines.values()]
     known = timelines.get(reference)
     if known is None or not known.seconds:
-        return max(every)
-    others = [seconds for seconds in every if seconds <= SLOW * known.seconds]
-    return min(max(every), KEPT * max(others))
+        return max(durations)
+    comparable = [seconds for seconds in durations if seconds <= SLOW * known.seconds]
+    return min(max(durations), KEPT * max(comparable))
 
 
 def side_by_side(
@@ -84,8 +84,8 @@ def side_by_side(
 
     Args:
         timelines: By the heading of each.
-        reference: The name of one: another that takes more than three times as long is cut off at twice the longest
-            of the rest, to leave these enough room. Without it nothing is cut.
+        reference: The name of one of them: another that takes more than three times as long is cut off at twice the
+            longest of the rest, to leave those enough room. Without it, nothing is cut.
         until: As for ``timeline_svg``.
         file: As for ``timeline_svg``.
 
@@ -127,9 +127,11 @@ def _label(stream: str) -> str:
 
 
 def _title(timelines: Mapping[str, Timeline]) -> str:
-    each = [f"{name}: {seconds_text(t.seconds)}" if name else seconds_text(t.seconds) for name, t in timelines.items()]
-    one = next(iter(timelines.values()))
-    return f"Timeline of a step on {one.machine}, {mesh_text(one.mesh)}: {', '.join(each)}"
+    entries = [
+        f"{name}: {seconds_text(t.seconds)}" if name else seconds_text(t.seconds) for name, t in timelines.items()
+    ]
+    first = next(iter(timelines.values()))
+    return f"Timeline of a step on {first.machine}, {mesh_text(first.mesh)}: {', '.join(entries)}"
 
 
 def _described(name: str, timeline: Timeline) -> str:
@@ -147,7 +149,7 @@ def _rows(timeline: Timeline, colours: Mapping[str, str], most: int, end: float)
     if not timeline.seconds:
         return [(NOTHING, [])]
     streams = by_device(timeline)
-    found = []
+    device_rows = []
     for device in timeline.devices[:most]:
         rows = []
         for stream, bars in streams[device.device].items():
@@ -155,31 +157,31 @@ def _rows(timeline: Timeline, colours: Mapping[str, str], most: int, end: float)
             if stream == "compute":
                 marks += [_gap_mark(gap, colours) for gap in gaps(timeline, device)]
                 marks.sort(key=lambda mark: mark.start)
-            kept = tuple(replace(mark, end=min(mark.end, end)) for mark in marks if mark.start < end or not end)
-            rows.append(Row(_label(stream), kept))
-        found.append((device_name(device), rows))
-    return found
+            visible = tuple(replace(mark, end=min(mark.end, end)) for mark in marks if mark.start < end or not end)
+            rows.append(Row(_label(stream), visible))
+        device_rows.append((device_name(device), rows))
+    return device_rows
 
 
 def _bar_mark(bar: Bar, colours: Mapping[str, str]) -> Mark:
-    head, _, more = bar.kind.partition(" ")  # "dot_general and 3 more" if a timeline summary has merged some
-    kind, shape = f"{plain_kind(head)} {more}".rstrip(), shape_text(bar.shape, bar.dtype) if bar.dtype else ""
+    head, _, suffix = bar.kind.partition(" ")  # "dot_general and 3 more" if a timeline summary has merged some
+    kind, shape = f"{plain_kind(head)} {suffix}".rstrip(), shape_text(bar.shape, bar.dtype) if bar.dtype else ""
     fill = {"matmul": MATMUL, "kernel": KERNEL}.get(work_of(head)) or colours.get(bar.stream, AXES[0])
     work = [count_text(bar.flops, "FLOP")] if bar.flops else []
     moved = f"{bytes_text(bar.bytes)} {'moved' if bar.stream == 'compute' else 'sent'}"
     line = line_text(bar.line)
-    what = f"{kind} {shape}".rstrip()
-    title = f"{what}, {seconds_text(bar.end - bar.start)}, {', '.join([*work, moved])}\n{line}"
-    return Mark(bar.start, bar.end, fill, (what, kind), title, f"{kind}, {line}")
+    operation = f"{kind} {shape}".rstrip()
+    title = f"{operation}, {seconds_text(bar.end - bar.start)}, {', '.join([*work, moved])}\n{line}"
+    return Mark(bar.start, bar.end, fill, (operation, kind), title, f"{kind}, {line}")
 
 
 def _gap_mark(gap: Gap, colours: Mapping[str, str]) -> Mark:
-    took = seconds_text(gap.end - gap.start)
+    duration = seconds_text(gap.end - gap.start)
     line = line_text(gap.line)
     if gap.axes:
-        title = f"{exposed_text(gap.axes)}, {took} in which nothing is computed while this is sent\n{line}"
+        title = f"{exposed_text(gap.axes)}, {duration} in which nothing is computed while this is sent\n{line}"
         return Mark(gap.start, gap.end, "exposed", (), title, f"{exposed_text(gap.axes)}, {line}", colours[gap.axes])
-    title = f"{WAITING}, {took} in which nothing is computed and they are not ready to communicate\n{line}"
+    title = f"{WAITING}, {duration} in which nothing is computed and they are not ready to communicate\n{line}"
     return Mark(gap.start, gap.end, "waiting", (), title, f"{WAITING}, {line}")
 
 
@@ -287,9 +289,9 @@ def memory_svg(memory: Memory, capacity: float | None = None, *, file: bool = Fa
         drawn.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="24" y2="52" stroke="currentColor" stroke-width="2"/>')
         drawn.append(text("what a device has", x - 6, 20, "end"))
     listed, y, right = _alive(memory, 28.0 + 2 * BAR + 28)
-    each = ", ".join(f"{label} {bytes_text(size)}" for label, size, _ in parts)
+    size_texts = ", ".join(f"{label} {bytes_text(size)}" for label, size, _ in parts)
     title = f"Memory of one device: {heading}"
-    described, inside, name = f"At the peak: {each}.", "".join([*drawn, *listed]), unique(repr(memory))
+    described, inside, name = f"At the peak: {size_texts}.", "".join([*drawn, *listed]), unique(repr(memory))
     return svg(max(LEFT + WIDTH + RIGHT, right), y, title, described, inside, name, file=file, least=LEAST)
 
 
@@ -322,7 +324,7 @@ def _alive(memory: Memory, y: float) -> tuple[list[str], float, float]:
         drawn.append(text(bytes_text(size), LEFT - 40, y + 13, "end"))
         mark = Mark(0, 0, AXES[0], (), f"{', '.join(columns)}: {bytes_text(size)}", "")
         drawn.append(draw(mark, LEFT - 32, y + 1, size / largest * LONGEST_ALIVE, 16, AXES[0]))
-        drawn += [text(said, x, y + 13) for said, x in zip(columns, places, strict=False)]
+        drawn += [text(cell, x, y + 13) for cell, x in zip(columns, places, strict=False)]
         y += 20
     rest = memory.temporaries - sum(alive.bytes * count for alive, count in ranked[:MAX_ALIVE])
     if rest > 0:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from course.machine import Machine
 
-# Shorter than anything that a device does: differences of sums that are equal.
+# Shorter than anything that a device does: rounding errors in differences of equal sums.
 INSTANT = 1e-10
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _BYTES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
@@ -33,7 +33,7 @@ class Figure(str):
 
 
 def seconds_text(seconds: float) -> str:
-    """``20.6 ms``; a duration below a tenth of a nanosecond is what rounding leaves of none."""
+    """``20.6 ms``; a duration below a tenth of a nanosecond is a rounding error, and zero."""
     return _scaled(seconds, _SECONDS) if abs(seconds) >= INSTANT else "0 s"
 
 

@@ -36,7 +36,7 @@ def bar(stream, start, end, kind="dot_general", line="cell:1", device=0):
     return Bar(device, stream, start, end, kind, line, (4, 8), "bf16", 64.0 if kind == "dot_general" else 0.0, 96.0)
 
 
-def made(*bars, members=((0, 1, 2, 3),), seconds=None):
+def timeline_of(*bars, members=((0, 1, 2, 3),), seconds=None):
     """A timeline of given bars; the times of its devices follow from them."""
     end = max(b.end for b in bars)
     devices = []
@@ -47,7 +47,7 @@ def made(*bars, members=((0, 1, 2, 3),), seconds=None):
 
 
 # Computes, sends something hidden, then waits for a transfer that the others joined late.
-STEP = made(
+STEP = timeline_of(
     bar("compute", 0.0, 0.4),
     bar("data", 0.1, 0.3, "all_gather", "cell:2"),
     bar("data", 0.6, 0.8, "reduce_scatter", "cell:3"),
@@ -58,47 +58,58 @@ MEMORY = Memory(2**20, 2**21, 2**19, 3 * 2**20, (Alive(2**20, (512, 512), "f32",
 
 def rectangles(picture, height=None):
     """Rectangles with a tooltip: position, width, fill and tooltip; only those of one height, if given."""
-    found = []
+    rects = []
     for rect in ElementTree.fromstring(picture).iter(f"{SVG}rect"):
         title = rect.find(f"{SVG}title")
         if title is not None and title.text and height in (None, float(rect.get("height", "0"))):
-            found.append((float(rect.get("x", "0")), float(rect.get("width", "0")), rect.get("fill"), title.text))
-    return found
+            rects.append((float(rect.get("x", "0")), float(rect.get("width", "0")), rect.get("fill"), title.text))
+    return rects
 
 
-def test_a_timeline_shows_bars_what_is_exposed_and_what_waits_each_as_long_as_it_lasts():
+def test_a_timeline_shows_bars_exposed_transfers_and_waits_to_scale():
     picture = timeline_svg(STEP)
     assert ">exposed: data<" in picture and ">waiting for others<" in picture  # in the legend
-    found = rectangles(picture)
-    first, wait, exposed = found[:3]
+    rects = rectangles(picture)
+    first, wait, exposed = rects[:3]
     assert wait[0] - first[0] == pytest.approx(0.4 * WIDTH, abs=0.1)
     assert exposed[0] - wait[0] == pytest.approx(0.2 * WIDTH, abs=0.1)
     assert first[1] == pytest.approx(0.4 * WIDTH, abs=1)
-    assert [said.split("\n")[-1] for *_, said in found] == ["cell:1", "cell:3", "cell:3", "cell:4", "cell:2", "cell:3"]
-    assert found[0][2:] == (MATMUL, "matmul bf16[4,8], 400 ms, 64 FLOP, 96 B moved\ncell:1")
-    assert found[1][3].startswith("waiting for others, ") and found[1][2].endswith("-w)")
-    assert found[2][3].startswith("exposed: data, ") and found[2][2].endswith("-0)")
-    assert [fill for _, _, fill, _ in found[3:]] == [KERNEL, AXES[0], AXES[0]]
+    assert [title.split("\n")[-1] for *_, title in rects] == [
+        "cell:1",
+        "cell:3",
+        "cell:3",
+        "cell:4",
+        "cell:2",
+        "cell:3",
+    ]
+    assert rects[0][2:] == (MATMUL, "matmul bf16[4,8], 400 ms, 64 FLOP, 96 B moved\ncell:1")
+    assert rects[1][3].startswith("waiting for others, ") and rects[1][2].endswith("-w)")
+    assert rects[2][3].startswith("exposed: data, ") and rects[2][2].endswith("-0)")
+    assert [fill for _, _, fill, _ in rects[3:]] == [KERNEL, AXES[0], AXES[0]]
 
 
 def test_several_timelines_share_one_scale():
-    half = made(bar("compute", 0.0, 0.5))
-    found = rectangles(side_by_side({"yours": half, "naive": made(bar("compute", 0.0, 1.0))}))
-    assert found[0][1] == pytest.approx(WIDTH / 2, abs=1) and found[1][1] == pytest.approx(WIDTH, abs=1)
-    assert rectangles(timeline_svg(half, until=1.0))[0] == found[0]
+    half = timeline_of(bar("compute", 0.0, 0.5))
+    rects = rectangles(side_by_side({"yours": half, "naive": timeline_of(bar("compute", 0.0, 1.0))}))
+    assert rects[0][1] == pytest.approx(WIDTH / 2, abs=1) and rects[1][1] == pytest.approx(WIDTH, abs=1)
+    assert rectangles(timeline_svg(half, until=1.0))[0] == rects[0]
 
 
-def test_what_takes_more_than_three_times_the_reference_is_cut_off_at_twice_the_longest_of_the_rest():
-    slow = made(bar("compute", 0.0, 2.0), bar("compute", 2.0, 2.3), bar("compute", 2.5, 9.0))
-    steps = {"yours": made(bar("compute", 0.0, 1.2)), "reference": made(bar("compute", 0.0, 1.0)), "slow": slow}
+def test_a_step_of_more_than_three_times_the_reference_is_cut_off_at_twice_the_longest_of_the_rest():
+    slow = timeline_of(bar("compute", 0.0, 2.0), bar("compute", 2.0, 2.3), bar("compute", 2.5, 9.0))
+    steps = {
+        "yours": timeline_of(bar("compute", 0.0, 1.2)),
+        "reference": timeline_of(bar("compute", 0.0, 1.0)),
+        "slow": slow,
+    }
     picture = side_by_side(steps, reference="reference")
     assert "slow: 9 s, cut off at 2.4 s" in picture
-    found = rectangles(picture)
-    assert found[0][1] == pytest.approx(WIDTH / 2, abs=1)
-    assert [x + width <= LEFT + WIDTH for x, width, *_ in found] == [True] * 4
+    rects = rectangles(picture)
+    assert rects[0][1] == pytest.approx(WIDTH / 2, abs=1)
+    assert [x + width <= LEFT + WIDTH for x, width, *_ in rects] == [True] * 4
     assert "cut off" not in side_by_side(steps) and "cut off" not in side_by_side(steps, reference="slow")
     assert "cut off" not in timeline_svg(steps["slow"], until=1e-9)
-    threefold = {"reference": steps["reference"], "b": made(bar("compute", 0.0, 3.0))}
+    threefold = {"reference": steps["reference"], "b": timeline_of(bar("compute", 0.0, 3.0))}
     assert "cut off" not in side_by_side(threefold, reference="reference")
 
 
@@ -118,16 +129,16 @@ def test_a_picture_can_be_read_without_scrolling_at_700_px():
 
 
 def test_the_conclusion_names_the_collectives_that_the_step_waits_for():
-    one = DeviceTime(0, (0, 1, 2, 3), 1.0, 0.6, 0.2, {"data": 0.2})
-    waits = replace(STEP, devices=(one,))
+    device = DeviceTime(0, (0, 1, 2, 3), 1.0, 0.6, 0.2, {"data": 0.2})
+    waits = replace(STEP, devices=(device,))
     assert conclusion(waits).startswith("20% of the step waits")
     exposed = replace(waits, bars=tuple(replace(b, start=0.45) if b.line == "cell:3" else b for b in waits.bars))
     assert conclusion(exposed) == "35% of the step waits for reduce-scatters of cell:3; 40% in all computes nothing."
-    busy = made(bar("compute", 0.0, 0.9), bar("compute", 0.9, 1.0, "add", ""))
+    busy = timeline_of(bar("compute", 0.0, 0.9), bar("compute", 0.9, 1.0, "add", ""))
     assert conclusion(busy) == "100% of the step computes, 90% of it cell:1; almost nothing waits."
 
 
-def test_what_is_no_timeline_is_refused_with_a_sentence():
+def test_values_of_the_wrong_type_are_refused_with_a_sentence():
     for wrong in (MEMORY, "file", None):
         with pytest.raises(TypeError, match=r"draws a Timeline, .* as \.timeline"):
             timeline_svg(wrong)  # type: ignore[arg-type]
@@ -142,7 +153,7 @@ def test_float32_is_called_tf32_where_its_peak_is_that():
     assert [dtype_text(machine("8xTPUv5e"), "f32"), dtype_text(machine("8xH100"), "bf16")] == ["f32", "bf16"]
 
 
-def test_a_picture_says_what_it_shows_to_those_who_do_not_see_it():
+def test_a_picture_describes_its_content_for_screen_readers():
     root = ElementTree.fromstring(side_by_side({"yours": STEP, "naive": STEP}))
     title, desc = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
     assert root.get("role") == "img" and title is not None and desc is not None
@@ -151,7 +162,7 @@ def test_a_picture_says_what_it_shows_to_those_who_do_not_see_it():
     assert desc.text and desc.text.startswith("yours: device 0 (and 3 more alike) computes 600 ms")
 
 
-def test_a_picture_needs_nothing_from_elsewhere_and_two_do_not_mix():
+def test_pictures_are_self_contained_and_have_different_ids():
     pictures = [timeline_svg(STEP), timeline_svg(replace(STEP, seconds=2.0)), memory_svg(MEMORY)]
     for picture in pictures:
         assert set(re.findall(r"https?://[^\"]*", picture)) == {"http://www.w3.org/2000/svg"}
@@ -164,9 +175,9 @@ def test_a_picture_needs_nothing_from_elsewhere_and_two_do_not_mix():
     assert not any(one & other for one, other in combinations(names, 2))
 
 
-def test_a_line_is_escaped_and_what_has_none_was_made_by_jax():
-    assert rectangles(timeline_svg(made(bar("compute", 0.0, 1.0, line=""))))[0][3].endswith("\ninserted by JAX")
-    nasty = made(bar("compute", 0.0, 1.0, line="<script>\x1b[31m&\"'"))
+def test_a_line_is_escaped_and_operations_without_one_were_inserted_by_jax():
+    assert rectangles(timeline_svg(timeline_of(bar("compute", 0.0, 1.0, line=""))))[0][3].endswith("\ninserted by JAX")
+    nasty = timeline_of(bar("compute", 0.0, 1.0, line="<script>\x1b[31m&\"'"))
     picture = timeline_svg(nasty)
     assert "<script" not in picture and "\x1b" not in picture
     assert rectangles(picture)[0][3].endswith("<script>\ufffd[31m&\"'")
@@ -175,7 +186,7 @@ def test_a_line_is_escaped_and_what_has_none_was_made_by_jax():
 def test_a_hundred_thousand_bars_make_a_small_picture_in_which_no_time_is_lost():
     bars = [bar("compute", i * 1e-5, (i + 0.9) * 1e-5, ("dot_general", "add")[i % 2]) for i in range(100_000)]
     bars += [bar("data", i * 1e-5, (i + 0.5) * 1e-5, "all_gather") for i in range(0, 100_000, 10)]
-    picture = timeline_svg(made(*sorted(bars, key=lambda b: b.start)))
+    picture = timeline_svg(timeline_of(*sorted(bars, key=lambda b: b.start)))
     assert len(picture.encode()) < 300_000
     counted = [int(title.split()[0]) for *_, title in rectangles(picture) if re.match(r"\d+ operations", title)]
     assert sum(counted) == 110_000
@@ -184,9 +195,9 @@ def test_a_hundred_thousand_bars_make_a_small_picture_in_which_no_time_is_lost()
 def test_many_streams_and_devices_make_a_small_picture_too():
     devices = [(i,) for i in range(64)]
     streams = ("compute", "data", "pipe", "tensor")
-    every = product(range(300), range(64), streams)
-    bars = [bar(stream, at * 1e-3, (at + 0.7) * 1e-3, device=device) for at, device, stream in every]
-    picture = timeline_svg(made(*bars, members=tuple(devices)))
+    places = product(range(300), range(64), streams)
+    bars = [bar(stream, at * 1e-3, (at + 0.7) * 1e-3, device=device) for at, device, stream in places]
+    picture = timeline_svg(timeline_of(*bars, members=tuple(devices)))
     assert len(picture) <= MAX_LETTERS
     assert "and 56 more that behave differently, not drawn" in picture
 
@@ -194,9 +205,9 @@ def test_many_streams_and_devices_make_a_small_picture_too():
 def test_single_axes_have_colours_of_their_own_and_labels_fit():
     streams = ("data", "data,pipe", "data,pipe,tensor", "data,tensor", "pipe", "pipe,tensor", "tensor")
     sent = [bar(stream, i * 1e-3, (i + 0.7) * 1e-3, "all_gather") for i, stream in enumerate(streams)]
-    picture = timeline_svg(made(bar("compute", 0, 0.01), *sent))
-    said = re.findall(r">sending over ([^<]*)<", picture)
-    assert said == ["data", "pipe", "tensor", "data,pipe or data,tensor or pipe,tensor or data,pipe,tensor"]
+    picture = timeline_svg(timeline_of(bar("compute", 0, 0.01), *sent))
+    labels = re.findall(r">sending over ([^<]*)<", picture)
+    assert labels == ["data", "pipe", "tensor", "data,pipe or data,tensor or pipe,tensor or data,pipe,tensor"]
     assert ">over 3 axes<" in picture and ">over pipe,tensor<" in picture and ">over data,pipe,tensor<" not in picture
 
 
@@ -207,15 +218,15 @@ def test_long_bars_are_never_drawn_together():
 
 
 @pytest.mark.parametrize("colour", sorted({MATMUL, KERNEL, *AXES, *(c for fills in FILLS.values() for c in fills)}))
-def test_colours_stand_out_on_light_and_dark_and_can_be_written_on(colour):
+def test_colours_contrast_with_light_and_dark_and_with_their_labels(colour):
     assert min(contrast(colour, LIGHT), contrast(colour, DARK)) >= 3
     assert contrast(colour, text_on(colour)) >= 4.5
 
 
-def test_memory_shows_what_lives_at_the_peak_with_its_line():
-    found = rectangles(memory_svg(MEMORY, 2.0**23))
+def test_memory_shows_live_arrays_at_the_peak_with_their_lines():
+    rects = rectangles(memory_svg(MEMORY, 2.0**23))
     sizes = ["inputs: 1 MiB", "outputs: 1.5 MiB", "temporaries: 3 MiB"]
-    assert [said for *_, said in found] == [*sizes, "2 × f32[512,512], add, a:1: 2 MiB"]
+    assert [title for *_, title in rects] == [*sizes, "2 × f32[512,512], add, a:1: 2 MiB"]
     picture = memory_svg(MEMORY, 2.0**23)
     assert "peak 5.5 MiB of 8 MiB (0.00839 GB)" in picture and "1 MiB in smaller ones" in picture
 
@@ -224,8 +235,8 @@ def test_columns_of_the_memory_picture_make_room_for_their_longest_text():
     long = replace(MEMORY.alive[0], shape=(12, 1, 8, 2, 1024, 1024), line="a_module_with_a_long_name.py:1234")
     root = ElementTree.fromstring(memory_svg(replace(MEMORY, alive=(long, long, MEMORY.alive[0]))))
     texts = [(float(t.attrib["x"]), t.text or "") for t in root.iter() if t.tag.endswith("text")]
-    row = next(i for i, (_, said) in enumerate(texts) if said.startswith("2 × f32[12,"))
-    ends = [x + LETTER * len(said) for x, said in texts[row : row + 3]]
+    row = next(i for i, (_, label) in enumerate(texts) if label.startswith("2 × f32[12,"))
+    ends = [x + LETTER * len(label) for x, label in texts[row : row + 3]]
     assert ends[0] < texts[row + 1][0] and ends[1] < texts[row + 2][0]
     assert ends[2] < float(root.attrib["viewBox"].split()[2])
 

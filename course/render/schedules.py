@@ -71,11 +71,11 @@ def _of_schedule(timed: Timed) -> Picture:
 
 
 def beginning(timed: Timed) -> Timed:
-    """What happens before the first stage runs out of microbatches, which in an endless stream it never does."""
+    """The part before the first stage runs out of microbatches, which never happens in an endless stream."""
     end = max(span.end for span in timed.spans[0] if span.action.kind == "F")
     spans, messages = (
-        [tuple(replace(one, end=min(one.end, end)) for one in these if one.start < end) for these in given]
-        for given in (timed.spans, (timed.messages,))
+        [tuple(replace(item, end=min(item.end, end)) for item in items if item.start < end) for items in groups]
+        for groups in (timed.spans, (timed.messages,))
     )
     return replace(timed, spans=tuple(spans), messages=messages[0])
 
@@ -99,23 +99,25 @@ def _cell(start: float, end: float, action: Action, stage: int, repeats: int, wh
 
 
 def _of_program(timeline: Timeline, schedule: Schedule, axis: str) -> Picture:
-    found = program_ticks(timeline, axis)
-    beside = match_ticks(found, schedule)
+    ticks = program_ticks(timeline, axis)
+    scheduled = match_ticks(ticks, schedule)
     bars = stage_bars(timeline, axis)
     if len(bars) != schedule.num_stages:
         raise ValueError(f"the Program has {len(bars)} stages over {axis!r} and the schedule {schedule.num_stages}")
     rows = []
     for stage, own in enumerate(bars):
-        cells, useful = _ticks_of(stage, found, beside, schedule)
-        cells += _others(own, [tick.work[stage] for tick in found], LEAST * timeline.seconds)
-        rows.append(Row(tuple(cells), _sent(own, axis), f"useful in {useful} of {len(found)} ticks"))
-    meant = f"{schedule.name}, of {schedule.num_microbatches} microbatches"
-    known = f"{len(found)} ticks" + (
-        f", numbered by {meant}" if beside else f" that do not match {meant}, so they are not numbered"
+        cells, useful = _ticks_of(stage, ticks, scheduled, schedule)
+        cells += _others(own, [tick.work[stage] for tick in ticks], LEAST * timeline.seconds)
+        rows.append(Row(tuple(cells), _sent(own, axis), f"useful in {useful} of {len(ticks)} ticks"))
+    schedule_text = f"{schedule.name}, of {schedule.num_microbatches} microbatches"
+    ticks_text = f"{len(ticks)} ticks" + (
+        f", numbered by {schedule_text}"
+        if scheduled
+        else f" that do not match {schedule_text}, so they are not numbered"
     )
     title = f"A Program's ticks on {timeline.machine}, compared with {schedule.name}"
-    heading = f"{seconds_text(timeline.seconds)}, {known}"
-    return Picture(title, heading, tuple(rows), timeline.seconds, True, schedule.num_repeats > 1 and bool(beside))
+    heading = f"{seconds_text(timeline.seconds)}, {ticks_text}"
+    return Picture(title, heading, tuple(rows), timeline.seconds, True, schedule.num_repeats > 1 and bool(scheduled))
 
 
 def _sent(bars: list[Bar], axis: str) -> tuple[Wire, ...]:
@@ -129,21 +131,21 @@ def _sent(bars: list[Bar], axis: str) -> tuple[Wire, ...]:
 
 
 def _ticks_of(
-    stage: int, found: tuple[Tick, ...], beside: list[dict[int, Action] | None], schedule: Schedule
+    stage: int, ticks: tuple[Tick, ...], scheduled: list[dict[int, Action] | None], schedule: Schedule
 ) -> tuple[list[Cell], int]:
     """The cells of a stage, and the number of ticks in which it follows the schedule."""
     cells, useful = [], 0
-    for number, tick in enumerate(found):
-        work, given = tick.work[stage], beside[number] if beside else None
-        action = given.get(stage) if given is not None else None
+    for number, tick in enumerate(ticks):
+        work, actions = tick.work[stage], scheduled[number] if scheduled else None
+        action = actions.get(stage) if actions is not None else None
         if action is not None:
             useful += work is not None
             cells.append(_expected(work, tick, action, stage, number, schedule))
         elif work is not None:
-            kind = "masked" if given is not None else "loss" if beside else "tick"
-            said = MASKED if given is not None else "loss" if beside else WORDS["tick"]
-            label = {"masked": (), "loss": (said,), "tick": (f"tick {number}", str(number))}[kind]
-            cells.append(Cell(work.start, work.end, kind, 0, label, f"stage {stage}, tick {number}: {said}"))
+            kind = "masked" if actions is not None else "loss" if scheduled else "tick"
+            meaning = MASKED if actions is not None else "loss" if scheduled else WORDS["tick"]
+            label = {"masked": (), "loss": (meaning,), "tick": (f"tick {number}", str(number))}[kind]
+            cells.append(Cell(work.start, work.end, kind, 0, label, f"stage {stage}, tick {number}: {meaning}"))
     return cells, useful
 
 
@@ -157,9 +159,9 @@ def _expected(work: Work | None, tick: Tick, action: Action, stage: int, number:
 
 def _others(bars: list[Bar], work: list[Work | None], least: float) -> list[Cell]:
     """Compute of a stage outside its ticks that takes time: copies, and stores at the end."""
-    inside = [one for one in work if one]
+    inside = [piece for piece in work if piece]
     outside = [bar for bar in bars if bar.stream == "compute" and bar.end - bar.start > least]
-    outside = [bar for bar in outside if not any(one.start <= bar.start < one.end for one in inside)]
+    outside = [bar for bar in outside if not any(piece.start <= bar.start < piece.end for piece in inside)]
     runs: list[list[Bar]] = []
     for bar in outside:
         if runs and bar.start - runs[-1][-1].end <= 4 * least:
@@ -170,5 +172,5 @@ def _others(bars: list[Bar], work: list[Work | None], least: float) -> list[Cell
 
 
 def _outside(bars: list[Bar]) -> str:
-    more = f" and {len(bars) - 1} more" if len(bars) > 1 else ""
-    return f"no matmul: {plain_kind(bars[0].kind)}{more}, {line_text(bars[0].line)}"
+    suffix = f" and {len(bars) - 1} more" if len(bars) > 1 else ""
+    return f"no matmul: {plain_kind(bars[0].kind)}{suffix}, {line_text(bars[0].line)}"

@@ -53,9 +53,11 @@ class Holdings:
         return f'<div style="overflow-x:auto;margin:8px 0;">{picture}</div>'
 
     def __repr__(self) -> str:
-        found = layout(self.shape, self.spec, self.mesh)
-        head = [self.title or _heading(found), *([_spec_text(self.spec)] if self.show_spec else [])]
-        return "\n".join([*head, holdings_table(self.shape, self.spec, self.mesh), self.note or _said(found)])
+        placement = layout(self.shape, self.spec, self.mesh)
+        head = [self.title or _heading(placement), *([_spec_text(self.spec)] if self.show_spec else [])]
+        return "\n".join(
+            [*head, holdings_table(self.shape, self.spec, self.mesh), self.note or _blocks_text(placement)]
+        )
 
 
 def who_holds(array: Any, *, title: str = "", labels: Sequence[str] = (), show_spec: bool = False) -> Holdings:
@@ -67,9 +69,9 @@ def who_holds(array: Any, *, title: str = "", labels: Sequence[str] = (), show_s
     sharding = getattr(array, "sharding", None)
     spec, mesh = getattr(sharding, "spec", None), getattr(sharding, "mesh", None)
     if spec is None or mesh is None or not getattr(mesh, "shape", None):
-        what = type(array).__name__ if sharding is None else f"an array with a {type(sharding).__name__}"
+        kind = type(array).__name__ if sharding is None else f"an array with a {type(sharding).__name__}"
         raise ValueError(
-            f"only an array with a NamedSharding has a mesh, and this is {what}: place it first, with "
+            f"only an array with a NamedSharding has a mesh, and this is {kind}: place it first, with "
             "jax.device_put(array, NamedSharding(mesh, spec))"
         )
     return Holdings(tuple(array.shape), spec, mesh, title, tuple(labels), show_spec)
@@ -77,11 +79,11 @@ def who_holds(array: Any, *, title: str = "", labels: Sequence[str] = (), show_s
 
 def holdings_table(shape: Sequence[int], spec: Any, mesh: Any) -> str:
     """The same as text: a line for each device, with its position in the mesh and the indices of its block."""
-    found = layout(shape, spec, mesh)
-    block = {device: index for index, holders in found.holders.items() for device in holders}
-    places = zip(found.devices.ravel().tolist(), np.ndindex(found.devices.shape), strict=True)
-    rows = [("device", *found.axes, "holds")]
-    rows += [(str(d), *map(str, at), f"[{', '.join(found.ranges(block[d]))}]") for d, at in places]
+    placement = layout(shape, spec, mesh)
+    block = {device: index for index, holders in placement.holders.items() for device in holders}
+    places = zip(placement.devices.ravel().tolist(), np.ndindex(placement.devices.shape), strict=True)
+    rows = [("device", *placement.axes, "holds")]
+    rows += [(str(d), *map(str, at), f"[{', '.join(placement.ranges(block[d]))}]") for d, at in places]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
@@ -115,49 +117,51 @@ def holdings_svg(
         ValueError: The spec does not fit the shape or the mesh, the numbers of labels and dims differ, or it is divided
             into more blocks than can be drawn.
     """
-    found = layout(shape, spec, mesh)
-    names = tuple(labels) or tuple(f"dim {i}" for i in range(len(found.shape)))
-    if len(names) != len(found.shape):
+    placement = layout(shape, spec, mesh)
+    names = tuple(labels) or tuple(f"dim {i}" for i in range(len(placement.shape)))
+    if len(names) != len(placement.shape):
         raise ValueError(
-            f"{len(names)} labels were given for shape {list(found.shape)}: give one for each dim, or none"
+            f"{len(names)} labels were given for shape {list(placement.shape)}: give one for each dim, or none"
         )
-    if max(_folded(found)) > MAX_BLOCKS or found.devices.size > MAX_DEVICES:
+    if max(_folded(placement)) > MAX_BLOCKS or placement.devices.size > MAX_DEVICES:
         raise ValueError(
-            f"{' by '.join(map(str, _folded(found)))} blocks on {found.devices.size} devices are too many to read: "
-            f"draw at most {MAX_BLOCKS} along each dim, as a smaller mesh gives"
+            f"{' by '.join(map(str, _folded(placement)))} blocks on {placement.devices.size} devices are too many "
+            f"to read: draw at most {MAX_BLOCKS} along each dim, for example with a smaller mesh"
         )
-    left = max([GUTTER] + [len(label) * LETTER + 10 for label in _row_labels(found)])
-    width = left + GRID + GAP + max(MESH, NARROW * _columns(found)) + 1
-    head = textwrap.wrap(title or _heading(found), int(width / (LETTER * 1.3)))
+    left = max([GUTTER] + [len(label) * LETTER + 10 for label in _row_labels(placement)])
+    width = left + GRID + GAP + max(MESH, NARROW * _columns(placement)) + 1
+    head = textwrap.wrap(title or _heading(placement), int(width / (LETTER * 1.3)))
     head += [_spec_text(spec)] if show_spec else []
     parts = [text(line, 0, 15 + 17 * i, size=TEXT + 1, weight="600") for i, line in enumerate(head)]
     top = 17.0 * len(head) + 20
-    array, low = _array(found, names, left, top)
-    devices, lower = _mesh(found, left + GRID + GAP, top)
-    foot = textwrap.wrap(" ".join([note or _said(found), *_fold_note(names)]), int(width / LETTER))
+    array, low = _array(placement, names, left, top)
+    devices, lower = _mesh(placement, left + GRID + GAP, top)
+    foot = textwrap.wrap(" ".join([note or _blocks_text(placement), *_fold_note(names)]), int(width / LETTER))
     y = max(low, lower) + 20
     parts += [*array, *devices, *(text(line, 0, y + 15 * i, faint=True) for i, line in enumerate(foot))]
-    held = " ".join(f"Block [{', '.join(found.ranges(i))}]: {_listed(ids)}." for i, ids in found.holders.items())
+    holders_text = " ".join(
+        f"Block [{', '.join(placement.ranges(i))}]: {_listed(ids)}." for i, ids in placement.holders.items()
+    )
     name = unique(repr((parts, file)), "s")
-    about = f"{note or _said(found)} {held}"
-    height, said = y + 15 * len(foot) - 6, f"Blocks by device: {' '.join(head)}"
-    return svg(width, height, said, about, "".join(parts), name, file=file, least=LEAST)
+    about = f"{note or _blocks_text(placement)} {holders_text}"
+    height, picture_title = y + 15 * len(foot) - 6, f"Blocks by device: {' '.join(head)}"
+    return svg(width, height, picture_title, about, "".join(parts), name, file=file, least=LEAST)
 
 
-def _heading(found: Layout) -> str:
-    mesh = ", ".join(f"{name} {size}" for name, size in found.axes.items())
-    return f"shape {list(found.shape)} on the mesh {mesh}"
+def _heading(placement: Layout) -> str:
+    mesh = ", ".join(f"{name} {size}" for name, size in placement.axes.items())
+    return f"shape {list(placement.shape)} on the mesh {mesh}"
 
 
 def _spec_text(spec: Any) -> str:
     return f"P({', '.join(repr(entry) for entry in spec)})"
 
 
-def _said(found: Layout) -> str:
-    parts, copies = math.prod(found.counts), found.copies
+def _blocks_text(placement: Layout) -> str:
+    parts, copies = math.prod(placement.counts), placement.copies
     share = "all of it" if parts == 1 else f"1/{parts} of it"
     times = {1: "once", 2: "twice"}.get(copies, f"{copies} times")
-    return f"Each device holds a block of shape {list(found.block)}, {share}; each block is held {times}."
+    return f"Each device holds a block of shape {list(placement.block)}, {share}; each block is held {times}."
 
 
 def _fold_note(names: Sequence[str]) -> list[str]:
@@ -170,16 +174,16 @@ def _listed(ids: Sequence[int]) -> str:
     return f"device{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}"
 
 
-def _folded(found: Layout) -> tuple[int, int]:
+def _folded(placement: Layout) -> tuple[int, int]:
     """Rows and columns of the grid."""
-    if len(found.shape) < 2:
-        return 1, math.prod(found.counts)
-    return math.prod(found.counts[:-1]), found.counts[-1]
+    if len(placement.shape) < 2:
+        return 1, math.prod(placement.counts)
+    return math.prod(placement.counts[:-1]), placement.counts[-1]
 
 
-def _tint(found: Layout, index: tuple[int, ...]) -> tuple[str, float]:
+def _tint(placement: Layout, index: tuple[int, ...]) -> tuple[str, float]:
     """Colour and strength of a block, unique among up to 20."""
-    at = list(found.holders).index(index)
+    at = list(placement.holders).index(index)
     return HUES[at % len(HUES)], TINTS[at // len(HUES) % len(TINTS)]
 
 
@@ -189,20 +193,20 @@ def _box(x: float, y: float, width: float, height: float, tint: tuple[str, float
     return f"<rect {place} {fill}><title>{title}</title></rect>"
 
 
-def _divided(found: Layout, index: tuple[int, ...], dims: slice) -> str:
+def _divided(placement: Layout, index: tuple[int, ...], dims: slice) -> str:
     """The index range of a block in the given dims that are divided."""
-    return ", ".join(said for said in found.ranges(index)[dims] if said != ":")
+    return ", ".join(range_text for range_text in placement.ranges(index)[dims] if range_text != ":")
 
 
-def _row_labels(found: Layout) -> list[str]:
-    _, columns = _folded(found)
-    return [_divided(found, index, slice(-1)) for index in list(found.holders)[::columns]]
+def _row_labels(placement: Layout) -> list[str]:
+    _, columns = _folded(placement)
+    return [_divided(placement, index, slice(-1)) for index in list(placement.holders)[::columns]]
 
 
-def _array(found: Layout, names: Sequence[str], left: float, top: float) -> tuple[list[str], float]:
+def _array(placement: Layout, names: Sequence[str], left: float, top: float) -> tuple[list[str], float]:
     """The grid of blocks with its ranges, and its end."""
-    rows, columns = _folded(found)
-    shape = found.shape
+    rows, columns = _folded(placement)
+    shape = placement.shape
     height = LOWEST if len(shape) < 2 else min(max(GRID * shape[-2] / max(shape[-1], 1), LOWEST), HIGHEST)
     height = max(height, ROW * rows)
     wide, high = GRID / columns, height / rows
@@ -214,16 +218,18 @@ def _array(found: Layout, names: Sequence[str], left: float, top: float) -> tupl
     y = top + 15.0 * (lines - 1)
     parts.append(text(across, left + GRID, y, "end", size=TEXT))
     y += 22 if columns > 1 else 8
-    each = max(1, math.ceil(max(len(_divided(found, i, slice(-1, None))) + 1 for i in found.holders) * LETTER / wide))
-    for place, (index, ids) in enumerate(found.holders.items()):
+    label_step = max(
+        1, math.ceil(max(len(_divided(placement, i, slice(-1, None))) + 1 for i in placement.holders) * LETTER / wide)
+    )
+    for place, (index, ids) in enumerate(placement.holders.items()):
         row, column = divmod(place, columns)
         x, at = left + column * wide, y + row * high
-        title = f"[{', '.join(found.ranges(index))}]: {_listed(ids)}"
-        parts.append(_box(x, at, wide, high, _tint(found, index), title))
+        title = f"[{', '.join(placement.ranges(index))}]: {_listed(ids)}"
+        parts.append(_box(x, at, wide, high, _tint(placement, index), title))
         parts += _chips(ids, x, at, wide, high)
-        if row == 0 and column % each == 0:
-            parts.append(text(_divided(found, index, slice(-1, None)), x + wide / 2, y - 6, "middle", faint=True))
-    for row, label in enumerate(_row_labels(found)):
+        if row == 0 and column % label_step == 0:
+            parts.append(text(_divided(placement, index, slice(-1, None)), x + wide / 2, y - 6, "middle", faint=True))
+    for row, label in enumerate(_row_labels(placement)):
         parts.append(text(label, left - 6, y + (row + 0.5) * high + 4, "end", faint=True))
     return parts, y + height
 
@@ -234,8 +240,8 @@ def _chips(ids: Sequence[int], x: float, y: float, width: float, height: float) 
     across = max(1, int(width // step))
     lines = math.ceil(len(ids) / across)
     if lines * (CHIP + 2) > height or (len(ids) > 1 and width < CHIP):
-        said = f"{len(ids)}×" if width < 70 else f"{len(ids)} devices"
-        return [text(said, x + width / 2, y + height / 2 + 4, "middle", passive=True)]
+        count = f"{len(ids)}×" if width < 70 else f"{len(ids)} devices"
+        return [text(count, x + width / 2, y + height / 2 + 4, "middle", passive=True)]
     across = math.ceil(len(ids) / lines)
     parts = []
     for i, device in enumerate(ids):
@@ -249,17 +255,17 @@ def _chips(ids: Sequence[int], x: float, y: float, width: float, height: float) 
     return parts
 
 
-def _columns(found: Layout) -> int:
-    """Columns of the mesh's picture: one axis runs down."""
-    return found.devices.shape[-1] if found.devices.ndim > 1 else 1
+def _columns(placement: Layout) -> int:
+    """Columns of the mesh's picture; a single axis runs from top to bottom."""
+    return placement.devices.shape[-1] if placement.devices.ndim > 1 else 1
 
 
-def _mesh(found: Layout, x: float, top: float) -> tuple[list[str], float]:
+def _mesh(placement: Layout, x: float, top: float) -> tuple[list[str], float]:
     """The mesh as a grid of devices in the colours of their blocks, and its end."""
-    block = {device: index for index, holders in found.holders.items() for device in holders}
-    sizes = list(found.axes.items())
-    columns = _columns(found)
-    planes = found.devices.reshape(-1, sizes[-2][1] if len(sizes) > 1 else sizes[0][1], columns)
+    block = {device: index for index, holders in placement.holders.items() for device in holders}
+    sizes = list(placement.axes.items())
+    columns = _columns(placement)
+    planes = placement.devices.reshape(-1, sizes[-2][1] if len(sizes) > 1 else sizes[0][1], columns)
     cell = min(CELL, max(MESH / columns, NARROW))
     parts, y = [], top
     for number, plane in enumerate(planes):
@@ -272,8 +278,8 @@ def _mesh(found: Layout, x: float, top: float) -> tuple[list[str], float]:
         y -= 7
         for (row, column), device in np.ndenumerate(plane):
             at = x + column * cell, y + row * CELL
-            title = f"device {device} holds [{', '.join(found.ranges(block[int(device)]))}]"
-            parts.append(_box(*at, cell, CELL, _tint(found, block[int(device)]), title))
+            title = f"device {device} holds [{', '.join(placement.ranges(block[int(device)]))}]"
+            parts.append(_box(*at, cell, CELL, _tint(placement, block[int(device)]), title))
             parts.append(text(str(device), at[0] + cell / 2, at[1] + CELL / 2 + 4, "middle", passive=True))
         y += len(plane) * CELL + (22 if number + 1 < len(planes) else 0)
     return parts, y
@@ -281,8 +287,8 @@ def _mesh(found: Layout, x: float, top: float) -> tuple[list[str], float]:
 
 def _plane(sizes: Sequence[tuple[str, int]], number: int) -> str:
     """The position of a plane of the mesh along the leading axes."""
-    said = []
+    positions = []
     for name, size in reversed(sizes):
         number, at = divmod(number, size)
-        said.append(f"{name} {at}")
-    return ", ".join(reversed(said))
+        positions.append(f"{name} {at}")
+    return ", ".join(reversed(positions))

@@ -39,33 +39,33 @@ def spans(text, shape):
 
 def in_jax(shape, spec, axes):
     """The index ranges of each device, according to JAX."""
-    held = NamedSharding(make_mesh(axes), spec).devices_indices_map(shape)
+    indices = NamedSharding(make_mesh(axes), spec).devices_indices_map(shape)
     return {
         device.id: tuple(piece.indices(size)[:2] for piece, size in zip(index, shape, strict=True))
-        for device, index in held.items()
+        for device, index in indices.items()
     }
 
 
 @pytest.mark.parametrize(("shape", "spec", "axes"), SPECS)
-def test_every_device_holds_what_jax_says_in_the_picture_and_in_the_table(shape, spec, axes):
+def test_every_device_holds_the_block_of_jax_in_the_picture_and_in_the_table(shape, spec, axes):
     expected = in_jax(shape, spec, axes)
     root = ElementTree.fromstring(holdings_svg(shape, spec, make_mesh(axes)))
     titles = [rect.findtext(f"{SVG}title", "") for rect in root.iter(f"{SVG}rect")]
-    blocks = [re.fullmatch(r"\[(.*)\]: devices? ([\d, ]+)", said) for said in titles]
+    blocks = [re.fullmatch(r"\[(.*)\]: devices? ([\d, ]+)", title) for title in titles]
     drawn = {int(d): spans(m[1], shape) for m in blocks if m for d in m[2].split(",")}
-    beside = {int(m[1]): spans(m[2], shape) for s in titles if (m := re.fullmatch(r"device (\d+) holds \[(.*)\]", s))}
-    assert drawn == beside == expected
+    in_mesh = {int(m[1]): spans(m[2], shape) for s in titles if (m := re.fullmatch(r"device (\d+) holds \[(.*)\]", s))}
+    assert drawn == in_mesh == expected
     rows = [re.findall(r"(\d+) .*\[(.*)\]", line)[0] for line in holdings_table(shape, spec, axes).splitlines()[1:]]
-    assert {int(device): spans(held, shape) for device, held in rows} == expected
+    assert {int(device): spans(block, shape) for device, block in rows} == expected
 
 
 def test_a_block_and_its_holders_in_the_mesh_have_one_colour_and_other_blocks_another():
     root = ElementTree.fromstring(holdings_svg((8, 16), P("data", None), MESH))
     colours = {}
     for rect in root.iter(f"{SVG}rect"):
-        held = re.findall(r"\[(.*)\]", rect.findtext(f"{SVG}title", ""))[0]
-        colours.setdefault(held, set()).add((rect.get("fill"), rect.get("fill-opacity")))
-    assert len(colours) == 4 and all(len(found) == 1 for found in colours.values())
+        block = re.findall(r"\[(.*)\]", rect.findtext(f"{SVG}title", ""))[0]
+        colours.setdefault(block, set()).add((rect.get("fill"), rect.get("fill-opacity")))
+    assert len(colours) == 4 and all(len(tints) == 1 for tints in colours.values())
     assert len(set.union(*colours.values())) == 4
     assert {fill for fill, _ in set.union(*colours.values())} <= {MATMUL, *AXES}
 
@@ -77,7 +77,7 @@ def test_the_numbers_of_all_holders_are_written_in_their_block():
     assert ">64 devices<" in holdings_svg((8,), P(), {"data": 64})
 
 
-def test_a_concrete_array_says_who_holds_it_in_a_notebook_and_in_a_terminal():
+def test_a_concrete_array_shows_its_holders_in_a_notebook_and_in_a_terminal():
     array = jax.device_put(jnp.zeros((8, 16)), NamedSharding(make_mesh(MESH), P("data", None)))
     shown = who_holds(array, title="weights", labels=("d_in", "d_out"))
     picture = shown._repr_html_()
@@ -87,12 +87,12 @@ def test_a_concrete_array_says_who_holds_it_in_a_notebook_and_in_a_terminal():
     assert lines[-1] == "Each device holds a block of shape [2, 16], 1/4 of it; each block is held twice."
 
 
-def test_the_spec_is_written_only_where_it_is_asked_for():
+def test_the_spec_is_written_only_on_request():
     for spec in (P("data", None), P(None, ("tensor", "data"))):
         plain = Holdings((8, 16), spec, MESH)
         assert "P(" not in plain._repr_html_() + str(plain)
-        asked = Holdings((8, 16), spec, MESH, show_spec=True)
-        assert "P(" in asked._repr_html_() and repr(spec).replace("PartitionSpec", "P") in str(asked)
+        with_spec = Holdings((8, 16), spec, MESH, show_spec=True)
+        assert "P(" in with_spec._repr_html_() and repr(spec).replace("PartitionSpec", "P") in str(with_spec)
 
 
 def test_devices_have_the_numbers_that_the_mesh_gives_them():
@@ -101,7 +101,7 @@ def test_devices_have_the_numbers_that_the_mesh_gives_them():
     assert layout((4,), P("data"), abstract_mesh({"data": 2})).holders == {(0,): (0,), (1,): (1,)}
 
 
-def test_leading_dims_are_folded_into_the_rows_and_a_note_says_so():
+def test_leading_dims_are_folded_into_the_rows_with_a_note():
     picture = holdings_svg((4, 8, 16), P("data", "tensor"), MESH, labels=("layers", "d_in", "d_out"))
     assert ">layers 4 × d_in 8 ↓<" in picture and ">1:2, 4:8<" in picture
     plain = re.sub(r"<[^>]*>", " ", picture.replace("</text><text", " <"))
@@ -123,12 +123,12 @@ def test_leading_dims_are_folded_into_the_rows_and_a_note_says_so():
         ((64,), P("data"), {"data": 64}, "at most 16 along each dim"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_was_given_and_what_to_do(shape, spec, mesh, message):
+def test_impossible_shardings_are_refused_with_the_input_and_a_remedy(shape, spec, mesh, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         holdings_svg(shape, spec, mesh)
 
 
-def test_labels_are_one_a_dim_and_an_array_without_a_mesh_is_refused():
+def test_labels_are_one_per_dim_and_an_array_without_a_mesh_is_refused():
     with pytest.raises(ValueError, match=r"1 labels were given for shape \[8, 16\]: give one for each dim, or none"):
         holdings_svg((8, 16), P(), MESH, labels=("d_in",))
     for wrong in (jnp.zeros(4), 3):
@@ -136,7 +136,7 @@ def test_labels_are_one_a_dim_and_an_array_without_a_mesh_is_refused():
             who_holds(wrong)
 
 
-def test_a_picture_needs_nothing_from_elsewhere_and_is_read_at_the_width_of_a_phone():
+def test_a_picture_is_self_contained_and_readable_at_the_width_of_a_phone():
     for shape, spec, axes in SPECS:
         picture = holdings_svg(shape, spec, axes, title="a <b> & c")
         root = ElementTree.fromstring(picture)
@@ -150,8 +150,8 @@ def test_a_picture_needs_nothing_from_elsewhere_and_is_read_at_the_width_of_a_ph
     assert 'width="' in holdings_svg((8,), P(), MESH, file=True)[:400]
 
 
-def test_a_note_stands_in_place_of_what_is_said_about_blocks():
-    held = Holdings((16, 8), P("data"), {"data": 4, "tensor": 2}, note="Devices in a block hold summands of it.")
-    for output in (held._repr_html_(), repr(held)):
+def test_a_note_replaces_the_text_about_blocks():
+    holdings = Holdings((16, 8), P("data"), {"data": 4, "tensor": 2}, note="Devices in a block hold summands of it.")
+    for output in (holdings._repr_html_(), repr(holdings)):
         assert "Devices in a block hold summands of it." in output
         assert "held twice" not in output

@@ -1,6 +1,6 @@
 """Building blocks of timeline pictures: marks on rows, drawn as self-contained SVG.
 
-Text and lines inherit the surrounding colour, so a picture is readable on light and on dark.
+Text and lines inherit the surrounding colour, so a picture is readable on light and on dark backgrounds.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from course.render.quantities import printable, seconds_text
 
-# After Okabe and Ito's palette for colour-blind readers (Color Universal Design, 2008), each at least 3:1 against
-# white and against a dark page; labels on them are light or dark accordingly.
+# After Okabe and Ito's palette for colour-blind readers (Color Universal Design, 2008), each with a contrast of at
+# least 3:1 against white and against a dark page; labels on them are light or dark accordingly.
 MATMUL, KERNEL = "#0072b2", "#8a94a0"
 AXES = ("#d55e00", "#c264b4", "#00966d", "#9b7d00")
 LIGHT, DARK = "#ffffff", "#111111"
@@ -142,12 +142,12 @@ def text(
     halo: str = "",
 ) -> str:
     """A line of text; ``halo`` is the colour that separates it from a pattern."""
-    more = f' font-weight="{weight}"' if weight else ""
-    more += ' pointer-events="none"' if passive else ""
-    more += ' fill-opacity="0.75"' if faint else ""
-    more += f' stroke="{halo}" stroke-width="3" paint-order="stroke"' if halo else ""
+    attributes = f' font-weight="{weight}"' if weight else ""
+    attributes += ' pointer-events="none"' if passive else ""
+    attributes += ' fill-opacity="0.75"' if faint else ""
+    attributes += f' stroke="{halo}" stroke-width="3" paint-order="stroke"' if halo else ""
     place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
-    return f'<text {place} fill="{fill}"{more}>{safe(said)}</text>'
+    return f'<text {place} fill="{fill}"{attributes}>{safe(said)}</text>'
 
 
 def svg(

@@ -46,11 +46,11 @@ def heading(prediction: Prediction) -> str:
 
 def comparison(predictions: Mapping[str, Prediction]) -> Section:
     """The figures of several predictions side by side; of a single one under an empty name."""
-    each = {name: prediction.figures() for name, prediction in predictions.items()}
-    names = list(dict.fromkeys(name for figures in each.values() for name in figures))
+    figures_by_name = {name: prediction.figures() for name, prediction in predictions.items()}
+    names = list(dict.fromkeys(name for figures in figures_by_name.values() for name in figures))
     # A figure that only some have is placed as in the first prediction that has it.
-    rows = tuple((name, *(figures.get(name, "–") for figures in each.values())) for name in names)
-    return Section("", ("", *each), rows)
+    rows = tuple((name, *(figures.get(name, "–") for figures in figures_by_name.values())) for name in names)
+    return Section("", ("", *figures_by_name), rows)
 
 
 def sections(prediction: Prediction) -> list[Section]:
@@ -85,13 +85,13 @@ def _critical(prediction: Prediction) -> Section:
 
 
 def _sent(prediction: Prediction) -> Section:
-    found = sorted(prediction.costs.collectives, key=lambda c: (-c.total_bytes, c.line, c.kind))
+    collectives = sorted(prediction.costs.collectives, key=lambda c: (-c.total_bytes, c.line, c.kind))
     rows = [
         (
             *(line_text(c.line), plain_kind(c.kind), ",".join(c.axes), shape_text(c.shape, c.dtype)),
             *(str(c.count), bytes_text(c.total_bytes)),
         )
-        for c in found
+        for c in collectives
     ]
     columns = ("your line", "collective", "over", "operand of a device", "times>", "sent in all>")
     return _section("what a device sends", columns, rows)
@@ -117,10 +117,10 @@ def rich_comparison(
     """``comparison`` for a terminal, and the reasons why something is missing."""
     from rich.text import Text
 
-    said = [Text(printable(f"{name}: {why}"), style="dim") for name, why in remarks.items()]
+    notes = [Text(printable(f"{name}: {why}"), style="dim") for name, why in remarks.items()]
     table = Fitting(comparison(predictions))
     first = next(iter(predictions.values()))
-    return [Text(printable(title), style="bold"), table, Text(printable(conclusion(first.timeline))), *said]
+    return [Text(printable(title), style="bold"), table, Text(printable(conclusion(first.timeline))), *notes]
 
 
 def rich_sections(prediction: Prediction) -> list[RenderableType]:
@@ -146,15 +146,15 @@ class Fitting:
     section: Section
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        whole = rich_table(self.section)
-        if _too_wide(whole, console, options):
+        table = rich_table(self.section)
+        if _too_wide(table, console, options):
             rows = tuple(
                 tuple(cell.stacked if isinstance(cell, Figure) else cell for cell in row) for row in self.section.rows
             )
-            whole = rich_table(replace(self.section, rows=rows))
+            table = rich_table(replace(self.section, rows=rows))
             longest = max(len(row[0]) for row in rows)
-            whole.columns[0].no_wrap = 3 * longest <= options.max_width
-        yield whole
+            table.columns[0].no_wrap = 3 * longest <= options.max_width
+        yield table
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,8 @@ class FittingLines:
     section: Section
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        whole = rich_table(self.section)
-        if _too_wide(whole, console, options):
+        table = rich_table(self.section)
+        if _too_wide(table, console, options):
             rows = [[cell.replace(", ", "\n") for cell in row] for row in self.section.rows]
             heads = [max(map(len, column.rstrip(">").split())) for column in self.section.columns]
             widths = [
@@ -175,11 +175,11 @@ class FittingLines:
             room = options.max_width - sum(widths[1:]) - len(widths) + 1
             if widths[0] > room:
                 rows = [[row[0].replace(":", "\n:"), *row[1:]] for row in rows]
-            whole = rich_table(replace(self.section, rows=tuple(map(tuple, rows))), gap=1)
+            table = rich_table(replace(self.section, rows=tuple(map(tuple, rows))), gap=1)
             if room >= max(len(line) for row in rows for line in row[0].split("\n")):
-                for column, width in zip(whole.columns, [min(widths[0], room), *widths[1:]], strict=True):
+                for column, width in zip(table.columns, [min(widths[0], room), *widths[1:]], strict=True):
                     column.width = width
-        yield whole
+        yield table
 
 
 def rich_table(section: Section, gap: int = 2) -> Table:

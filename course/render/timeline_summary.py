@@ -34,7 +34,7 @@ class _Device(msgspec.Struct):
     exposed: dict[Text, Figure]
 
 
-class _Brief(msgspec.Struct):
+class _Summary(msgspec.Struct):
     """A bar is its stream, start, end, kind, line, dtype, shape, FLOPs and bytes; names are indices into ``texts``."""
 
     machine: Text
@@ -52,14 +52,14 @@ def to_summary(timeline: Timeline) -> dict[str, Any]:
     and line of the result are those with the most time among them.
     """
     devices = sorted(timeline.devices, key=lambda device: (-device.end, device.device))[:MOST_DEVICES]
-    every = [bar for bar in timeline.bars if bar.device == devices[0].device]
-    bars, least = every, timeline.seconds / 2000
+    all_bars = [bar for bar in timeline.bars if bar.device == devices[0].device]
+    bars, least = all_bars, timeline.seconds / 2000
     while True:
-        brief = _packed(timeline, devices, bars)
-        fits = len(bars) <= MOST_BARS and len(json.dumps(brief)) <= MOST_BYTES
+        summary = _packed(timeline, devices, bars)
+        fits = len(bars) <= MOST_BARS and len(json.dumps(summary)) <= MOST_BYTES
         if fits or least >= timeline.seconds:
-            return brief
-        bars, least = _merged(every, least), 2 * least
+            return summary
+        bars, least = _merged(all_bars, least), 2 * least
 
 
 def _packed(timeline: Timeline, devices: list[DeviceTime], bars: list[Bar]) -> dict[str, Any]:
@@ -70,10 +70,10 @@ def _packed(timeline: Timeline, devices: list[DeviceTime], bars: list[Bar]) -> d
 
     rows = []
     for bar in bars:
-        when = place(bar.stream), round(bar.start / NANO), round(bar.end / NANO)
-        what = place(bar.kind), place(bar.line), place(bar.dtype), list(bar.shape), bar.flops, bar.bytes
-        rows.append([*when, *what])
-    brief = {
+        times = place(bar.stream), round(bar.start / NANO), round(bar.end / NANO)
+        details = place(bar.kind), place(bar.line), place(bar.dtype), list(bar.shape), bar.flops, bar.bytes
+        rows.append([*times, *details])
+    summary = {
         "machine": timeline.machine,
         "mesh": list(timeline.mesh.items()),
         "seconds": timeline.seconds,
@@ -81,15 +81,15 @@ def _packed(timeline: Timeline, devices: list[DeviceTime], bars: list[Bar]) -> d
         "texts": list(texts),
         "bars": rows,
     }
-    # Normalised as when read back: the same verdict is the same bytes.
-    return json.loads(json.dumps(brief, sort_keys=True))
+    # Normalised as when read back: the same verdict has the same bytes.
+    return json.loads(json.dumps(summary, sort_keys=True))
 
 
 def _merged(bars: list[Bar], least: float) -> list[Bar]:
     """The bars with those shorter than ``least`` seconds merged into close ones on their stream, in order of start."""
     streams = [[bar for bar in bars if bar.stream == stream] for stream in sorted({bar.stream for bar in bars})]
-    found = [_as_one(group) for some in streams for group in close_together(some, least)]
-    return sorted(found, key=lambda bar: (bar.start, bar.stream))
+    merged = [_as_one(group) for stream_bars in streams for group in close_together(stream_bars, least)]
+    return sorted(merged, key=lambda bar: (bar.start, bar.stream))
 
 
 def _as_one(group: list[Bar]) -> Bar:
@@ -125,12 +125,12 @@ def from_summary(data: Any) -> Timeline:
     try:
         if len(json.dumps(data, allow_nan=False)) > MOST_BYTES:
             raise ValueError(f"a timeline summary has at most {MOST_BYTES:,} bytes")
-        brief = msgspec.convert(data, _Brief)
-        devices = tuple(DeviceTime(**msgspec.structs.asdict(device)) for device in brief.devices)
-        bars = tuple(_bar(devices[0].device, brief.texts, *row) for row in brief.bars)
+        summary = msgspec.convert(data, _Summary)
+        devices = tuple(DeviceTime(**msgspec.structs.asdict(device)) for device in summary.devices)
+        bars = tuple(_bar(devices[0].device, summary.texts, *row) for row in summary.bars)
     except (TypeError, IndexError, RecursionError) as error:
         raise ValueError(f"this is not a timeline summary: {error}") from None
-    return Timeline(brief.machine, dict(brief.mesh), brief.seconds, devices, (), bars)
+    return Timeline(summary.machine, dict(summary.mesh), summary.seconds, devices, (), bars)
 
 
 def _bar(

@@ -27,27 +27,27 @@ def step(count=2, line="cell:{}", seconds=None):
     return Timeline("8xH100", {"tensor": 1, "data": 4}, seconds or at, (early, waits), (), tuple(bars))
 
 
-def test_what_is_read_back_draws_the_same_and_is_the_same_brief():
-    brief = json.loads(json.dumps(to_summary(step())))
-    found = from_summary(brief)
-    assert to_summary(found) == brief and json.dumps(to_summary(found)) == json.dumps(brief)
-    assert (found.seconds, found.exposed_seconds, found.busy) == (3 * MS, MS, step().busy)
-    assert list(found.mesh) == ["tensor", "data"] and [d.device for d in found.devices] == [0, 3]
-    (device,) = pictured(found).devices
-    assert [gap.line for gap in gaps(found, device)] == ["cell:0", "cell:1"]
-    assert side_by_side({"a": pictured(found)}) == side_by_side({"a": pictured(step())})
+def test_a_summary_that_is_read_back_draws_the_same_and_is_the_same():
+    summary = json.loads(json.dumps(to_summary(step())))
+    restored = from_summary(summary)
+    assert to_summary(restored) == summary and json.dumps(to_summary(restored)) == json.dumps(summary)
+    assert (restored.seconds, restored.exposed_seconds, restored.busy) == (3 * MS, MS, step().busy)
+    assert list(restored.mesh) == ["tensor", "data"] and [d.device for d in restored.devices] == [0, 3]
+    (device,) = pictured(restored).devices
+    assert [gap.line for gap in gaps(restored, device)] == ["cell:0", "cell:1"]
+    assert side_by_side({"a": pictured(restored)}) == side_by_side({"a": pictured(step())})
 
 
-def test_a_brief_is_small_however_many_bars_and_however_long_the_lines():
+def test_a_summary_is_small_however_many_bars_and_however_long_the_lines():
     for many in (step(5000), step(2000, line="x" * 95 + "{}")):
-        brief = to_summary(many)
-        found = from_summary(brief)
-        assert len(brief["bars"]) <= MOST_BARS and len(json.dumps(brief)) <= MOST_BYTES
-        assert {bar.stream for bar in found.bars} == {"compute", "data"}
-        assert sum(bar.flops for bar in found.bars) == sum(bar.flops for bar in many.bars)
-        assert max(bar.end for bar in found.bars) == pytest.approx(many.seconds)
-        assert any(" more" in bar.kind for bar in found.bars)
-        assert "matmul and" in side_by_side({"": pictured(found)})
+        summary = to_summary(many)
+        restored = from_summary(summary)
+        assert len(summary["bars"]) <= MOST_BARS and len(json.dumps(summary)) <= MOST_BYTES
+        assert {bar.stream for bar in restored.bars} == {"compute", "data"}
+        assert sum(bar.flops for bar in restored.bars) == sum(bar.flops for bar in many.bars)
+        assert max(bar.end for bar in restored.bars) == pytest.approx(many.seconds)
+        assert any(" more" in bar.kind for bar in restored.bars)
+        assert "matmul and" in side_by_side({"": pictured(restored)})
 
 
 def test_a_step_that_takes_no_time_ends():
@@ -56,12 +56,12 @@ def test_a_step_that_takes_no_time_ends():
 
 
 def changed(path, value):
-    brief = deepcopy(to_summary(step()))
-    at = brief
+    summary = deepcopy(to_summary(step()))
+    at = summary
     for key in path[:-1]:
         at = at[key]
     at[path[-1]] = value
-    return brief
+    return summary
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,13 @@ def changed(path, value):
         changed(["bars"], to_summary(step())["bars"] * 2000),
     ],
 )
-def test_data_that_is_no_timeline_in_brief_is_refused(data):
+def test_data_that_is_no_timeline_summary_is_refused(data):
     with pytest.raises(ValueError):
         from_summary(data)
 
 
-def test_the_sentence_beside_a_reference_has_both_figures():
-    said = compare_steps(step(4), step(2))
-    assert "would take 6 ms and the course's own 3 ms, so yours is 2.00 times as long" in said
-    assert "takes 2 ms of yours and 1 ms of the course's own" in said
-    assert "3 ms, so both are as long." in compare_steps(step(), step())
+def test_the_comparison_with_a_reference_has_both_figures():
+    sentences = compare_steps(step(4), step(2))
+    assert "would take 6 ms and the course's own 3 ms, so yours is 2.00 times as long" in sentences
+    assert "takes 2 ms of yours and 1 ms of the course's own" in sentences
+    assert "3 ms, so both take the same time." in compare_steps(step(), step())

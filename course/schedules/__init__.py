@@ -70,7 +70,7 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import lazily the names of modules that the sandbox lacks because they hold answers to exercises."""
+    """Lazily import names of modules that the sandbox lacks because they contain answers to exercises."""
     for module, names in _ELSEWHERE.items():
         if name in names:
             return getattr(importlib.import_module(f"course.schedules.{module}"), name)

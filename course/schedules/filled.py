@@ -1,7 +1,7 @@
 """Schedules without idle time between a stage's first action and its last: ZB-H2, ZB-V and DualPipe.
 
-The first two are made by going through the ticks, in each of which a stage takes the first action that it can; all
-three passes are of one length. The sandbox never has this module, as it never has ZB-H1.
+The first two are built tick by tick: in each tick, a stage takes its most preferred action that is possible; all three
+passes take equally long. The sandbox never has this module, just as it never has ZB-H1.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from course.schedules.orders import Action, Schedule, require_sizes
 def zero_bubble_2(num_stages: int, num_microbatches: int) -> Schedule:
     """ZB-H2: more microbatches at the start than in ZB-H1, so that no stage waits for its first gradient.
 
-    Stage ``s`` has up to ``2 (S - s) - 1`` microbatches under way between forward pass and input gradient, and no
-    stage more than ``2 S - 1`` in flight.
+    Stage ``s`` has up to ``2 (S - s) - 1`` microbatches between forward pass and input gradient, and no stage has more
+    than ``2 S - 1`` in flight.
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism, 2024, section 2.2 (ZB-H2).
 
     Raises:
-        ValueError: Sizes below 1.
+        ValueError: A size is below 1.
     """
     require_sizes(num_stages, num_microbatches, 1)
 
@@ -37,16 +37,16 @@ def zero_bubble_2(num_stages: int, num_microbatches: int) -> Schedule:
 
 
 def zero_bubble_v(num_stages: int, num_microbatches: int) -> Schedule:
-    """ZB-V: two parts on each device in a V, the first and the last of them on the same one.
+    """ZB-V: two parts on each device in a V, with the first and the last part of the model on the same device.
 
-    So the first device has the loss, and gradients set out from where microbatches enter. No device has more than
-    ``2 S`` parts in flight, half a device each: 1F1B's memory.
+    The first device therefore has the loss, and gradients start where microbatches enter. No device has more than
+    ``2 S`` parts in flight, each half of a device's share: the memory of 1F1B.
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism, 2024 (ZB-V), and Pipeline Parallelism with Controllable
     Memory, 2024 (V-ZB); the order is the course's own.
 
     Raises:
-        ValueError: Sizes below 1.
+        ValueError: A size is below 1.
     """
     require_sizes(num_stages, num_microbatches, 2)
 
@@ -68,7 +68,7 @@ def zero_bubble_v(num_stages: int, num_microbatches: int) -> Schedule:
 def dualpipe(num_stages: int, num_microbatches: int) -> Schedule:
     """DualPipe: half of the microbatches enter at each end, and each device has a part of the model for each direction.
 
-    Its forward and backward passes overlap in pairs there; here they come one after the other.
+    In the original, forward and backward passes overlap in pairs; here they run one after the other.
 
     Source: DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, section 3.2.1 and figure 5; the order of each device is
     that of the published code, github.com/deepseek-ai/DualPipe.
@@ -79,8 +79,8 @@ def dualpipe(num_stages: int, num_microbatches: int) -> Schedule:
     require_sizes(num_stages, num_microbatches, 2)
     if num_stages % 2 or num_microbatches % 2 or num_microbatches < 2 * num_stages:
         raise ValueError(
-            f"DualPipe takes an even number of stages, and of microbatches an even number that is at least twice as "
-            f"many, not {num_stages} and {num_microbatches}"
+            f"DualPipe takes an even number of stages, and an even number of microbatches that is at least twice as "
+            f"large, not {num_stages} and {num_microbatches}"
         )
     orders = tuple(tuple(_both_ways(stage, num_stages, num_microbatches // 2)) for stage in range(num_stages))
     return Schedule("DualPipe", num_stages, num_microbatches // 2, 2, orders, route="both")
@@ -93,7 +93,7 @@ _LEAST_OF_TWO = (tuple(Action(kind, 0, part) for kind in "FB" for part in (0, 1)
 def _played(
     shape: Schedule, count: int, prefers: Callable[[int, Counter], Iterator[tuple[str, int]]]
 ) -> tuple[tuple[Action, ...], ...]:
-    """The orders that come of it if each stage does the first thing in each tick that it prefers and can do."""
+    """The orders that result if each stage does, in each tick, its most preferred action that is possible."""
     done: dict[tuple[int, Action], int] = {}
     counts: list[Counter] = [Counter() for _ in range(shape.num_stages)]
     orders: list[list[Action]] = [[] for _ in range(shape.num_stages)]
@@ -114,14 +114,14 @@ def _played(
 
 
 def _can(shape: Schedule, stage: int, action: Action, done: dict[tuple[int, Action], int], tick: int) -> bool:
-    """Whether all that the action needs was there before this tick."""
+    """Return True if everything that the action needs was done before this tick."""
     needed = []
     if action.kind != "F":
         needed.append((stage, Action("F" if action.kind == "I" else "I", action.microbatch, action.repeat)))
     if action.kind != "W":
         source = shape.neighbour(stage, action.repeat, -1 if action.kind == "F" else 1)
         needed += [(source[0], Action(action.kind, action.microbatch, source[1]))] if source else []
-    return all(done.get(one, tick) < tick for one in needed)
+    return all(done.get(dependency, tick) < tick for dependency in needed)
 
 
 def _both_ways(stage: int, num_stages: int, count: int) -> Iterator[Action]:
@@ -129,12 +129,12 @@ def _both_ways(stage: int, num_stages: int, count: int) -> Iterator[Action]:
     half, from_end = num_stages // 2, min(stage, num_stages - 1 - stage)
     near, far = (0, 1) if stage < half else (1, 0)
     inner = half - from_end - 1
-    made: Counter = Counter()
+    counts: Counter = Counter()
     waiting: list[Action] = []
 
     def act(kind: str, direction: int) -> Iterator[Action]:
-        number = made["F" if kind == "F" else "B", direction]
-        made["F" if kind == "F" else "B", direction] += 1
+        number = counts["F" if kind == "F" else "B", direction]
+        counts["F" if kind == "F" else "B", direction] += 1
         yield Action(kind, number, direction)
         if kind == "I":
             waiting.append(Action("W", number, direction))

@@ -1,4 +1,4 @@
-"""ZB-H2, ZB-V and DualPipe: complete, as short as they are said to be, and no fuller."""
+"""ZB-H2, ZB-V and DualPipe: complete, as short as they claim to be, and with no more in flight."""
 
 import pytest
 
@@ -30,9 +30,9 @@ def test_zb_v_is_shorter_than_zb_h1_in_the_memory_of_1f1b(stages, microbatches):
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (4, 8), (8, 20)])
 def test_dualpipe_loses_half_the_stages_less_one_and_holds_one_more_than_1f1b(stages, microbatches):
     timed = run(dualpipe(stages, microbatches))
-    found = measure(timed)
+    measured = measure(timed)
     assert timed.end == 3 * microbatches + stages / 2 - 1
-    assert found.activations == (stages + 1,) * stages and found.weights == (2,) * stages
+    assert measured.activations == (stages + 1,) * stages and measured.weights == (2,) * stages
     assert timed.spans == run(dualpipe(stages, microbatches), Costs()).spans
     assert {spans[0].start for spans in timed.spans[: stages // 2]} == set(range(stages // 2))
 

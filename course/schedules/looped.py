@@ -15,12 +15,13 @@ from course.schedules.timing import UNIT, Costs, run
 
 
 def interleaved(num_stages: int, num_microbatches: int, num_repeats: int = 2) -> Schedule:
-    """1F1B with several parts of the model on each device, by groups of ``num_stages`` microbatches (depth-first).
+    """1F1B with several parts of the model on each device, in groups of ``num_stages`` microbatches (depth-first).
 
     Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, 2021, section 2.2.2.
 
     Raises:
-        ValueError: Sizes below 1; one repeat, which is 1F1B; or microbatches that the stages do not divide.
+        ValueError: A size is below 1, there is only one repeat (which is 1F1B), or the number of microbatches is not a
+            multiple of the stages.
     """
     require_sizes(num_stages, num_microbatches, num_repeats)
     if num_repeats == 1:
@@ -37,7 +38,7 @@ def interleaved(num_stages: int, num_microbatches: int, num_repeats: int = 2) ->
 
 
 def breadth_first(num_stages: int, num_microbatches: int, num_repeats: int = 2) -> Schedule:
-    """All microbatches through the first repeat, then all through the next one; backward in the opposite order.
+    """All microbatches go through the first repeat, then all through the next one; backward in the opposite order.
 
     With one repeat it is GPipe's order.
 
@@ -45,7 +46,7 @@ def breadth_first(num_stages: int, num_microbatches: int, num_repeats: int = 2) 
     each repeat waits until the first microbatch is back: the course's own extension.
 
     Raises:
-        ValueError: Sizes below 1.
+        ValueError: A size is below 1.
     """
     require_sizes(num_stages, num_microbatches, num_repeats)
     forward = [Action("F", m, r) for r in range(num_repeats) for m in range(num_microbatches)]
@@ -77,19 +78,19 @@ def family(name: str, num_stages: int, num_microbatches: int, num_repeats: int =
 
 
 def compare(num_stages: int, num_microbatches: int, num_repeats: int, costs: Costs = UNIT) -> dict[str, Measured]:
-    """The whole family at one size, those with one repeat at one.
+    """Measure the whole family at one size; schedules that cannot have several repeats have one.
 
     Returns:
         By name as in ``FAMILY``; schedules that are not defined for these sizes are left out.
     """
-    found = {}
+    measured = {}
     for name in FAMILY:
         try:
             schedule = family(name, num_stages, num_microbatches, num_repeats if name in LOOPED else 1)
         except ValueError:
             continue
-        found[name] = measure(run(schedule, costs))
-    return found
+        measured[name] = measure(run(schedule, costs))
+    return measured
 
 
 def _interleaved_order(stage: int, num_stages: int, num_microbatches: int, num_repeats: int) -> Iterator[Action]:

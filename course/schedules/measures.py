@@ -53,30 +53,30 @@ def measure(timed: Timed) -> Measured:
 
 
 def _copies(schedule: Schedule) -> int:
-    """Parts of other places in the model count as another copy."""
+    """The number of copies of the weights; a part from another place in the model counts as another copy."""
     return schedule.num_repeats // schedule.parts
 
 
 def _activations(order: tuple[Action, ...]) -> int:
     """Peak number of activations, each from the start of a forward pass to the end of the last backward part."""
-    held = most = 0
+    in_flight = most = 0
     for action in order:
-        held += {"F": 1, "I": 0}.get(action.kind, -1)
-        most = max(most, held)
+        in_flight += {"F": 1, "I": 0}.get(action.kind, -1)
+        most = max(most, in_flight)
     return most
 
 
 def _weights(order: tuple[Action, ...]) -> int:
     """The maximum number of resident versions if each backward pass makes a new one: those used by microbatches in
     flight, and the newest."""
-    newest, met, most = 0, {}, 1
+    newest, versions, most = 0, {}, 1
     for action in order:
         if action.kind == "F":
-            met[action.microbatch] = newest
+            versions[action.microbatch] = newest
         elif action.kind == "B":
-            del met[action.microbatch]
+            del versions[action.microbatch]
             newest += 1
-        most = max(most, len({*met.values(), newest}))
+        most = max(most, len({*versions.values(), newest}))
     return most
 
 

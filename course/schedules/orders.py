@@ -3,8 +3,8 @@
 A device of the pipeline is a *stage*. It has ``num_repeats`` parts of the layers; part ``r`` of stage ``s`` is the
 ``r * num_stages + s``-th part of the model, so a microbatch goes round the stages once for each repeat. There are two
 other routes: in a ``v``, every second repeat goes through the stages in reverse, and with ``both``, a repeat is a
-direction in which half of the microbatches go through the whole model, of which each device has a part for each
-direction. ``family`` has the published schedules; ``written`` parses one written by hand.
+direction: half of the microbatches go through the whole model in each, and each device has a part for each direction.
+``family`` has the published schedules; ``written`` parses one written by hand.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Schedule:
 
     @property
     def parts(self) -> int:
-        """In how many parts each device's share of the model is cut."""
+        """Number of parts that each device's share of the model is cut into."""
         return 1 if self.route == "both" else self.num_repeats
 
     def neighbour(self, stage: int, repeat: int, step: int) -> tuple[int, int] | None:
@@ -104,11 +104,11 @@ class Schedule:
                 has = {kind: counts.pop(Action(kind, microbatch, repeat), 0) for kind in KINDS}
                 backward = [has[kind] for kind in "BIW"]
                 if has["F"] != 1 or backward not in ([[0, 0, 0]] if self.forward_only else [[1, 0, 0], [0, 1, 1]]):
-                    found = ", ".join(f"{count} x {kind}" for kind, count in has.items() if count) or "nothing"
-                    what = text_of(Action("", microbatch, repeat), self.num_repeats)
+                    counted = ", ".join(f"{count} x {kind}" for kind, count in has.items() if count) or "nothing"
+                    name = text_of(Action("", microbatch, repeat), self.num_repeats)
                     raise ValueError(
-                        f"{self.name}: stage {stage} needs one F and one B (or one I and one W) of microbatch {what}, "
-                        f"and has {found}"
+                        f"{self.name}: stage {stage} needs one F and one B (or one I and one W) of microbatch {name}, "
+                        f"and has {counted}"
                     )
         if counts:
             extra = text_of(next(iter(counts)), len(LETTERS))
@@ -135,7 +135,7 @@ def forwards(schedule: Schedule) -> Schedule:
 
 
 def text_of(action: Action, num_repeats: int = 1) -> str:
-    """``F3``; with repeats, ``F3b``: microbatch 3 in its second one."""
+    """``F3``; with repeats, ``F3b``: microbatch 3 in its second repeat."""
     return f"{action.kind}{action.microbatch}{LETTERS[action.repeat] if num_repeats > 1 else ''}"
 
 
@@ -144,7 +144,7 @@ def written(lines: Sequence[str], *, name: str = "by hand", route: str = "round"
 
     Args:
         lines: One for each stage, such as ``"F0 F1 B0 B1"``. ``F``, ``B``, ``I`` and ``W`` are the kinds of an
-            ``Action``; a letter after the number names the repeat: ``F3b`` is microbatch 3 in its second one. Idle
+            ``Action``; a letter after the number names the repeat: ``F3b`` is microbatch 3 in its second repeat. Idle
             ticks are left out: the start of each action follows from its dependencies.
         name: Name of the schedule.
         route: The path of a microbatch through the stages, one of ``ROUTES``.
@@ -159,10 +159,10 @@ def written(lines: Sequence[str], *, name: str = "by hand", route: str = "round"
     2
     """
     orders = tuple(tuple(_action(word) for word in line.split()) for line in lines)
-    every = [action for order in orders for action in order]
-    if not every:
+    actions = [action for order in orders for action in order]
+    if not actions:
         raise ValueError('a schedule needs at least one action, as in written(["F0 B0"])')
-    microbatches, repeats = (1 + max(getattr(a, key) for a in every) for key in ("microbatch", "repeat"))
+    microbatches, repeats = (1 + max(getattr(a, key) for a in actions) for key in ("microbatch", "repeat"))
     return Schedule(name, len(orders), microbatches, repeats, orders, route=route)
 
 

@@ -43,30 +43,30 @@ def sizes(name):
 
 @pytest.mark.parametrize("name", FAMILY)
 def test_bubble_meets_the_closed_form(name):
-    held = 0
+    checked = 0
     for size, costs in product(sizes(name), FREE):
         form = bubble_form(name, *size, costs)
         if form is not None:
             assert measure(run(family(name, *size), costs)).bubble == pytest.approx(form, abs=1e-12), (size, costs)
-            held += 1
-    assert held >= 100
+            checked += 1
+    assert checked >= 100
 
 
 @pytest.mark.parametrize("name", FAMILY)
 def test_activations_messages_and_weights_meet_their_closed_forms(name):
     for stages, microbatches, repeats in sizes(name):
-        found = measure(run(family(name, stages, microbatches, repeats)))
+        measured = measure(run(family(name, stages, microbatches, repeats)))
         for stage in range(stages):
-            assert found.activations[stage] == activations_form(name, stage, stages, microbatches, repeats)
-            assert found.messages[stage] == messages_form(stage, stages, microbatches, repeats)
-            assert found.weights[stage] == (stages - stage if name == "pipedream" else 1)
+            assert measured.activations[stage] == activations_form(name, stage, stages, microbatches, repeats)
+            assert measured.messages[stage] == messages_form(stage, stages, microbatches, repeats)
+            assert measured.weights[stage] == (stages - stage if name == "pipedream" else 1)
 
 
 def test_the_design_s_figures_for_eight_stages():
     published = {(1, 1): 0.875, (8, 1): 0.4667, (16, 1): 0.3043, (8, 2): 0.3043, (8, 4): 0.1795}
     for (microbatches, repeats), bubble in published.items():
-        found = measure(run(breadth_first(8, microbatches, repeats))).bubble
-        assert found == pytest.approx(bubble, abs=5e-5)
+        measured = measure(run(breadth_first(8, microbatches, repeats))).bubble
+        assert measured == pytest.approx(bubble, abs=5e-5)
 
 
 def test_forward_alone_takes_the_ticks_of_the_formula_also_with_fewer_microbatches_than_stages():
@@ -75,20 +75,20 @@ def test_forward_alone_takes_the_ticks_of_the_formula_also_with_fewer_microbatch
         assert timed.end == num_ticks(stages, microbatches, repeats)
 
 
-def test_zero_bubble_loses_a_third_of_what_1f1b_does_and_holds_no_more_than_its_first_stage():
+def test_zero_bubble_loses_a_third_of_the_time_of_1f1b_and_holds_no_more_than_its_first_stage():
     plain, split = (measure(run(make(4, 8))) for make in (one_f_one_b, zero_bubble))
     assert (split.time - 24) / (plain.time - 24) == pytest.approx(1 / 3)
     assert max(split.activations) == max(plain.activations) == 4 and min(split.activations) == 4
 
 
 @pytest.mark.parametrize("costs", SENDING)
-def test_messages_that_take_time_slow_a_stream_by_what_the_round_trip_says(costs):
+def test_messages_that_take_time_slow_a_stream_by_the_time_of_the_round_trip(costs):
     for stages, microbatches in product(STAGES, MICROBATCHES):
         form = bubble_form("pipedream", stages, microbatches, 1, costs)
         assert measure(run(pipedream(stages, microbatches), costs)).bubble == pytest.approx(form, abs=1e-12)
 
 
-def test_messages_beside_computing_cost_a_flush_only_the_way_there_and_back():
+def test_messages_that_overlap_with_compute_cost_a_flush_only_one_round_trip():
     costs = Costs(send=0.5)
     assert run(gpipe(4, 8), costs).end == run(gpipe(4, 8)).end + 2 * 3 * 0.5
     assert run(one_f_one_b(4, 8), costs).end > run(gpipe(4, 8), costs).end  # it waits for more round trips
@@ -99,12 +99,12 @@ def test_a_link_carries_one_message_at_a_time_in_each_direction():
         timed = run(family(name, 3, 6, 2 if name in LOOPED else 1), Costs(send=1.75))
         links = {(message.source, message.target) for message in timed.messages}
         for link in links:
-            on_it = [message for message in timed.messages if (message.source, message.target) == link]
-            assert all(a.end <= b.start for a, b in pairwise(on_it)), (name, link)
+            messages = [message for message in timed.messages if (message.source, message.target) == link]
+            assert all(a.end <= b.start for a, b in pairwise(messages)), (name, link)
 
 
 @pytest.mark.parametrize("name", FAMILY)
-def test_every_action_waits_for_what_it_needs_and_no_longer(name):
+def test_every_action_waits_for_its_dependencies_and_no_longer(name):
     repeats = 2 if name in LOOPED else 1
     timed = run(family(name, 4, 8, repeats), Costs(1, 1.5, 0.5, 0.25))
     ended = {(span.stage, span.action): span.end for spans in timed.spans for span in spans}
@@ -167,7 +167,7 @@ def test_a_schedule_written_down_is_the_one_that_is_built():
         (lambda: Costs(forward=float("nan")), "forward is a time"),
     ],
 )
-def test_what_is_no_schedule_is_refused_with_a_sentence(make, sentence):
+def test_invalid_schedules_are_refused_with_a_sentence(make, sentence):
     with pytest.raises(ValueError, match=sentence):
         make()
 
@@ -177,6 +177,6 @@ def test_a_schedule_that_does_not_exist_is_refused_with_those_that_do():
         family("gipe", 2, 2)
 
 
-def test_the_family_side_by_side_leaves_out_what_is_not_defined():
+def test_comparing_the_family_leaves_out_undefined_schedules():
     assert list(compare(4, 8, 2)) == list(FAMILY)
     assert "interleaved" not in compare(4, 6, 2)

@@ -13,7 +13,7 @@ def gpipe(num_stages: int, num_microbatches: int, num_repeats: int = 1) -> Sched
     Source: Huang et al., GPipe, 2019, section 2.3 and figure 2c.
 
     Raises:
-        ValueError: Sizes below 1, or more than one repeat.
+        ValueError: A size is below 1, or there is more than one repeat.
     """
     order = (*each("F", range(num_microbatches)), *each("B", reversed(range(num_microbatches))))
     return one_part("GPipe", num_stages, num_microbatches, num_repeats, lambda stage: order)
@@ -27,7 +27,7 @@ def one_part(
     order: Callable[[int], Iterable[Action]],
     stream: int = 0,
 ) -> Schedule:
-    """The schedule of a stage's ``order``; with a ``stream`` of microbatches, one that never flushes."""
+    """A schedule from the ``order`` of each stage; with a ``stream`` of microbatches, one that never flushes."""
     require_sizes(num_stages, num_microbatches, num_repeats)
     if num_repeats != 1:
         raise ValueError(

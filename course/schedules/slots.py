@@ -1,4 +1,4 @@
-"""Slots inside a Program: buffers with a leading dim, of which one entry is read or written at a time."""
+"""Slots inside a Program: buffers with a leading dim, one entry of which is read or written at a time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def empty_slots(shapes: PyTree, count: int, like: jax.Array) -> PyTree:
 
 
 def read_slot(buffers: PyTree, slot: jax.Array | int) -> PyTree:
-    """What a slot holds: each leaf ``[slots, ...]`` becomes ``[...]``."""
+    """The contents of a slot: each leaf ``[slots, ...]`` becomes ``[...]``."""
     return jax.tree.map(lambda buffer: lax.dynamic_index_in_dim(buffer, slot, keepdims=False), buffers)
 
 
 def write_slot(buffers: PyTree, slot: jax.Array | int, new: PyTree, when: jax.Array | bool = True) -> PyTree:
-    """The buffers with ``new`` in a slot, or as they were where ``when`` is false: then nothing is moved."""
+    """The buffers with ``new`` in a slot, or unchanged where ``when`` is false: then nothing is moved."""
 
     def write(buffers: PyTree) -> PyTree:
-        return jax.tree.map(lambda buffer, one: lax.dynamic_update_index_in_dim(buffer, one, slot, 0), buffers, new)
+        return jax.tree.map(lambda buffer, entry: lax.dynamic_update_index_in_dim(buffer, entry, slot, 0), buffers, new)
 
     return write(buffers) if when is True else lax.cond(when, write, lambda buffers: buffers, buffers)

@@ -1,10 +1,10 @@
 """A schedule as a table that one SPMD program can run: what each stage does in each tick, and where it keeps things.
 
-All actions are of one length, so that devices that run in step waste none of it: ``F`` takes one tick, and so do ``I``
+All actions take equally long, so that devices that run in step waste no time: ``F`` takes one tick, and so do ``I``
 and ``W``. A whole backward pass ``B`` is an ``I`` with its ``W`` in the next tick.
 
-A stage keeps things in *slots*. Each is used for one thing after another, so there are as few of each kind as the
-schedule needs on the stage that needs most, and a program's memory follows its schedule.
+A stage keeps things in *slots*, which are reused. So there are only as many of each kind as the schedule needs on the
+stage that needs the most, and a program's memory follows its schedule.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from course.schedules.timing import Costs, run
 
 IDLE, FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHTS = range(4)
 NUMBERS = {"F": FORWARD, "I": BACKWARD_INPUT, "W": BACKWARD_WEIGHTS}
-# What is kept in slots, and the actions between which: an input and a gradient from when they arrive, what the forward
-# pass saves until both backward passes have read it, what ``I`` leaves for ``W``.
+# What is kept in slots, and how long: an input and a gradient from their arrival until they are used, what the forward
+# pass saves until both backward passes have read it, and what ``I`` leaves for ``W``.
 SLOTS = ("inputs", "saved", "gradients", "pending")
 
 
 @dataclass(frozen=True)
 class Table:
-    """What each stage does in each tick.
+    """The action of each stage in each tick.
 
     Attributes:
-        num_ticks: Of a step.
+        num_ticks: Number of ticks in a step.
         num_repeats: Parts of the model on each device.
-        num_slots: Of each kind in ``SLOTS``, on every stage.
+        num_slots: Number of slots of each kind in ``SLOTS``, on every stage.
         columns: Integers ``[num_ticks, num_stages]`` by name. ``action`` is ``IDLE``, ``FORWARD``, ``BACKWARD_INPUT``
-            or ``BACKWARD_WEIGHTS``; ``microbatch`` and ``repeat`` say of what; ``inputs``, ``saved``, ``gradients``
-            and ``pending`` are the slots that the action works with. ``arrived_input`` and ``arrived_gradient`` are
-            the slots for what was sent in the tick before, or -1 where nothing was. All others are 0 where they mean
-            nothing.
+            or ``BACKWARD_WEIGHTS``; ``microbatch`` and ``repeat`` are those that it works on; ``inputs``, ``saved``,
+            ``gradients`` and ``pending`` are the slots that it uses. ``arrived_input`` and ``arrived_gradient`` are the
+            slots for what was sent in the previous tick, or -1 where nothing was. All others are 0 where they have no
+            meaning.
     """
 
     num_ticks: int
@@ -45,7 +45,7 @@ class Table:
 
 
 def unit_ticks(schedule: Schedule) -> tuple[dict[int, Action], ...]:
-    """By tick, what each stage does, with every ``B`` as an ``I`` and a ``W``."""
+    """The action of each stage, by tick, with every ``B`` as an ``I`` and a ``W``."""
     repeats = float(schedule.num_repeats)
     timed = run(schedule, Costs(repeats, repeats, repeats))
     ticks: list[dict[int, Action]] = [{} for _ in range(round(timed.end))]
@@ -57,16 +57,16 @@ def unit_ticks(schedule: Schedule) -> tuple[dict[int, Action], ...]:
 
 
 def tabulate(schedule: Schedule) -> Table:
-    """The table of a schedule that ends with all microbatches forward and backward.
+    """The table of a schedule that takes all microbatches forward and backward.
 
     Raises:
-        ValueError: It never flushes, has no backward pass, goes another way than round, or its stages would wait for
-            each other forever.
+        ValueError: It never flushes, has no backward pass, has another route than ``round``, or its stages would wait
+            for each other forever.
     """
     if not schedule.flushes or schedule.forward_only:
-        raise ValueError(f"{schedule.name} is no whole step: a table has every microbatch forward and backward, once")
+        raise ValueError(f"{schedule.name} is not a whole step: a table has each microbatch once, forward and backward")
     if schedule.route != "round":
-        raise ValueError(f"{schedule.name} goes {schedule.route!r}, and the program sends outputs one way round alone")
+        raise ValueError(f"{schedule.name} has route {schedule.route!r}, and the program sends outputs one way round")
     ticks, stages = unit_ticks(schedule), schedule.num_stages
     at = {(stage, action): tick for tick, row in enumerate(ticks) for stage, action in row.items()}
     names = ("action", "microbatch", "repeat", *SLOTS, "arrived_input", "arrived_gradient")
@@ -80,12 +80,12 @@ def tabulate(schedule: Schedule) -> Table:
     counts = {kind: 1 + max(slots[kind].values(), default=0) for kind in SLOTS}
     columns["arrived_input"][:] = columns["arrived_gradient"][:] = -1
     for (stage, action), tick in at.items():
-        one = (tick, stage)
-        columns["action"][one] = NUMBERS[action.kind]
-        columns["microbatch"][one], columns["repeat"][one] = action.microbatch, action.repeat
+        cell = (tick, stage)
+        columns["action"][cell] = NUMBERS[action.kind]
+        columns["microbatch"][cell], columns["repeat"][cell] = action.microbatch, action.repeat
         forward = Action("F", action.microbatch, action.repeat)
         for kind in SLOTS:
-            columns[kind][one] = slots[kind].get((stage, forward), 0)
+            columns[kind][cell] = slots[kind].get((stage, forward), 0)
         kind, step = ("inputs", 1) if action.kind == "F" else ("gradients", -1)
         other = schedule.neighbour(stage, action.repeat, step) if action.kind != "W" else None
         if other:
@@ -97,8 +97,8 @@ def tabulate(schedule: Schedule) -> Table:
 def _lifetimes(
     kind: str, stage: int, schedule: Schedule, at: dict[tuple[int, Action], int]
 ) -> dict[Action, tuple[int, int]]:
-    """The first and the last tick of what is kept of each microbatch and part, by the part's forward pass."""
-    found = {}
+    """The first and the last tick of what is kept for each microbatch and part, by the part's forward pass."""
+    lifetimes = {}
     for microbatch in range(schedule.num_microbatches):
         for repeat in range(schedule.num_repeats):
             f, i, w = (at[stage, Action(letter, microbatch, repeat)] for letter in "FIW")
@@ -110,8 +110,8 @@ def _lifetimes(
                 source = schedule.neighbour(stage, repeat, 1)
                 lifetime = (at[source[0], Action("I", microbatch, source[1])] + 1 if source else f, i)
             if lifetime:
-                found[Action("F", microbatch, repeat)] = lifetime
-    return found
+                lifetimes[Action("F", microbatch, repeat)] = lifetime
+    return lifetimes
 
 
 def _shared(lifetimes: dict[Action, tuple[int, int]]) -> dict[Action, int]:

@@ -34,47 +34,47 @@ def played(schedule):
     table, stages = tabulate(schedule), schedule.num_stages
     last = stages * schedule.num_repeats - 1
     slots = [{kind: {} for kind in table.num_slots} for _ in range(stages)]
-    found = []
+    reads = []
     sent: list[dict[str, Any]] = [{} for _ in range(stages)]
     for row in range(table.num_ticks):
         now, sent = sent, [{} for _ in range(stages)]
         for stage in range(stages):
             at = {name: int(column[row, stage]) for name, column in table.columns.items()}
             arrived = (("inputs", "arrived_input", "y", -1), ("gradients", "arrived_gradient", "dx", 1))
-            for kind, slot, what, step in arrived:
+            for kind, slot, output, step in arrived:
                 if at[slot] >= 0:
-                    slots[stage][kind][at[slot]] = now[(stage + step) % stages].get(what)
+                    slots[stage][kind][at[slot]] = now[(stage + step) % stages].get(output)
             part, microbatch, own = at["repeat"] * stages + stage, at["microbatch"], slots[stage]
             if at["action"] == FORWARD:
                 if part:
-                    found.append((own["inputs"][at["inputs"]], ("y", part - 1, microbatch)))
+                    reads.append((own["inputs"][at["inputs"]], ("y", part - 1, microbatch)))
                 own["saved"][at["saved"]] = ("saved", part, microbatch)
                 if part == last:
                     own["gradients"][at["gradients"]] = ("dx", part + 1, microbatch)
                 sent[stage]["y"] = ("y", part, microbatch)
             elif at["action"] == BACKWARD_INPUT:
-                found.append((own["saved"][at["saved"]], ("saved", part, microbatch)))
-                found.append((own["gradients"][at["gradients"]], ("dx", part + 1, microbatch)))
+                reads.append((own["saved"][at["saved"]], ("saved", part, microbatch)))
+                reads.append((own["gradients"][at["gradients"]], ("dx", part + 1, microbatch)))
                 own["pending"][at["pending"]] = ("pending", part, microbatch)
                 sent[stage]["dx"] = ("dx", part, microbatch)
             elif at["action"] == BACKWARD_WEIGHTS:
-                found.append((own["saved"][at["saved"]], ("saved", part, microbatch)))
-                found.append((own["pending"][at["pending"]], ("pending", part, microbatch)))
-    return table, found
+                reads.append((own["saved"][at["saved"]], ("saved", part, microbatch)))
+                reads.append((own["pending"][at["pending"]], ("pending", part, microbatch)))
+    return table, reads
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{s.name}-{s.num_stages}-{s.num_microbatches}")
-def test_every_action_finds_what_it_needs_in_its_slots(schedule):
-    table, found = played(schedule)
-    assert all(given == wanted for given, wanted in found)
+def test_every_action_reads_its_inputs_from_its_slots(schedule):
+    table, reads = played(schedule)
+    assert all(value == expected for value, expected in reads)
     parts = schedule.num_stages * schedule.num_repeats
-    assert len(found) == schedule.num_microbatches * (5 * parts - 1)
+    assert len(reads) == schedule.num_microbatches * (5 * parts - 1)
     for kind, count in table.num_slots.items():
         assert 1 <= count <= schedule.num_microbatches * schedule.num_repeats, kind
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), SIZES)
-def test_slots_are_as_many_as_theory_says(stages, microbatches):
+def test_numbers_of_slots_match_theory(stages, microbatches):
     in_flight = min(stages, microbatches)
     assert tabulate(gpipe(stages, microbatches)).num_slots["saved"] == microbatches
     assert tabulate(one_f_one_b(stages, microbatches)).num_slots["saved"] == in_flight
@@ -90,12 +90,12 @@ def test_a_whole_backward_pass_is_its_two_halves_one_after_the_other():
     assert kinds == ["FF..IW.IW", ".FIWFIW.."]
 
 
-def test_what_is_no_whole_step_has_no_table():
+def test_a_schedule_that_is_no_whole_step_has_no_table():
     for schedule in (pipedream(2, 4), forwards(gpipe(2, 2))):
-        with pytest.raises(ValueError, match="is no whole step"):
+        with pytest.raises(ValueError, match="is not a whole step"):
             tabulate(schedule)
     for schedule, route in ((zero_bubble_v(2, 4), "v"), (dualpipe(2, 4), "both")):
-        with pytest.raises(ValueError, match=f"goes '{route}', and the program sends outputs one way round"):
+        with pytest.raises(ValueError, match=f"has route '{route}', and the program sends outputs one way round"):
             tabulate(schedule)
     with pytest.raises(ValueError, match="would wait forever"):
         tabulate(written(["B0 F0", "F0 B0"]))

@@ -52,7 +52,7 @@ def program_ticks(timeline: Timeline, axis: str = "pipe") -> tuple[Tick, ...]:
     """The ticks of a pipeline Program, forward and backward.
 
     Args:
-        timeline: With its bars; of devices that differ only in other mesh axes, the first ones count.
+        timeline: A timeline with its bars; among devices that differ only in other mesh axes, the first ones count.
         axis: The mesh axis that the stages are on.
 
     Raises:
@@ -60,18 +60,18 @@ def program_ticks(timeline: Timeline, axis: str = "pipe") -> tuple[Tick, ...]:
             distinguished.
     """
     bars = stage_bars(timeline, axis)
-    sent = sorted({bar.end for stage in bars for bar in stage if _passes_on(bar, axis)})
-    if not sent:
+    permute_ends = sorted({bar.end for stage in bars for bar in stage if _passes_on(bar, axis)})
+    if not permute_ends:
         raise ValueError(
             f"nothing is permuted over {axis!r} (size {timeline.mesh[axis]}), so ticks cannot be identified; "
             "timeline_svg draws this step"
         )
-    found: dict[int, dict[int, list[Bar]]] = defaultdict(lambda: defaultdict(list))
+    by_tick: dict[int, dict[int, list[Bar]]] = defaultdict(lambda: defaultdict(list))
     for stage, own in enumerate(bars):
         for bar in own:
             if bar.stream == "compute":
-                found[bisect_right(sent, bar.start)][stage].append(bar)
-    ticks = [_tick(found[number], len(bars)) for number in sorted(found)]
+                by_tick[bisect_right(permute_ends, bar.start)][stage].append(bar)
+    ticks = [_tick(by_tick[number], len(bars)) for number in sorted(by_tick)]
     return tuple(tick for tick in ticks if any(tick.work))
 
 
@@ -85,11 +85,11 @@ def stage_bars(timeline: Timeline, axis: str) -> list[list[Bar]]:
         raise ValueError(f"the mesh {timeline.mesh} has no axis {axis!r}; name the one that has the stages")
     sizes = list(timeline.mesh.values())
     places = np.moveaxis(np.arange(math.prod(sizes)).reshape(sizes), list(timeline.mesh).index(axis), 0)
-    standing = {member: alike.device for alike in timeline.devices for member in alike.members}
+    representatives = {member: device.device for device in timeline.devices for member in device.members}
     by_device: dict[int, list[Bar]] = defaultdict(list)
     for bar in timeline.bars:
         by_device[bar.device].append(bar)
-    return [by_device[standing[int(device)]] for device in places.reshape(len(places), -1)[:, 0]]
+    return [by_device[representatives[int(device)]] for device in places.reshape(len(places), -1)[:, 0]]
 
 
 def _passes_on(bar: Bar, axis: str) -> bool:
@@ -98,8 +98,8 @@ def _passes_on(bar: Bar, axis: str) -> bool:
 
 def _tick(bars: dict[int, list[Bar]], num_stages: int) -> Tick:
     work = [_work(bars.get(stage, [])) for stage in range(num_stages)]
-    some = [one for one in work if one] or [Work(0.0, 0.0, 0.0)]
-    return Tick(min(one.start for one in some), max(one.end for one in some), tuple(work))
+    active = [piece for piece in work if piece] or [Work(0.0, 0.0, 0.0)]
+    return Tick(min(piece.start for piece in active), max(piece.end for piece in active), tuple(work))
 
 
 def _work(bars: list[Bar]) -> Work | None:
@@ -127,7 +127,7 @@ def match_ticks(ticks: tuple[Tick, ...], schedule: Schedule) -> list[dict[int, A
         One entry for each tick, or an empty list if the two do not have the same number. A Program may have one more
         tick, between forward and backward: the loss, whose entry is None.
     """
-    given: list[dict[int, Action] | None] = list(schedule_ticks(schedule))
-    if len(ticks) == len(given) + 1 and not schedule.forward_only:
-        given.insert(len(given) // 2, None)
-    return given if len(given) == len(ticks) else []
+    actions: list[dict[int, Action] | None] = list(schedule_ticks(schedule))
+    if len(ticks) == len(actions) + 1 and not schedule.forward_only:
+        actions.insert(len(actions) // 2, None)
+    return actions if len(actions) == len(ticks) else []

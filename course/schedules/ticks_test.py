@@ -11,8 +11,8 @@ from course.validation.pipelines import pipeline
 SIZES = [(2, 2, 1), (4, 3, 1), (4, 6, 2), (4, 2, 3)]
 
 
-def timed(stages, microbatches, repeats, **more):
-    return timeline(parse(pipeline(stages, microbatches, repeats, **more)), FREE_NETWORK)
+def timed(stages, microbatches, repeats, **options):
+    return timeline(parse(pipeline(stages, microbatches, repeats, **options)), FREE_NETWORK)
 
 
 def active(ticks):
@@ -21,14 +21,14 @@ def active(ticks):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_program_that_skips_idle_ticks_computes_exactly_where_the_schedule_does(size):
-    given = schedule_ticks(forwards(breadth_first(*size)))
-    assert active(program_ticks(timed(*size, masked=False))) == [set(tick) for tick in given]
+    expected = schedule_ticks(forwards(breadth_first(*size)))
+    assert active(program_ticks(timed(*size, masked=False))) == [set(tick) for tick in expected]
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_so_does_its_backward_pass(size):
-    given = schedule_ticks(breadth_first(*size))
-    assert active(program_ticks(timed(*size, masked=False, backward=True, data=2))) == [set(tick) for tick in given]
+    expected = schedule_ticks(breadth_first(*size))
+    assert active(program_ticks(timed(*size, masked=False, backward=True, data=2))) == [set(tick) for tick in expected]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -40,23 +40,23 @@ def test_a_masked_program_computes_on_every_stage_in_every_tick(size):
 @pytest.mark.parametrize("masked", [True, False])
 def test_both_simulators_give_the_same_times_on_a_free_network(size, masked):
     repeats = size[2]
-    one = timed(1, 1, 1).seconds
-    found = timed(*size, masked=masked)
-    mine = run(forwards(breadth_first(*size)), Costs(forward=repeats * one))
-    assert mine.end == pytest.approx(found.seconds, rel=1e-6)
-    starts = [tick.start for tick in program_ticks(found)]
-    assert sorted({span.start for spans in mine.spans for span in spans}) == pytest.approx(starts, rel=1e-6)
-    useful = size[0] * size[1] * repeats * one
-    assert measure(mine).bubble == pytest.approx(1 - useful / (size[0] * found.seconds), rel=1e-6)
+    unit_seconds = timed(1, 1, 1).seconds
+    program_timeline = timed(*size, masked=masked)
+    timed_schedule = run(forwards(breadth_first(*size)), Costs(forward=repeats * unit_seconds))
+    assert timed_schedule.end == pytest.approx(program_timeline.seconds, rel=1e-6)
+    starts = [tick.start for tick in program_ticks(program_timeline)]
+    assert sorted({span.start for spans in timed_schedule.spans for span in spans}) == pytest.approx(starts, rel=1e-6)
+    useful = size[0] * size[1] * repeats * unit_seconds
+    assert measure(timed_schedule).bubble == pytest.approx(1 - useful / (size[0] * program_timeline.seconds), rel=1e-6)
 
 
 def test_backward_costs_twice_forward_in_both():
-    found, one = timed(4, 6, 2, backward=True), timed(1, 1, 1).seconds
-    mine = run(breadth_first(4, 6, 2), Costs(2 * one, 2 * one, 2 * one))
-    assert mine.end == pytest.approx(found.seconds, rel=1e-4)
+    program_timeline, unit_seconds = timed(4, 6, 2, backward=True), timed(1, 1, 1).seconds
+    timed_schedule = run(breadth_first(4, 6, 2), Costs(2 * unit_seconds, 2 * unit_seconds, 2 * unit_seconds))
+    assert timed_schedule.end == pytest.approx(program_timeline.seconds, rel=1e-4)
 
 
-def test_the_ticks_of_a_schedule_are_what_one_draws_by_hand():
+def test_the_ticks_of_a_schedule_are_those_drawn_by_hand():
     ticks = schedule_ticks(forwards(gpipe(3, 4)))
     rows = ["".join(str(tick[s].microbatch) if s in tick else "." for tick in ticks) for s in range(3)]
     assert rows == ["0123..", ".0123.", "..0123"]
@@ -67,10 +67,10 @@ def test_the_ticks_of_a_schedule_are_what_one_draws_by_hand():
 
 def test_a_loss_between_the_passes_is_no_tick_of_the_schedule():
     ticks = program_ticks(timed(2, 2, 1, backward=True))
-    more = (*ticks[:3], ticks[2], *ticks[3:])
+    with_loss = (*ticks[:3], ticks[2], *ticks[3:])
     assert match_ticks(ticks, gpipe(2, 2)) == list(schedule_ticks(gpipe(2, 2)))
-    beside = match_ticks(more, gpipe(2, 2))
-    assert len(beside) == 7 and beside[3] is None
+    matched = match_ticks(with_loss, gpipe(2, 2))
+    assert len(matched) == 7 and matched[3] is None
 
 
 def test_a_program_with_another_number_of_ticks_is_not_labelled():

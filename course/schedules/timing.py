@@ -182,10 +182,10 @@ class _State:
         self.messages.append(Message(stage, target, action, start, self.arrived[key]))
 
     def stuck(self) -> str:
-        said = []
+        waits = []
         for stage, order in enumerate(self.schedule.orders):
             if len(self.spans[stage]) < len(order):
                 action = order[len(self.spans[stage])]
                 why = " and ".join(self._missing(stage, action))
-                said.append(f"stage {stage} waits in {text_of(action, self.schedule.num_repeats)} for {why}")
-        return "; ".join(said)
+                waits.append(f"stage {stage} waits in {text_of(action, self.schedule.num_repeats)} for {why}")
+        return "; ".join(waits)

@@ -84,15 +84,15 @@ def rates(sizes: ModelSizes, batch: int, times: list[float], kind: str, devices:
 
     flops = sizes.model_flops * batch * sizes.seq
     peak = machine(PEAKS[kind]).peak(DTYPES[dtype]) * devices if kind in PEAKS else None
-    found = {"model_flops": flops, "peak_flops": peak}
+    figures = {"model_flops": flops, "peak_flops": peak}
     counted = times[WARM_UP:]
     if not counted:
         nothing = dict.fromkeys(("seconds", "quartiles", "tokens_per_second", "mfu"))
-        return {**found, **nothing, NOT_MEASURED: f"fewer than {WARM_UP + 1} steps ran"}
+        return {**figures, **nothing, NOT_MEASURED: f"fewer than {WARM_UP + 1} steps ran"}
     low, middle, high = (float(x) for x in np.quantile(counted, [0.25, 0.5, 0.75]))
     mfu = None if peak is None else flops / middle / peak
     speed = {"seconds": middle, "quartiles": [low, high], "tokens_per_second": batch * sizes.seq / middle, "mfu": mfu}
-    return {**found, **speed, "steps_timed": len(counted)}
+    return {**figures, **speed, "steps_timed": len(counted)}
 
 
 def predicted(
@@ -106,26 +106,26 @@ def predicted(
     from course.predict import predict
     from course.program import ProgramError
 
-    where = abstract_mesh(axes)
-    strategy = make(sizes, where, options)
+    mesh = abstract_mesh(axes)
+    strategy = make(sizes, mesh, options)
 
-    def lying(spec: P) -> NamedSharding:
-        return NamedSharding(where, spec)
+    def sharding_of(spec: P) -> NamedSharding:
+        return NamedSharding(mesh, spec)
 
     def placed(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    params = jax.tree.map(lying, strategy.specs, is_leaf=lambda spec: isinstance(spec, P))
-    rows = jax.ShapeDtypeStruct((batch, sizes.seq), np.int32, sharding=lying(strategy.batch_spec))
-    given = jax.tree.map(placed, sizes.shapes(), params), {"inputs": rows, "targets": rows}
+    params = jax.tree.map(sharding_of, strategy.specs, is_leaf=lambda spec: isinstance(spec, P))
+    rows = jax.ShapeDtypeStruct((batch, sizes.seq), np.int32, sharding=sharding_of(strategy.batch_spec))
+    arguments = jax.tree.map(placed, sizes.shapes(), params), {"inputs": rows, "targets": rows}
     try:
-        step = jax.jit(strategy.loss_and_gradients, out_shardings=(lying(P()), params))
-        found = predict(step, machine, args=given, model_flops=float(sizes.model_flops * batch * sizes.seq))
+        step = jax.jit(strategy.loss_and_gradients, out_shardings=(sharding_of(P()), params))
+        prediction = predict(step, machine, args=arguments, model_flops=float(sizes.model_flops * batch * sizes.seq))
     except (ProgramError, ValueError) as error:
         return {"machine": machine, "not applicable": str(error)}
-    seconds = found.timeline.seconds
-    speed = {"seconds": seconds, "tokens_per_second": batch * sizes.seq / seconds, "mfu": found.mfu}
-    return {"machine": machine, **speed, "bytes": found.memory.peak}
+    seconds = prediction.timeline.seconds
+    speed = {"seconds": seconds, "tokens_per_second": batch * sizes.seq / seconds, "mfu": prediction.mfu}
+    return {"machine": machine, **speed, "bytes": prediction.memory.peak}
 
 
 def lines(data: dict[str, Any]) -> dict[str, str]:
@@ -138,7 +138,7 @@ def lines(data: dict[str, Any]) -> dict[str, str]:
         + (", emulated" if row["emulated"] else ""),
         "processes": str(row["processes"]),
         "model": f"{row['parameters']:,} parameters: "
-        + ", ".join(f"{what} {number:,}" for what, number in sizes.items()),
+        + ", ".join(f"{field} {number:,}" for field, number in sizes.items()),
         "step": f"{row['batch']} rows of {sizes['seq']} tokens, {_microbatches(row)}, {row['dtype']}"
         + (", remat" if row["remat"] else "")
         + (f", {row['num_repeats']} repeats" if row.get("num_repeats", 1) > 1 else "")
@@ -170,26 +170,26 @@ def _measured(row: dict[str, Any]) -> str:
 
 
 def _memory(row: dict[str, Any]) -> str:
-    said = [] if row["bytes"] is None else [f"{bytes_text(row['bytes'])} at the allocator's peak"]
+    parts = [] if row["bytes"] is None else [f"{bytes_text(row['bytes'])} at the allocator's peak"]
     if row["compiled_bytes"] is not None:
-        said.append(f"{bytes_text(row['compiled_bytes'])} a device by the compiler's count")
-    return ", ".join(said) or NOT_MEASURED
+        parts.append(f"{bytes_text(row['compiled_bytes'])} a device by the compiler's count")
+    return ", ".join(parts) or NOT_MEASURED
 
 
-def _predicted(found: dict[str, Any]) -> str:
-    if "seconds" not in found:
-        return f"not applicable: {found['not applicable']}"
+def _predicted(prediction: dict[str, Any]) -> str:
+    if "seconds" not in prediction:
+        return f"not applicable: {prediction['not applicable']}"
     return (
-        f"on {found['machine']} {seconds_text(found['seconds'])} for loss and gradients, "
-        f"{found['tokens_per_second']:,.0f} tokens/s, MFU {share_text(found['mfu'], 1.0)}, "
-        f"{bytes_text(found['bytes'])} a device"
+        f"on {prediction['machine']} {seconds_text(prediction['seconds'])} for loss and gradients, "
+        f"{prediction['tokens_per_second']:,.0f} tokens/s, MFU {share_text(prediction['mfu'], 1.0)}, "
+        f"{bytes_text(prediction['bytes'])} a device"
     )
 
 
 def _losses(row: dict[str, Any]) -> dict[str, str]:
     total = count_text(row["model_flops"] * row["steps"], "FLOP")
     last = "" if row["loss"] is None else f", the last loss {row['loss']:.4f}"
-    said = {"trained": f"{row['steps']:,} of {row['schedule']['steps']:,} steps ({total}){last}"}
+    texts = {"trained": f"{row['steps']:,} of {row['schedule']['steps']:,} steps ({total}){last}"}
     if row["validation_loss"] is not None:
-        said["validation"] = f"loss {row['validation_loss']:.4f}; a bigram model's {row['bigram_loss']:.4f}"
-    return said
+        texts["validation"] = f"loss {row['validation_loss']:.4f}; a bigram model's {row['bigram_loss']:.4f}"
+    return texts

@@ -19,28 +19,31 @@ INSTALLED |= {"flags": {"XLA_FLAGS": "--a"}}
 
 
 def test_rates_are_of_the_median_step_without_the_first_two_and_the_mesh_shares_its_peak():
-    found = rates(SIZES, 32, [9.0, 8.0, 0.1, 0.2, 0.3, 0.2, 0.2], "NVIDIA H100 80GB HBM3", 8, "bfloat16")
-    assert found["seconds"] == 0.2 and found["steps_timed"] == 5 and found["quartiles"] == [0.2, 0.2]
-    assert found["tokens_per_second"] == pytest.approx(32 * 64 / 0.2)
+    figures = rates(SIZES, 32, [9.0, 8.0, 0.1, 0.2, 0.3, 0.2, 0.2], "NVIDIA H100 80GB HBM3", 8, "bfloat16")
+    assert figures["seconds"] == 0.2 and figures["steps_timed"] == 5 and figures["quartiles"] == [0.2, 0.2]
+    assert figures["tokens_per_second"] == pytest.approx(32 * 64 / 0.2)
     peak = 8 * machine("8xH100").peak("bf16")
-    assert found["mfu"] == pytest.approx(SIZES.model_flops * 32 * 64 / 0.2 / peak) and found["peak_flops"] == peak
+    assert figures["mfu"] == pytest.approx(SIZES.model_flops * 32 * 64 / 0.2 / peak) and figures["peak_flops"] == peak
 
 
-def test_what_was_not_measured_is_not_said():
-    found = rates(SIZES, 32, [1.0, 1.0], "cpu", 8, "float32")
-    assert found["seconds"] is found["mfu"] is found["peak_flops"] is None and "fewer than 3" in found["not measured"]
+def test_missing_measurements_are_not_reported():
+    figures = rates(SIZES, 32, [1.0, 1.0], "cpu", 8, "float32")
+    assert (
+        figures["seconds"] is figures["mfu"] is figures["peak_flops"] is None
+        and "fewer than 3" in figures["not measured"]
+    )
     assert rates(SIZES, 32, [1.0] * 3, "cpu", 8, "float32")["mfu"] is None
 
 
-def test_a_card_reads_with_measured_beside_predicted():
+def test_a_card_shows_measured_and_predicted_figures():
     speed = rates(SIZES, 32, [0.002] * 9, INSTALLED["kind"], 8, "bfloat16")
-    said = lines({"cards": [INSTALLED], "rows": {"train x": {**ROW, **speed, "card": 0}}})
-    assert said["devices"] == "8 of 8 x NVIDIA H100 80GB HBM3" and "2 microbatches, bfloat16, remat" in said["step"]
-    assert said["measured"].startswith("2 ms a step") and "MFU 0.1%" in said["measured"].replace("< ", "")
-    assert said["predicted"].startswith("on 8xH100 1 ms for loss and gradients, 2,000,000 tokens/s, MFU 25%, 256 MiB")
-    assert said["memory"] == "1 GiB at the allocator's peak, 512 MiB a device by the compiler's count"
+    texts = lines({"cards": [INSTALLED], "rows": {"train x": {**ROW, **speed, "card": 0}}})
+    assert texts["devices"] == "8 of 8 x NVIDIA H100 80GB HBM3" and "2 microbatches, bfloat16, remat" in texts["step"]
+    assert texts["measured"].startswith("2 ms a step") and "MFU 0.1%" in texts["measured"].replace("< ", "")
+    assert texts["predicted"].startswith("on 8xH100 1 ms for loss and gradients, 2,000,000 tokens/s, MFU 25%, 256 MiB")
+    assert texts["memory"] == "1 GiB at the allocator's peak, 512 MiB a device by the compiler's count"
     assert (
-        said["trained"].startswith("10 of 1,500 steps (")
-        and "validation" not in said
-        and said["flags"] == "XLA_FLAGS=--a"
+        texts["trained"].startswith("10 of 1,500 steps (")
+        and "validation" not in texts
+        and texts["flags"] == "XLA_FLAGS=--a"
     )

@@ -53,11 +53,11 @@ class Checkpoints:
         """The description of the run in the newest checkpoint.
 
         Raises:
-            CheckpointError: There is no checkpoint, or its description is of another version of the course.
+            CheckpointError: There is no checkpoint, or its description is from another version of the course.
         """
-        found = self._restore("run", ocp.args.JsonRestore())
+        data = self._restore("run", ocp.args.JsonRestore())
         try:
-            return Run.from_json(found)
+            return Run.from_json(data)
         except (TypeError, KeyError, ValueError) as error:
             raise CheckpointError(
                 f"{self.folder}: the newest checkpoint describes its run in a way that this version of the course does "
@@ -73,7 +73,7 @@ class Checkpoints:
         saved = self.run()
         different = differences(saved, trainer.run)
         if different:
-            raise CheckpointError(f"{self.folder}: the checkpoint is another run's: {different}")
+            raise CheckpointError(f"{self.folder}: the checkpoint belongs to another run: {different}")
         return self._restore("state", ocp.args.StandardRestore(abstract(shapes_of(trainer.run), trainer.layout)))
 
     def _restore(self, item: str, args: Any) -> Any:

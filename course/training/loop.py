@@ -52,9 +52,9 @@ class Run:
     evaluation_batches: int | None = None
 
     def __post_init__(self):
-        for what, least in (("batch", 1), ("seed", 0), ("evaluate_every", 1)):
-            if getattr(self, what) < least:
-                raise ValueError(f"{what} is {getattr(self, what)}, and it must be at least {least}")
+        for name, least in (("batch", 1), ("seed", 0), ("evaluate_every", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}, and it must be at least {least}")
 
     def to_json(self) -> dict[str, Any]:
         """The run as plain data."""
@@ -75,7 +75,7 @@ class Trainer:
     Attributes:
         run: The settings that determine the losses.
         mesh: The devices.
-        strategy: How loss and gradients are computed on it.
+        strategy: Computes the loss and its gradients on the mesh.
         layout: The sharding of each leaf of the state.
         step: ``(state, batch) -> (state, metrics)``, compiled; the state is donated. ``metrics`` are the ``loss`` and
             the ``gradient_norm`` before clipping.
@@ -193,18 +193,18 @@ def train(
         done += 1
         losses.add(done, metrics)
         last, stopped = done == steps, stop(done)
-        due = bool(save_every) and (done % save_every == 0 or last or stopped)
-        judged = done % run.evaluate_every == 0 or last
-        if due or judged:
+        save_due = bool(save_every) and (done % save_every == 0 or last or stopped)
+        evaluation_due = done % run.evaluate_every == 0 or last
+        if save_due or evaluation_due:
             losses.flush()
-        if judged and not stopped:
+        if evaluation_due and not stopped:
             start = time.perf_counter()
             loss = evaluate(trainer, state["params"], held_out)
             tell({"event": "evaluation", "step": done, "loss": loss, "seconds": time.perf_counter() - start})
-        if due and done != saved:
+        if save_due and done != saved:
             save(done, state)
             saved = done
-        if due or judged:
+        if save_due or evaluation_due:
             losses.restart()
         if stopped:
             break
@@ -214,9 +214,9 @@ def train(
 
 def evaluate(trainer: Trainer, params: Any, held_out: np.ndarray) -> float:
     """The mean loss over the validation text, in whole batches."""
-    every = _evaluated(trainer.run, held_out)
+    batches = _evaluated(trainer.run, held_out)
     # One at a time: emulated devices starve each other when several computations are in flight.
-    return float(np.mean([float(trainer.loss(params, trainer.batch(at, held_out))) for at in every]))
+    return float(np.mean([float(trainer.loss(params, trainer.batch(at, held_out))) for at in batches]))
 
 
 def baseline(run: Run) -> float:
@@ -253,15 +253,15 @@ class _Losses:
 
     def _read(self) -> None:
         step, metrics = self.waiting.pop(0)
-        found = {name: float(value) for name, value in metrics.items()}
+        values = {name: float(value) for name, value in metrics.items()}
         now = time.perf_counter()
         seconds, self.last = now - self.last, now
-        if not math.isfinite(found["loss"]):
+        if not math.isfinite(values["loss"]):
             raise Diverged(
-                f"the loss is {found['loss']} at step {step:,}: nothing was saved since the last checkpoint. A smaller "
-                "learning rate or a longer warm-up helps most often"
+                f"the loss is {values['loss']} at step {step:,}: nothing was saved since the last checkpoint. A "
+                "smaller learning rate or a longer warm-up usually helps"
             )
-        self.tell({"event": "step", "step": step, **found, "seconds": seconds})
+        self.tell({"event": "step", "step": step, **values, "seconds": seconds})
 
 
 def _emulated(mesh: Mesh) -> bool:
@@ -269,8 +269,8 @@ def _emulated(mesh: Mesh) -> bool:
 
 
 def _bytes(compiled: Any) -> int | None:
-    found = compiled.memory_analysis()
-    if found is None:
+    analysis = compiled.memory_analysis()
+    if analysis is None:
         return None
-    aliased = found.alias_size_in_bytes
-    return found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes - aliased
+    aliased = analysis.alias_size_in_bytes
+    return analysis.argument_size_in_bytes + analysis.output_size_in_bytes + analysis.temp_size_in_bytes - aliased

@@ -24,22 +24,24 @@ RUN = Run(
 
 @pytest.fixture(scope="module")
 def trainers():
-    made = {}
+    prepared = {}
 
     def of(**axes):
         key = tuple(axes.items())
-        if key not in made:
+        if key not in prepared:
             mesh = make_mesh(axes)
-            made[key] = prepare(RUN, compiler(RUN.sizes, mesh, StrategyOptions(min_size=64)), mesh)
-        return made[key]
+            prepared[key] = prepare(RUN, compiler(RUN.sizes, mesh, StrategyOptions(min_size=64)), mesh)
+        return prepared[key]
 
     return of
 
 
-def run(trainer, **more):
+def run(trainer, **options):
     events = []
-    given = more.pop("state", None)
-    state, done = train(trainer, initial(trainer) if given is None else given, tell=events.append, **more)
+    initial_state = options.pop("state", None)
+    state, done = train(
+        trainer, initial(trainer) if initial_state is None else initial_state, tell=events.append, **options
+    )
     return state, done, events
 
 
@@ -60,33 +62,36 @@ def test_losses_and_evaluations_are_the_same_on_one_device_and_on_eight(trainers
 def test_a_run_goes_on_from_a_checkpoint_bit_by_bit_and_on_another_mesh(trainers, tmp_path):
     trainer, other = trainers(data=4, tensor=2), trainers(data=1)
     _, _, whole = run(trainer)
-    with Checkpoints(tmp_path) as kept:
-        assert kept.latest() is None
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.latest() is None
         _, done, first = run(
-            trainer, save=lambda step, state: kept.save(step, state, RUN), save_every=3, stop=lambda step: step == 4
+            trainer,
+            save=lambda step, state: checkpoints.save(step, state, RUN),
+            save_every=3,
+            stop=lambda step: step == 4,
         )
     assert done == 4
-    with Checkpoints(tmp_path) as kept:
-        assert kept.latest() == 4 and kept.run() == RUN
-        _, _, rest = run(trainer, state=kept.restore(trainer), done=4)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.latest() == 4 and checkpoints.run() == RUN
+        _, _, rest = run(trainer, state=checkpoints.restore(trainer), done=4)
         assert losses(first) | losses(rest) == losses(whole)
-        _, _, elsewhere = run(other, state=kept.restore(other), done=4)
+        _, _, elsewhere = run(other, state=checkpoints.restore(other), done=4)
         np.testing.assert_allclose([*losses(elsewhere).values()], [*losses(rest).values()], atol=1e-4)
 
 
-def test_checkpoints_that_cannot_be_used_say_why(trainers, tmp_path):
+def test_unusable_checkpoints_are_refused_with_the_reason(trainers, tmp_path):
     trainer = trainers(data=1)
-    with Checkpoints(tmp_path) as kept:
+    with Checkpoints(tmp_path) as checkpoints:
         with pytest.raises(CheckpointError, match=r"no checkpoint in .*--resume"):
-            kept.restore(trainer)
-        kept.save(3, initial(trainer), Run(ModelSizes(width=32), RUN.schedule))
-        kept.wait()
+            checkpoints.restore(trainer)
+        checkpoints.save(3, initial(trainer), Run(ModelSizes(width=32), RUN.schedule))
+        checkpoints.wait()
         with pytest.raises(CheckpointError, match="width is 32 there and 16 here, hidden is 512 there and 32"):
-            kept.restore(trainer)
+            checkpoints.restore(trainer)
     for path in (tmp_path / "3" / "run").rglob("*"):
         path.unlink()
-    with Checkpoints(tmp_path) as kept, pytest.raises(CheckpointError, match="step 3 cannot be read"):
-        kept.run()
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(CheckpointError, match="step 3 cannot be read"):
+        checkpoints.run()
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(trainers):
@@ -110,7 +115,7 @@ def test_the_baseline_predicts_the_bytes_that_an_evaluation_does():
     assert 2.3 < baseline(Run()) < 2.6
 
 
-def test_runs_survive_json_and_make_sense():
+def test_runs_survive_json_and_invalid_ones_are_refused():
     assert Run.from_json(RUN.to_json()) == RUN
     with pytest.raises(ValueError, match="batch is 0"):
         Run(batch=0)

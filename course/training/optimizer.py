@@ -25,13 +25,13 @@ class OptimizerSchedule:
     """Settings of the optimizer and its learning rate.
 
     Attributes:
-        steps: Steps of the whole run: the learning rate reaches its end here.
+        steps: Steps of the whole run, at the end of which the learning rate reaches its final value.
         learning_rate: Peak learning rate.
-        warmup: Steps in which it rises from 0 to the peak.
-        final: Its fraction of the peak at the end.
+        warmup: Steps in which the learning rate rises from 0 to the peak.
+        final: Learning rate at the end, as a fraction of the peak.
         weight_decay: Decay of matrices, decoupled (Loshchilov and Hutter 2019), times the learning rate.
-        clip: The largest global norm that a gradient keeps.
-        beta1, beta2: Adam's.
+        clip: Gradients with a larger global norm are scaled down to this norm.
+        beta1, beta2: Adam's decay rates.
     """
 
     steps: int
@@ -44,7 +44,7 @@ class OptimizerSchedule:
     beta2: float = 0.99
 
     def __post_init__(self):
-        for what, fine, must in (
+        for name, valid, requirement in (
             ("steps", self.steps >= 1, "at least 1"),
             ("warmup", 0 <= self.warmup < self.steps, f"at least 0 and less than the {self.steps:,} steps"),
             ("learning_rate", 0 < self.learning_rate < float("inf"), "positive"),
@@ -54,8 +54,8 @@ class OptimizerSchedule:
             ("beta1", 0 <= self.beta1 < 1, "from 0 to below 1"),
             ("beta2", 0 <= self.beta2 < 1, "from 0 to below 1"),
         ):
-            if not fine:
-                raise ValueError(f"{what} is {getattr(self, what):g}, and it must be {must}")
+            if not valid:
+                raise ValueError(f"{name} is {getattr(self, name):g}, and it must be {requirement}")
 
 
 def learning_rate(schedule: OptimizerSchedule) -> optax.Schedule:
@@ -71,9 +71,9 @@ def learning_rate(schedule: OptimizerSchedule) -> optax.Schedule:
 
 # --8<-- [start:decays]
 def decays(params: Params) -> PyTree:
-    """Mask of leaves with weight decay: the kernels of linear layers; no norm, bias or embedding, token or position.
+    """Mask of leaves with weight decay: the kernels of linear layers; no norms, biases, token or position embeddings.
 
-    By name and not by number of dims: stacked over layers, a bias has two.
+    They are selected by name and not by number of dims: stacked over layers, a bias has two.
     """
     return jax.tree.map_with_path(lambda path, _: path[-1] == jax.tree_util.DictKey("kernel"), params)
 
@@ -92,7 +92,7 @@ def make_optimizer(schedule: OptimizerSchedule) -> optax.GradientTransformation:
 
 
 def state_specs(optimizer: optax.GradientTransformation, params: Params, specs: PyTree) -> PyTree:
-    """Layout of the optimizer's state: arrays for each parameter are laid out as the parameter, the rest whole.
+    """Layout of the optimizer's state: arrays for each parameter are laid out like the parameter, the rest whole.
 
     Args:
         optimizer: The optimizer with that state.

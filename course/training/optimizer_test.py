@@ -20,8 +20,8 @@ SHAPES = jax.eval_shape(MODEL.init, jax.random.key(0))
 
 def test_learning_rate_rises_and_falls():
     rate = learning_rate(OptimizerSchedule(steps=100, learning_rate=0.5, warmup=10, final=0.2))
-    found = [np.asarray(rate(i)) for i in (0, 5, 10, 55, 100, 200)]
-    np.testing.assert_allclose(found, [0, 0.25, 0.5, 0.3, 0.1, 0.1], rtol=1e-6)
+    rates = [np.asarray(rate(i)) for i in (0, 5, 10, 55, 100, 200)]
+    np.testing.assert_allclose(rates, [0, 0.25, 0.5, 0.3, 0.1, 0.1], rtol=1e-6)
     assert learning_rate(OptimizerSchedule(steps=10, learning_rate=0.5, warmup=0))(0) == 0.5
 
 
@@ -37,21 +37,21 @@ def test_learning_rate_rises_and_falls():
         ({"beta2": 1.0}, "below 1"),
     ],
 )
-def test_schedules_that_make_no_sense_say_so(wrong, message):
+def test_invalid_schedules_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         OptimizerSchedule(**{"steps": 9, "warmup": 1, **wrong})
 
 
 def test_matrices_decay_and_norms_biases_embeddings_and_positions_do_not():
-    found = {
+    decayed = {
         jax.tree_util.keystr(p, simple=True, separator="/"): x for p, x in jax.tree.leaves_with_path(decays(SHAPES))
     }
     of_layers = {f"layers/{name}/kernel" for name in ("attention/qkv", "attention/out", "mlp/up", "mlp/down")}
-    assert {name for name, does in found.items() if does} == {*of_layers, "head/out/kernel"}
-    assert len(found) == 13 and len(SHAPES["layers"]["mlp"]["up"]["bias"].shape) == 2
+    assert {name for name, does in decayed.items() if does} == {*of_layers, "head/out/kernel"}
+    assert len(decayed) == 13 and len(SHAPES["layers"]["mlp"]["up"]["bias"].shape) == 2
 
 
-def test_decay_is_decoupled_and_of_the_size_that_was_asked_for():
+def test_decay_is_decoupled_and_of_the_requested_size():
     schedule = OptimizerSchedule(steps=10, learning_rate=0.1, warmup=0, weight_decay=0.5)
     params = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
     optimizer = make_optimizer(schedule)
@@ -100,16 +100,16 @@ def test_inside_shard_map_the_same_call_would_be_wrong():
     def local(blocks):
         return optax.tree.norm(blocks)[None]
 
-    found = np.asarray(jax.jit(local)(placed))
+    norms = np.asarray(jax.jit(local)(placed))
     expected = float(optax.tree.norm(gradients))
-    assert (np.abs(found - expected) > 0.5 * expected).all()
+    assert (np.abs(norms - expected) > 0.5 * expected).all()
 
 
 def test_the_state_is_laid_out_as_its_parameters_are():
     _, specs = sharded(gradients_of(0), make_mesh({"data": 8}))
     optimizer = make_optimizer(OptimizerSchedule(steps=200))
     state = jax.eval_shape(optimizer.init, SHAPES)
-    found = state_specs(optimizer, SHAPES, specs)
-    assert jax.tree.structure(state) == jax.tree.structure(found, is_leaf=lambda s: isinstance(s, P))
-    adam = found[1][0]
+    state_layout = state_specs(optimizer, SHAPES, specs)
+    assert jax.tree.structure(state) == jax.tree.structure(state_layout, is_leaf=lambda s: isinstance(s, P))
+    adam = state_layout[1][0]
     assert adam.mu == specs and adam.nu == specs and adam.count == P()

@@ -24,7 +24,7 @@ PLACE = "MESHCRAFT_PROCESS"
 # A process without a heartbeat for this long is lost, and the others end.
 HEARTBEAT_SECONDS = 30
 MEETING_SECONDS = 120
-# Time for processes to end by themselves: after another one has failed, and after a request to save and stop.
+# Time for processes to end on their own: after another one has failed, and after a request to save and stop.
 GRACE_SECONDS, SAVING_SECONDS = 5.0, 120.0
 # Exit status of a run that was asked to stop, the same as after Ctrl-C.
 STOPPED = (130,)
@@ -43,7 +43,7 @@ class ProcessLost(Exception):
 
 
 def launched() -> bool:
-    """True in a process that ``launch`` started."""
+    """Return True in a process that ``launch`` started."""
     return PLACE in os.environ
 
 
@@ -52,23 +52,23 @@ def join() -> None:
 
     Raises:
         RuntimeError: The others did not connect in time, or no coordinator is given.
-        ValueError: As before.
+        ValueError: For the same reasons.
     """
-    given: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if launched():
         number, count, address = os.environ[PLACE].split()
         threading.Thread(target=_end_with_launcher, daemon=True).start()
-        given = {"coordinator_address": address, "coordinator_bind_address": address}
-        given |= {"num_processes": int(count), "process_id": int(number), "cluster_detection_method": "deactivate"}
+        settings = {"coordinator_address": address, "coordinator_bind_address": address}
+        settings |= {"num_processes": int(count), "process_id": int(number), "cluster_detection_method": "deactivate"}
     jax.distributed.initialize(
-        **given, initialization_timeout=MEETING_SECONDS, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
+        **settings, initialization_timeout=MEETING_SECONDS, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
     )
 
 
 def stop_asked(step: int) -> bool:
-    """True if the run is to save and stop after this step; all processes get the same response at the same step.
+    """Return True if the run should save and stop after this step; all processes get the same result at the same step.
 
-    A process that receives SIGTERM requests it, as clusters do before they take a machine away.
+    A process requests this when it receives SIGTERM, which clusters send before they take a machine away.
     """
     from jax.experimental.multihost_utils import reached_preemption_sync_point
 
@@ -95,8 +95,8 @@ def launch(command: list[str], count: int, tell: Callable[[str], None] = lambda 
     address, stopping = f"127.0.0.1:{_free_port()}", threading.Event()
     with ExitStack() as stack:
         outputs: list[IO[bytes]] = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
-        for one in (signal.SIGINT, signal.SIGTERM):
-            stack.callback(signal.signal, one, signal.signal(one, lambda *_: stopping.set()))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            stack.callback(signal.signal, number, signal.signal(number, lambda *_: stopping.set()))
         running: list[subprocess.Popen[bytes]] = []
         for i in range(count):
             running.append(_start(command, f"{i} {count} {address}", None if i == 0 else outputs[i]))
@@ -133,7 +133,7 @@ def _watch(
         if _failed(running) or (ending is not None and time.monotonic() > ending):
             break
         time.sleep(0.1)
-    # Those that failed by themselves, before the others were ended because of it.
+    # Those that failed on their own, before the others were ended because of it.
     failed = _failed(running)
     _settle(running)
     failed = failed or _failed(running)
@@ -148,7 +148,7 @@ def _failed(running: list[subprocess.Popen[bytes]]) -> list[int]:
 
 
 def _settle(running: list[subprocess.Popen[bytes]]) -> None:
-    """Give the remaining processes a moment to end by themselves, then end them: they would wait for the others."""
+    """Give the remaining processes a moment to end on their own, then end them: they would wait for the others."""
     until = time.monotonic() + GRACE_SECONDS
     while time.monotonic() < until and any(process.poll() is None for process in running):
         time.sleep(0.1)
@@ -157,10 +157,10 @@ def _settle(running: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _described(number: int, status: int, output: IO[bytes]) -> str:
-    how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    ending = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     output.seek(0)
     text = output.read().decode(errors="replace").strip()
-    return f"process {number} {how}" + (f"; its output: {text[-2000:]}" if text else "")
+    return f"process {number} {ending}" + (f"; its output: {text[-2000:]}" if text else "")
 
 
 def _end_with_launcher() -> None:
@@ -172,6 +172,6 @@ def _end_with_launcher() -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

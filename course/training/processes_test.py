@@ -24,7 +24,7 @@ def program(text):
     return [sys.executable, "-S", "-c", WAIT + text]
 
 
-def test_processes_learn_their_number_how_many_they_are_and_where_to_meet(tmp_path):
+def test_processes_get_their_number_the_count_and_the_address(tmp_path):
     code = f"open(f'{tmp_path}/{{number}}', 'w').write(f'{{count}} {{address}}')"
     assert launch(program(code), 3) == 0
     written = {path.name: path.read_text().split() for path in tmp_path.iterdir()}
@@ -33,7 +33,7 @@ def test_processes_learn_their_number_how_many_they_are_and_where_to_meet(tmp_pa
     assert address.startswith("127.0.0.1:") and PLACE not in os.environ
 
 
-def test_the_first_processes_status_is_the_runs_where_all_were_stopped():
+def test_a_stopped_run_has_the_status_of_its_first_process():
     assert launch(program("sys.exit(130)"), 2) == 130
 
 

@@ -30,8 +30,8 @@ class Resharding:
         spec: The ``PartitionSpec`` of the stored leaf.
         block: The shape of a device's stored block.
         inside: The shape of the same block in the dims of the used array.
-        moves: ``(axis, dim, carrier)`` in order: an axis that splits ``dim`` of the used array and the last, as it
-            splits ``carrier``, of the stored one.
+        moves: ``(axis, dim, carrier)`` in order: an axis that splits ``dim`` of the used array, and ``carrier`` of the
+            stored one, innermost among the axes that have not moved yet.
         copies: The axes over which it is replicated.
     """
 
@@ -47,17 +47,17 @@ def reshardings(kept: PyTree, used: PyTree, specs: PyTree, sizes: Mapping[str, i
 
     Args:
         kept: Shapes of the stored arrays.
-        used: Shapes of the same with dims divided; a tree of the same structure.
-        specs: The ``PartitionSpec`` of each of these.
+        used: Shapes of the used arrays, with dims divided; a tree of the same structure.
+        specs: The ``PartitionSpec`` of each used array.
         sizes: Sizes of the mesh axes; specs may name no others.
 
     Raises:
         ValueError: A leaf cannot be stored in parts over an axis, because the axis divides none of the remaining dims.
     """
 
-    def of_leaf(path, leaf, more, spec):
+    def of_leaf(path, leaf, used_leaf, spec):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return resharding(name, leaf.shape, more.shape, spec, sizes)
+        return resharding(name, leaf.shape, used_leaf.shape, spec, sizes)
 
     return jax.tree.map_with_path(of_leaf, kept, used, specs)
 
@@ -67,25 +67,25 @@ def resharding(
 ) -> Resharding:
     """The resharding of the leaf with that name, with shapes ``kept`` and ``used``; the rest as for ``reshardings``."""
     entries = [entry if isinstance(entry, tuple) else (entry,) for entry in spec]
-    wanted = [[axis for axis in entry if axis is not None and sizes[axis] > 1] for entry in entries]
-    wanted += [[] for _ in used[len(wanted) :]]
+    axes_by_dim = [[axis for axis in entry if axis is not None and sizes[axis] > 1] for entry in entries]
+    axes_by_dim += [[] for _ in used[len(axes_by_dim) :]]
     groups = _groups(kept, used)
     first = [next((dim for dim in group if used[dim] > 1), group[0]) for group in groups]
-    own = {dim: list(wanted[dim]) for dim in first}
+    own = {dim: list(axes_by_dim[dim]) for dim in first}
     carried: dict[int, list[str]] = {dim: [] for dim in first}
     moves = []
 
     def left(dim: int) -> float:
         return used[dim] / prod(sizes[axis] for axis in own[dim] + carried[dim])
 
-    for dim, axis in [(dim, axis) for dim, axes in enumerate(wanted) if dim not in first for axis in axes]:
-        fine = [carrier for carrier in first if left(carrier) % sizes[axis] == 0]
-        if not fine:
+    for dim, axis in [(dim, axis) for dim, axes in enumerate(axes_by_dim) if dim not in first for axis in axes]:
+        carriers = [carrier for carrier in first if left(carrier) % sizes[axis] == 0]
+        if not carriers:
             raise ValueError(
                 f"the parameter {name} {list(kept)} cannot be kept in parts over {axis}={sizes[axis]}: no dim is left "
                 "that it divides"
             )
-        carrier = max(fine, key=left)
+        carrier = max(carriers, key=left)
         # The first move is innermost: its parts are next to each other.
         carried[carrier].insert(0, axis)
         moves.append((axis, dim, carrier))
@@ -100,7 +100,7 @@ def resharding(
 
 
 def parts_of(kept: PyTree, moves: PyTree) -> PyTree:
-    """The parts that this device uses of its stored blocks, all varying over all axes. Runs inside ``shard_map``."""
+    """The parts that this device uses, from its stored blocks; all vary over all axes. Runs inside ``shard_map``."""
 
     def part(leaf: jax.Array, move: Resharding) -> jax.Array:
         for axis in move.copies:
@@ -116,7 +116,7 @@ def parts_of(kept: PyTree, moves: PyTree) -> PyTree:
 def kept_of(parts: PyTree, moves: PyTree) -> PyTree:
     """The inverse of ``parts_of``, for complete gradients in parts. Runs inside ``shard_map``.
 
-    Copies are restored with a mean over their axes: they are equal, and only a collective gives a result typed so.
+    Copies are restored with a mean over their axes: they are equal, and only a collective gives a result of that type.
     """
 
     def block(leaf: jax.Array, move: Resharding) -> jax.Array:

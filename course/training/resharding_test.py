@@ -24,10 +24,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("kept, used, spec, lies", CASES.values(), ids=CASES)
-def test_parts_are_those_of_the_array_with_more_dims_and_come_back(kept, used, spec, lies):
+@pytest.mark.parametrize("kept, used, spec, stored_spec", CASES.values(), ids=CASES)
+def test_parts_are_those_of_the_array_with_more_dims_and_come_back(kept, used, spec, stored_spec):
     move, mesh = resharding("leaf", kept, used, spec, AXES), make_mesh(AXES)
-    assert move.spec == lies
+    assert move.spec == stored_spec
     whole = np.arange(np.prod(kept), dtype=np.float32).reshape(kept)
     seen = {}
 

@@ -25,7 +25,7 @@ def whole(params: Params, mesh: Mesh) -> Params:
 def sample(
     sizes: ModelSizes, params: Params, prompt: bytes, *, length: int, seed: int, temperature: float = 0.8
 ) -> bytes:
-    """Continue a prompt: ``length`` bytes more, each drawn from the predicted distribution.
+    """Continue a prompt with ``length`` bytes, each drawn from the predicted distribution.
 
     Args:
         sizes: Sizes of the model, which sees the last ``sizes.seq`` bytes.
@@ -44,8 +44,8 @@ def sample(
         raise ValueError(f"the temperature is {temperature:g}, and it must be positive")
     tokens = np.zeros(max(len(prompt) + length, sizes.seq), np.int32)
     tokens[: len(prompt)] = np.frombuffer(prompt, np.uint8)
-    found = _continue(sizes, params, tokens, len(prompt), length, seed, temperature)
-    return bytes(np.asarray(found[: len(prompt) + length]).astype(np.uint8))
+    continued = _continue(sizes, params, tokens, len(prompt), length, seed, temperature)
+    return bytes(np.asarray(continued[: len(prompt) + length]).astype(np.uint8))
 
 
 @partial(jax.jit, static_argnames="sizes")
@@ -58,9 +58,9 @@ def _continue(
         """The log-probability of every byte after position ``at`` of ``window``, ``[vocab]``."""
         x = model.embed(params["embed"], window[None])
         x, _ = lax.scan(lambda x, layer: (model.layer(layer, x), None), x, params["layers"])
-        here = lax.dynamic_slice_in_dim(x, at, 1, axis=1)
+        activation = lax.dynamic_slice_in_dim(x, at, 1, axis=1)
         # A model exposes only its loss, so evaluate the loss of each byte in turn.
-        return -jax.vmap(lambda byte: model.loss(params["head"], here, byte[None, None]))(jnp.arange(VOCAB))
+        return -jax.vmap(lambda byte: model.loss(params["head"], activation, byte[None, None]))(jnp.arange(VOCAB))
 
     def draw(i: jax.Array, tokens: jax.Array) -> jax.Array:
         start = jnp.maximum(i - sizes.seq, 0)

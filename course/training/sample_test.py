@@ -21,10 +21,10 @@ def preferring(byte, strength):
 
 
 def test_a_sample_goes_on_from_its_prompt_past_the_end_of_the_window():
-    found = sample(SIZES, PARAMS, b"ROMEO:", length=20, seed=1)
-    assert found.startswith(b"ROMEO:") and len(found) == 26
-    assert found == sample(SIZES, PARAMS, b"ROMEO:", length=20, seed=1)
-    assert found != sample(SIZES, PARAMS, b"ROMEO:", length=20, seed=2)
+    text = sample(SIZES, PARAMS, b"ROMEO:", length=20, seed=1)
+    assert text.startswith(b"ROMEO:") and len(text) == 26
+    assert text == sample(SIZES, PARAMS, b"ROMEO:", length=20, seed=1)
+    assert text != sample(SIZES, PARAMS, b"ROMEO:", length=20, seed=2)
 
 
 def test_bytes_are_drawn_as_often_as_the_model_expects_them():
@@ -34,15 +34,15 @@ def test_bytes_are_drawn_as_often_as_the_model_expects_them():
             for seed in range(24)
         )
 
-    found = drawn(1.0)
-    assert set(found) == {97, 98} and 0.55 < found.count(97) / 600 < 0.78
+    text = drawn(1.0)
+    assert set(text) == {97, 98} and 0.55 < text.count(97) / 600 < 0.78
     assert drawn(0.1).count(97) > 590
 
 
 def test_each_byte_is_predicted_from_the_bytes_before_it_as_in_training():
     params = jax.tree.map(lambda leaf: 3 * leaf, PARAMS)
-    found = sample(SIZES, params, b"abcdefghijkl", length=14, seed=0, temperature=1e-4)
-    model, tokens = SIZES.model(), np.frombuffer(found, np.uint8).astype(np.int32)
+    text = sample(SIZES, params, b"abcdefghijkl", length=14, seed=0, temperature=1e-4)
+    model, tokens = SIZES.model(), np.frombuffer(text, np.uint8).astype(np.int32)
     windows = jnp.asarray(np.stack([tokens[i - 8 : i] for i in range(12, 26)]))
 
     @jax.jit
@@ -50,7 +50,7 @@ def test_each_byte_is_predicted_from_the_bytes_before_it_as_in_training():
         """The loss of one byte after each window."""
         x = model.embed(params["embed"], windows)
         x = model.layer(jax.tree.map(lambda leaf: leaf[0], params["layers"]), x)[:, -1:]
-        return jax.vmap(lambda here: model.loss(params["head"], here[None], byte[None, None]))(x)
+        return jax.vmap(lambda activation: model.loss(params["head"], activation[None], byte[None, None]))(x)
 
     best = np.argmin([losses(jnp.int32(byte)) for byte in range(256)], axis=0)
     np.testing.assert_array_equal(best, tokens[12:])
@@ -59,12 +59,12 @@ def test_each_byte_is_predicted_from_the_bytes_before_it_as_in_training():
 def test_parameters_in_parts_are_put_together_on_one_device():
     mesh = make_mesh({"data": 8})
     parts = {"a": jax.device_put(np.arange(16.0), jax.NamedSharding(mesh, jax.P("data")))}
-    (found,) = jax.tree.leaves(whole(parts, mesh))
-    np.testing.assert_array_equal(found, np.arange(16.0))
-    assert len(found.devices()) == 1
+    (leaf,) = jax.tree.leaves(whole(parts, mesh))
+    np.testing.assert_array_equal(leaf, np.arange(16.0))
+    assert len(leaf.devices()) == 1
 
 
-def test_prompts_and_temperatures_that_make_no_sense_say_so():
+def test_invalid_prompts_and_temperatures_are_refused():
     with pytest.raises(ValueError, match="prompt is empty"):
         sample(SIZES, PARAMS, b"", length=1, seed=0)
     with pytest.raises(ValueError, match="temperature is 0"):

@@ -25,7 +25,7 @@ from course.training.text import VOCAB, Batch
 PyTree = Any
 DTYPES = ("float32", "bfloat16")
 # The dim of each leaf that a tensor axis splits: a layer's columns, then its rows, so that each pair needs one sum.
-# Stacked over layers, the first dim of those under ``layers`` is the layer. All others are whole.
+# Leaves under ``layers`` are stacked: their first dim is the layer. All leaves that are not listed are whole.
 TENSOR_DIMS = {
     "embed/token": 1,
     "layers/attention/qkv/kernel": 2,
@@ -56,9 +56,9 @@ class ModelSizes:
     seq: int = 64
 
     def __post_init__(self):
-        for what, number in vars(self).items():
+        for name, number in vars(self).items():
             if number < 1:
-                raise ValueError(f"{what} is {number}, and it must be at least 1")
+                raise ValueError(f"{name} is {number}, and it must be at least 1")
         if self.width % self.num_heads:
             raise ValueError(f"width {self.width} is not divisible by num_heads {self.num_heads}")
 
@@ -93,8 +93,8 @@ class MixtureSizes(ModelSizes):
 
     Attributes:
         num_experts: Routed experts in a layer, besides the shared one.
-        k: Number of them that a token chooses.
-        capacity_factor: Places of an expert, relative to those it needs where all experts are chosen equally often.
+        k: Number of routed experts that a token chooses.
+        capacity_factor: Places of an expert, relative to those it needs if all experts are chosen equally often.
     """
 
     num_experts: int = 8
@@ -141,7 +141,7 @@ class StrategyOptions:
         remat: Whether layers are recomputed in the backward pass.
         dtype: Compute dtype of the layers; parameters, gradients and the optimizer's state are float32.
         min_size: Leaves with fewer elements are not split over ``data``.
-        num_repeats: Number of times that a microbatch passes each stage of a pipeline.
+        num_repeats: Number of times that a microbatch passes through each stage of a pipeline.
         rings: Whether activations of split layers travel in rings that overlap with the matrix products.
     """
 
@@ -153,9 +153,9 @@ class StrategyOptions:
     rings: bool = False
 
     def __post_init__(self):
-        for what in ("num_microbatches", "num_repeats"):
-            if getattr(self, what) < 1:
-                raise ValueError(f"{what} is {getattr(self, what)}, and it must be at least 1")
+        for name in ("num_microbatches", "num_repeats"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, and it must be at least 1")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}, and it must be one of: {', '.join(DTYPES)}")
 
@@ -163,7 +163,7 @@ class StrategyOptions:
 # --8<-- [start:strategy]
 @dataclass(frozen=True)
 class Strategy:
-    """How the loss and its gradient are computed on a mesh. The functions are traced under ``jax.jit``.
+    """The computation of the loss and its gradient on a mesh. The functions are traced under ``jax.jit``.
 
     Attributes:
         name: Name of the strategy.
@@ -171,8 +171,8 @@ class Strategy:
         batch_spec: Spec of ``inputs`` and ``targets``, ``[batch, seq]``; only rows may be split.
         loss: ``(params, batch) -> scalar``, the mean over all rows, the same on every device; without the losses of a
             mixture's router.
-        loss_and_gradients: ``(params, batch) -> (loss, gradients)``: that loss, and its gradient, whole arrays as the
-            parameters are. The gradient includes the losses of a mixture's router.
+        loss_and_gradients: ``(params, batch) -> (loss, gradients)``: that loss, and its gradient, in whole arrays like
+            the parameters. The gradient includes the losses of a mixture's router.
     """
 
     name: str
@@ -209,9 +209,9 @@ def compiler(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOpti
     if options.rings or options.num_repeats > 1:
         raise ValueError("the strategy compiler has no rings and no repeats: leave these options out")
     data, tensor = (mesh.shape.get(axis, 1) for axis in ("data", "tensor"))
-    for what in ("num_heads", "width", "hidden"):
-        if getattr(sizes, what) % tensor:
-            raise ValueError(f"{what} {getattr(sizes, what)} is not divisible by tensor={tensor}")
+    for name in ("num_heads", "width", "hidden"):
+        if getattr(sizes, name) % tensor:
+            raise ValueError(f"{name} {getattr(sizes, name)} is not divisible by tensor={tensor}")
     shapes = sizes.shapes()
     split = jax.tree.map_with_path(lambda path, _: _tensor_spec(path, tensor), shapes)
     specs = jax.tree.map_with_path(
@@ -263,17 +263,17 @@ def _data_spec(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct, spec: P, data:
 
 
 def _guided(model: Model, split: PyTree, rows: P, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> Model:
-    """The model with its weights gathered over ``data`` at their use, in ``options.dtype``, and rows kept in place."""
+    """The model with weights gathered over ``data`` when used, in ``options.dtype``, and rows kept in place."""
 
     def weights(params: Params, specs: PyTree) -> Params:
-        held = jax.tree.map(lambda leaf, spec: _hold(leaf, mesh, spec), params, specs)
-        return jax.tree.map(lambda leaf: leaf.astype(options.dtype), held)
+        constrained = jax.tree.map(lambda leaf, spec: _constrain(leaf, mesh, spec), params, specs)
+        return jax.tree.map(lambda leaf: leaf.astype(options.dtype), constrained)
 
     def embed(params: Params, inputs: jax.Array) -> jax.Array:
-        return _hold(model.embed(weights(params, split["embed"]), inputs), mesh, rows)
+        return _constrain(model.embed(weights(params, split["embed"]), inputs), mesh, rows)
 
     def layer(params: Params, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        return _hold(model.layer(weights(params, of_layer), x, key), mesh, rows)
+        return _constrain(model.layer(weights(params, of_layer), x, key), mesh, rows)
 
     def loss(params: Params, x: jax.Array, targets: jax.Array) -> jax.Array:
         return model.loss(weights(params, split["head"]), x, targets)
@@ -282,5 +282,5 @@ def _guided(model: Model, split: PyTree, rows: P, mesh: Mesh | AbstractMesh, opt
     return replace(model, embed=embed, layer=jax.checkpoint(layer) if options.remat else layer, loss=loss)
 
 
-def _hold(x: jax.Array, mesh: Mesh | AbstractMesh, spec: P) -> jax.Array:
+def _constrain(x: jax.Array, mesh: Mesh | AbstractMesh, spec: P) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))

@@ -45,8 +45,8 @@ def test_every_large_leaf_is_split_over_data_and_matrices_over_tensor_as_well():
     strategy, params, _ = on(mesh, min_size=256)
     assert strategy.specs["layers"]["mlp"]["up"] == {"kernel": P(None, "data", "tensor"), "bias": P(None, "tensor")}
     assert strategy.specs["layers"]["attention_norm"]["scale"] == P()
-    held = sum(leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(params))
-    assert held < 1.2 * sum(leaf.size for leaf in jax.tree.leaves(PARAMS)) / 8
+    resident = sum(leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(params))
+    assert resident < 1.2 * sum(leaf.size for leaf in jax.tree.leaves(PARAMS)) / 8
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_gradients_in_float32():
@@ -68,15 +68,15 @@ def test_meshes_that_it_cannot_use_are_refused(axes, message):
         compiler(SIZES, make_mesh(axes), StrategyOptions())
 
 
-def test_sizes_and_options_that_make_no_sense_say_so():
-    for made, message in (
+def test_invalid_sizes_and_options_are_refused():
+    for make, message in (
         (lambda: ModelSizes(num_heads=3), "not divisible"),
         (lambda: ModelSizes(seq=0), "at least 1"),
         (lambda: StrategyOptions(dtype="float8"), "one of: float32, bfloat16"),
         (lambda: StrategyOptions(num_microbatches=0), "at least 1"),
     ):
         with pytest.raises(ValueError, match=message):
-            made()
+            make()
 
 
 def test_model_flops_are_those_of_the_courses_measurements():

@@ -38,7 +38,7 @@ def starts(seed: int, step: int, *, batch: int, seq: int, length: int) -> np.nda
 
     Args:
         seed: Seed of the run.
-        step: From 0.
+        step: Index of the step, from 0.
         batch: Rows over all devices.
         seq: Tokens in a row; its targets extend one further.
         length: Length of the text.
@@ -69,16 +69,16 @@ def place(text: np.ndarray, at: np.ndarray, seq: int, mesh: Mesh, spec: Partitio
         text: The bytes.
         at: Start offsets of all rows, the same in every process.
         seq: Tokens in a row.
-        mesh: The mesh, over however many processes.
-        spec: Layout of the rows; it splits the first dim at most.
+        mesh: The mesh, over any number of processes.
+        spec: Layout of the rows; it may split only the first dim.
     """
     sharding = NamedSharding(mesh, spec)
-    made = cache(lambda first, last: rows(text, at[first:last], seq))
+    rows_between = cache(lambda first, last: rows(text, at[first:last], seq))
 
     def block(name: str):
         def of(index: Any) -> np.ndarray:
             first, last, _ = index[0].indices(len(at))
-            return made(first, last)[name]
+            return rows_between(first, last)[name]
 
         return jax.make_array_from_callback((len(at), seq), sharding, of)
 
@@ -95,16 +95,16 @@ def evaluation_starts(length: int, *, batch: int, seq: int, most: int | None = N
         most: Maximum number of batches; by default, all.
 
     Raises:
-        ValueError: There is not even one.
+        ValueError: There are too few rows for one batch.
     """
-    every = np.arange(0, length - seq, seq)
-    count = len(every) // batch
+    row_starts = np.arange(0, length - seq, seq)
+    count = len(row_starts) // batch
     if not count:
         raise ValueError(
-            f"the validation text has {len(every):,} rows of {seq:,} tokens, and a batch takes {batch:,}: use a "
+            f"the validation text has {len(row_starts):,} rows of {seq:,} tokens, and a batch takes {batch:,}: use a "
             "smaller batch or a shorter sequence"
         )
-    yield from every[: min(count, most or count) * batch].reshape(-1, batch)
+    yield from row_starts[: min(count, most or count) * batch].reshape(-1, batch)
 
 
 def bigram_loss(trained: np.ndarray, held_out: np.ndarray, *, smoothing: float = 0.01) -> float:

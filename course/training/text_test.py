@@ -35,24 +35,24 @@ def test_a_batch_is_a_function_of_seed_and_step():
 
 
 def test_targets_are_the_bytes_that_follow_and_the_last_row_ends_with_the_text():
-    found = rows(TEXT, np.array([0, len(TEXT) - 9]), 8)
-    assert bytes(found["inputs"][0].astype(np.uint8)) == b"First Ci" and found["inputs"].dtype == np.int32
-    np.testing.assert_array_equal(found["inputs"][:, 1:], found["targets"][:, :-1])
-    assert found["targets"][1, -1] == TEXT[-1]
+    batch = rows(TEXT, np.array([0, len(TEXT) - 9]), 8)
+    assert bytes(batch["inputs"][0].astype(np.uint8)) == b"First Ci" and batch["inputs"].dtype == np.int32
+    np.testing.assert_array_equal(batch["inputs"][:, 1:], batch["targets"][:, :-1])
+    assert batch["targets"][1, -1] == TEXT[-1]
     assert max(starts(0, step, batch=64, seq=8, length=10).max() for step in range(8)) == 1
 
 
 @pytest.mark.parametrize(
     "mesh, spec", [({"data": 8}, P("data")), ({"data": 2, "tensor": 4}, P("data")), ({"x": 4}, P())]
 )
-def test_every_mesh_gets_the_same_batch_and_makes_each_row_once_a_shard(mesh, spec, monkeypatch):
-    at, made = starts(0, 7, batch=16, seq=8, length=len(TEXT)), []
+def test_every_mesh_gets_the_same_batch_and_reads_each_row_once_per_shard(mesh, spec, monkeypatch):
+    at, row_counts = starts(0, 7, batch=16, seq=8, length=len(TEXT)), []
     whole = rows(TEXT, at, 8)
-    monkeypatch.setattr(texts, "rows", lambda text, at, seq: made.append(len(at)) or rows(text, at, seq))
+    monkeypatch.setattr(texts, "rows", lambda text, at, seq: row_counts.append(len(at)) or rows(text, at, seq))
     placed = place(TEXT, at, 8, make_mesh(mesh), spec)
     for name, array in placed.items():
         np.testing.assert_array_equal(jax.device_get(array), whole[name])
-    assert sum(made) == 16 and placed["inputs"].sharding == NamedSharding(make_mesh(mesh), spec)
+    assert sum(row_counts) == 16 and placed["inputs"].sharding == NamedSharding(make_mesh(mesh), spec)
 
 
 def test_an_evaluation_goes_through_the_text_once_in_whole_batches():
@@ -62,14 +62,14 @@ def test_an_evaluation_goes_through_the_text_once_in_whole_batches():
     assert [*evaluation_starts(11, batch=1, seq=10)] == [0]
 
 
-def test_texts_that_are_too_short_say_so():
+def test_texts_that_are_too_short_are_refused():
     with pytest.raises(ValueError, match="10 bytes, and a row takes 11"):
         starts(0, 0, batch=2, seq=10, length=10)
     with pytest.raises(ValueError, match="99 rows of 10 tokens, and a batch takes 128"):
         next(evaluation_starts(1000, batch=128, seq=10))
 
 
-def test_bigram_loss_is_what_counting_by_hand_gives():
+def test_bigram_loss_matches_counting_by_hand():
     trained, held_out = np.frombuffer(b"abababac", np.uint8), np.frombuffer(b"abac", np.uint8)
     ab, ac, ba = (4 - 1 + 0.5) / (4 + 128), (1 + 0.5) / (4 + 128), (3 + 0.5) / (3 + 128)
     assert bigram_loss(trained, held_out, smoothing=0.5) == pytest.approx(-np.mean(np.log([ab, ba, ac])))

@@ -26,23 +26,23 @@ class Gap:
 
 
 def gaps(runs: Iterable[PublishedRun] = RUNS, *, aot: bool = True) -> list[Gap]:
-    """Both analyses on the published single-GPU runs.
+    """Run both analyses on the published single-GPU runs.
 
     Args:
         runs: The runs.
         aot: Whether to use the GPU compiler.
 
     Raises:
-        AotMissing: The compiler is requested and not installed.
+        AotMissing: The compiler is requested but not installed.
         ProgramError: It took too long.
     """
-    found = []
+    run_gaps = []
     for run in runs:
         program = single_device(run)
         module = parse(program)
         ours = predicted(timeline(module, A5000), memory(module, program))
-        found.append(Gap(run.name, run.seconds, ours, compiled(compiled_run(run), A5000) if aot else None))
-    return found
+        run_gaps.append(Gap(run.name, run.seconds, ours, compiled(compiled_run(run), A5000) if aot else None))
+    return run_gaps
 
 
 @cache

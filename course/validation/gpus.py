@@ -19,14 +19,14 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 @dataclass(frozen=True)
 class Gpu:
-    """One kind of GPU, with what the runs took on it.
+    """One kind of GPU, with the memory and time of the runs on it.
 
     Attributes:
-        name: Begins the names of its groups of figures.
+        name: First part of the names of its groups of figures.
         machine: The name of its machine.
-        source: Where the runs' figures are from.
-        runs: Bytes at the peak and seconds a step of each run, by name.
-        own_rates: Its machine with the rates that were measured on the card as its factors, if they were.
+        source: Source of the runs' figures.
+        runs: Peak bytes and seconds per step of each run, by name.
+        own_rates: Its machine, with the rates measured on the card as its factors; None if they were not measured.
     """
 
     name: str
@@ -50,9 +50,9 @@ A5000 = Gpu("A5000", "8xA5000", UVA, {run.name: (run.peak, run.seconds) for run 
 def ours() -> Iterator[tuple[str, Gpu]]:
     """The kinds of GPU, as JAX names them, that the runs were measured on."""
     for kind, name in PEAKS.items():
-        rows = {row: found for row, found in recorded_rows(kind).items() if NOT_MEASURED not in found}
-        taken = {run.name: rows.get(f"step {run.name}", {}) for run in RUNS}
-        runs = {run: (row["bytes"], row["seconds"]) for run, row in taken.items() if row.get("bytes")}
+        rows = {row: figures for row, figures in recorded_rows(kind).items() if NOT_MEASURED not in figures}
+        step_rows = {run.name: rows.get(f"step {run.name}", {}) for run in RUNS}
+        runs = {run: (row["bytes"], row["seconds"]) for run, row in step_rows.items() if row.get("bytes")}
         if runs:
             factors, name_of_group = reached(kind, rows), f"our {kind.removeprefix('NVIDIA ')}"
             own = factors and replace(machine(name), efficiency=factors)

@@ -23,8 +23,8 @@ GOALS = {
     (PLANNED_TIME, "unseen"): 0.20,
     (PLANNED_MEMORY, "planner"): 0.20,
 }
-# The goals for memory, set for the A5000, hold on every GPU. For time on other GPUs there is none: their machines reach
-# every peak, so a prediction in seconds is a bound.
+# The goals for memory, set for the A5000, apply to every GPU. There are none for time on other GPUs: their machines
+# reach every peak, so a prediction in seconds is a bound.
 GOALS |= {(own.memory, lens): GOALS[MEMORY, lens] for _, own in ours() for lens in ("liveness", "compiled")}
 
 
@@ -39,7 +39,7 @@ class Mean:
         spread: Their standard deviation.
         goal: The largest allowed error; None if nothing is promised.
         rows: Number of figures averaged.
-        order: Whether the figures come in the published order; None for fewer than three, or of several units.
+        order: Whether the figures are in the published order; None for fewer than three figures, or several units.
     """
 
     group: str
@@ -61,20 +61,23 @@ def means(figures: Iterable[Figure]) -> list[Mean]:
     members: dict[tuple[str, str], list[Figure]] = {}
     for figure in figures:
         members.setdefault((figure.group, figure.lens), []).append(figure)
-    found = []
+    group_means = []
     for (group, lens), own in members.items():
         counted = [figure for figure in own if figure.counts and figure.error is not None]
         errors = [figure.error or 0.0 for figure in counted]
         error = fmean(map(abs, errors)) if errors else None
-        apart = (fmean(errors), pstdev(errors)) if errors else (0.0, 0.0)
-        found.append(Mean(group, lens, error, GOALS.get((group, lens)), len(counted), _in_order(counted), *apart))
-    return found
+        bias_and_spread = (fmean(errors), pstdev(errors)) if errors else (0.0, 0.0)
+        group_means.append(
+            Mean(group, lens, error, GOALS.get((group, lens)), len(counted), _in_order(counted), *bias_and_spread)
+        )
+    return group_means
 
 
 def _in_order(figures: list[Figure]) -> bool | None:
     if len(figures) < 3 or figures[0].group == CLOSED or len({figure.unit for figure in figures}) > 1:
         return None
-    published, found = (
-        sorted(range(len(figures)), key=lambda i: getattr(figures[i], which) or 0.0) for which in ("published", "found")
+    published, predicted = (
+        sorted(range(len(figures)), key=lambda i: getattr(figures[i], field_name) or 0.0)
+        for field_name in ("published", "found")
     )
-    return published == found
+    return published == predicted

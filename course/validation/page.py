@@ -64,16 +64,18 @@ def _error(figure: Figure) -> str:
 
 def closed(figures: Sequence[Figure]) -> str:
     """The closed forms: the named ones, and the largest error of all other pipelines."""
-    every = figures_of(figures, CLOSED)
-    found = [
-        [f.name, f.lens, number(f.published), number(f.found), f.unit, _error(f)] for f in every if f.name not in SUMMED
+    all_figures = figures_of(figures, CLOSED)
+    table_rows = [
+        [f.name, f.lens, number(f.published), number(f.found), f.unit, _error(f)]
+        for f in all_figures
+        if f.name not in SUMMED
     ]
-    summed = [f for f in every if f.name in SUMMED]
+    summed = [f for f in all_figures if f.name in SUMMED]
     if summed:
         worst = max(summed, key=lambda f: abs(f.error or 0.0))
         cells = [worst.lens, number(worst.published), number(worst.found), "", _error(worst)]
-        found.insert(len(LISTED), [f"{len(summed)} more pipelines, the worst", *cells])
-    return _table(("", "lens", "closed form", "lens gives", "unit", "error"), found, 2)
+        table_rows.insert(len(LISTED), [f"{len(summed)} more pipelines, the worst", *cells])
+    return _table(("", "lens", "closed form", "lens gives", "unit", "error"), table_rows, 2)
 
 
 def memory(figures: Sequence[Figure]) -> str:
@@ -83,22 +85,22 @@ def memory(figures: Sequence[Figure]) -> str:
         figures,
         [MEMORY],
         ("published", *lenses),
-        lambda f, found: [f"{found:.2f}", _error(f), _percent(found * GB / GIB / f.published - 1)],
+        lambda f, value: [f"{value:.2f}", _error(f), _percent(value * GB / GIB / f.published - 1)],
     )
 
 
 def time(figures: Sequence[Figure]) -> str:
     """Step times of the A5000 runs, by both analyses."""
     head = ("published, s", "timeline, s", "error", "replay, s", "error")
-    return _runs(figures, [TIME], head, lambda f, found: [f"{found:.3f}", _error(f)])
+    return _runs(figures, [TIME], head, lambda f, value: [f"{value:.3f}", _error(f)])
 
 
 def measured(figures: Sequence[Figure]) -> str:
     """Memory and time of the same runs on our GPUs, a table for each kind: errors in memory, and ratios of times."""
     head = ("measured, GB", "liveness", "compiled", "measured, s", "timeline", "replay", "timeline, own rates")
 
-    def cells(figure: Figure, found: float) -> list[str]:
-        return [_error(figure) if figure.unit == "GB" else f"{found / figure.published:.2f}"]
+    def cells(figure: Figure, value: float) -> list[str]:
+        return [_error(figure) if figure.unit == "GB" else f"{value / figure.published:.2f}"]
 
     origin = "<!-- origin: measured; predicted, idealised; predicted, calibrated; compiled -->"
     return "\n\n".join(
@@ -123,7 +125,7 @@ def _runs(
 ) -> str:
     """A row for each run: its name, and for each group the published value and those of the analyses.
 
-    ``digits`` rounds the published values, which are as short as their source otherwise.
+    ``digits`` rounds the published values, which otherwise have as many digits as in their source.
     """
     table: dict[str, list[str]] = {}
     for group in groups:
@@ -147,58 +149,58 @@ def measured_spread(figures: Sequence[Figure]) -> str:
 
 
 def _spread(figures: Sequence[Figure], groups: Sequence[str]) -> str:
-    found = []
+    table_rows = []
     for group in groups:
         for lens in ("timeline", "replay", *((rows.OWN_RATES,) if group != TIME else ())):
             ratios = [ratio for ratio in ratios_of(figures, group, lens) if ratio is not None]
             if not ratios:
-                found.append([group, lens, *[NOT_MEASURED] * 4])
+                table_rows.append([group, lens, *[NOT_MEASURED] * 4])
                 continue
             middle = math.exp(fmean(map(math.log, ratios)))
-            left = fmean(abs(ratio / middle - 1) for ratio in ratios)
+            mean_error = fmean(abs(ratio / middle - 1) for ratio in ratios)
             ends = [f"{ratio:.2f}" for ratio in (min(ratios), max(ratios))]
-            found.append([group, lens, *ends, f"{middle:.3f}", _percent(left, ".1f")])
+            table_rows.append([group, lens, *ends, f"{middle:.3f}", _percent(mean_error, ".1f")])
     head = ("", "lens", "lowest ratio", "highest", "geometric mean", "mean error, the mean divided out")
-    return _table(head, found, 2)
+    return _table(head, table_rows, 2)
 
 
 def others(figures: Sequence[Figure]) -> str:
     """The looping pipeline and the ring: ratios and counts."""
-    found = [
+    table_rows = [
         [f.name, f.lens, number(f.published), number(f.found), _error(f)]
         for f in (*figures_of(figures, LOOPING), *figures_of(figures, RINGS))
     ]
-    return _table(("", "lens", "published or counted", "lens gives", "error"), found, 2)
+    return _table(("", "lens", "published or counted", "lens gives", "error"), table_rows, 2)
 
 
 def planner(figures: Sequence[Figure]) -> str:
-    """Published runs by the planner: step time at the chip's factor and at the other papers', and memory."""
+    """The planner on published runs: step time at the chip's factor and at the other papers', and memory."""
     kinds = (PLANNED_TIME, "planner"), (PLANNED_TIME, "unseen"), (PLANNED_MEMORY, "planner")
     seconds, unseen, sizes = ({f.name: f for f in figures_of(figures, *kind)} for kind in kinds)
-    found = []
+    table_rows = []
     for name, f in seconds.items():
-        held = sizes.get(name)
-        cells = [number(held.published), number(held.found), _error(held)] if held else ["", "", ""]
+        size = sizes.get(name)
+        cells = [number(size.published), number(size.found), _error(size)] if size else ["", "", ""]
         other = _error(unseen[name]) if name in unseen else ""
-        found.append([name, number(f.published), number(f.found), _error(f), other, *cells])
+        table_rows.append([name, number(f.published), number(f.found), _error(f), other, *cells])
     head = ("run", "published, s", "planner, s", "error", "unseen", "published, GB", "planner, GB", "error")
-    return _table(head, found, 1)
+    return _table(head, table_rows, 1)
 
 
 def chips(_: Sequence[Figure]) -> str:
     """The planner's factors."""
-    found = []
+    table_rows = []
     for chip, f in factors().items():
         spread = f"{f.lowest:.2f} to {f.highest:.2f}"
         errors = [_percent(share, ".1f") for share in (f.error, f.unseen)]
-        found.append([chip, "; ".join(f.papers), f"{f.factor:.3f}", spread, str(f.runs), *errors])
-    return _table(("chip", "fitted on", "factor", "single runs", "runs", "mean error", "unseen"), found, 2)
+        table_rows.append([chip, "; ".join(f.papers), f"{f.factor:.3f}", spread, str(f.runs), *errors])
+    return _table(("chip", "fitted on", "factor", "single runs", "runs", "mean error", "unseen"), table_rows, 2)
 
 
 def tables(figures: Sequence[Figure]) -> str:
     """XLA's tables compared with both H100 machines."""
     calibrated = xla_tables(figures, rows.CALIBRATED)
-    found = [
+    table_rows = [
         [
             f"{name}, {f.unit}",
             number(f.published),
@@ -209,32 +211,34 @@ def tables(figures: Sequence[Figure]) -> str:
         ]
         for name, f in xla_tables(figures, rows.IDEALISED).items()
     ]
-    return _table(("", "XLA's table", "`8xH100`", "error", "`8xH100-calibrated`", "on our H100"), found, 1)
+    return _table(("", "XLA's table", "`8xH100`", "error", "`8xH100-calibrated`", "on our H100"), table_rows, 1)
 
 
 def averages(figures: Sequence[Figure]) -> str:
     """The mean error of each group by each analysis, its bias and spread, and the goal."""
-    found = []
+    table_rows = []
     for mean in means(figures):
         error = _percent(mean.error, ".2f") or NOT_MEASURED
         met = {None: "", True: "met", False: "missed"}[mean.met]
         order = {None: "", True: "kept", False: "not kept"}[mean.order]
-        apart = [_percent(mean.bias), _percent(mean.spread, ".1f")] if mean.rows > 1 else ["", ""]
-        found.append([mean.group, mean.lens, str(mean.rows), error, *apart, _percent(mean.goal, ".3g"), met, order])
+        bias_and_spread = [_percent(mean.bias), _percent(mean.spread, ".1f")] if mean.rows > 1 else ["", ""]
+        table_rows.append(
+            [mean.group, mean.lens, str(mean.rows), error, *bias_and_spread, _percent(mean.goal, ".3g"), met, order]
+        )
     for lens in ("liveness", "compiled"):
         errors = [ratio - 1 for ratio in ratios_of(figures, MEMORY, lens, GB / GIB) if ratio is not None]
         error = _percent(fmean(map(abs, errors)), ".2f") if errors else NOT_MEASURED
-        apart = [_percent(fmean(errors)), _percent(pstdev(errors), ".1f")] if errors else ["", ""]
-        found.append([f"{MEMORY}, read as GiB", lens, str(len(errors)), error, *apart, "", "", ""])
-    return _table(("group", "lens", "rows", "mean error", "bias", "spread", "goal", "", "order"), found, 2)
+        bias_and_spread = [_percent(fmean(errors)), _percent(pstdev(errors), ".1f")] if errors else ["", ""]
+        table_rows.append([f"{MEMORY}, read as GiB", lens, str(len(errors)), error, *bias_and_spread, "", "", ""])
+    return _table(("group", "lens", "rows", "mean error", "bias", "spread", "goal", "", "order"), table_rows, 2)
 
 
-_MATMULS_HERE = {rows.matmul_name(side): kernel_name("matmul", "bf16", side) for side in rows.MATMULS}
+_OUR_MATMULS = {rows.matmul_name(side): kernel_name("matmul", "bf16", side) for side in rows.MATMULS}
 
 
 def _on_our_h100(name: str) -> str:
-    """The rate of a matmul of XLA's tables on an H100 of ours; of collectives there is none."""
-    row = recorded_rows(H100).get(_MATMULS_HERE.get(name, ""), {})
+    """The rate of a matmul of XLA's tables on our H100; there is none for collectives."""
+    row = recorded_rows(H100).get(_OUR_MATMULS.get(name, ""), {})
     return f"{row['rate'] / 1e12:.4g}" if row.get("rate") else NOT_MEASURED
 
 

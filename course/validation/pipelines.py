@@ -99,11 +99,11 @@ def _shapes(layer: Layer, stack: tuple[int, ...]) -> Params:
     def leaf(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((*stack, *shape), jnp.dtype(layer.dtype))
 
-    found = {"up": leaf(layer.width, layer.hidden), "down": leaf(layer.hidden, layer.width)}
+    shapes = {"up": leaf(layer.width, layer.hidden), "down": leaf(layer.hidden, layer.width)}
     if layer.norm:
-        found |= {"scale": leaf(layer.width), "shift": leaf(layer.width)}
-        found |= {"up_bias": leaf(layer.hidden), "down_bias": leaf(layer.width)}
-    return found
+        shapes |= {"scale": leaf(layer.width), "shift": leaf(layer.width)}
+        shapes |= {"up_bias": leaf(layer.hidden), "down_bias": leaf(layer.width)}
+    return shapes
 
 
 def _layer(params: Params, x: jax.Array) -> jax.Array:
@@ -146,8 +146,12 @@ def _forward(
         first = waiting[jnp.minimum(microbatch, num_microbatches - 1)]
         x = jnp.where(stage == 0, first, arrived)
         turn_of_weights = jnp.clip(repeat, 0, num_repeats - 1) if num_repeats > 1 else 0
-        here = jax.tree.map(lambda leaf: leaf[turn_of_weights], params)
-        y = jnp.where(active, _stage(here, x), x) if masked else lax.cond(active, _stage, lambda _, x: x, here, x)
+        layer_params = jax.tree.map(lambda leaf: leaf[turn_of_weights], params)
+        y = (
+            jnp.where(active, _stage(layer_params, x), x)
+            if masked
+            else lax.cond(active, _stage, lambda _, x: x, layer_params, x)
+        )
         ring = [(i, (i + 1) % num_stages) for i in range(num_stages)]
         return (waiting, lax.ppermute(y, "pipe", ring)), y
 

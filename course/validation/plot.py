@@ -11,7 +11,7 @@ from course.validation import rows
 from course.validation.gpus import ours
 from course.validation.rows import MEMORY, TIME, Figure, figures_of, ratios_of, xla_tables
 
-# What a published “GB” may mean.
+# The possible meanings of a published “GB”.
 GB, GIB = 1e9, 2.0**30
 
 LEFT, WIDTH, RIGHT = 250.0, 330.0, 20.0
@@ -50,7 +50,7 @@ def ratio_svg(
         goal: A band of this relative width on both sides of 1.
     """
     bottom = HEAD + STEP * len(rows)
-    described = " ".join(f"{name}: {_said(series, i)}." for i, name in enumerate(rows))
+    described = " ".join(f"{name}: {_ratios_text(series, i)}." for i, name in enumerate(rows))
     name = unique(f"{title}{described}", "v")
     parts = [_band(ticks, goal, bottom)] if goal else []
     parts += [_tick(tick, ticks, bottom) for tick in ticks]
@@ -63,9 +63,9 @@ def ratio_svg(
     return svg(LEFT + WIDTH + RIGHT, height, title, described, "".join(parts) + legend, name)
 
 
-def _said(series: Sequence[Series], row: int) -> str:
-    each = ((s.name, s.ratios[row]) for s in series)
-    return ", ".join(f"{name} {'not measured' if ratio is None else f'{ratio:.3f}'}" for name, ratio in each)
+def _ratios_text(series: Sequence[Series], row: int) -> str:
+    ratios = ((s.name, s.ratios[row]) for s in series)
+    return ", ".join(f"{name} {'not measured' if ratio is None else f'{ratio:.3f}'}" for name, ratio in ratios)
 
 
 def _x(ratio: float, ticks: Sequence[float]) -> float:
@@ -99,11 +99,11 @@ def _dot(series: Series, x: float, y: float, title: str) -> str:
 
 def _legend(series: Sequence[Series], y: float) -> tuple[str, float]:
     parts, x = [], 12.0
-    for one in series:
-        width = 22 + len(one.name) * 6.3 + 14
+    for entry in series:
+        width = 22 + len(entry.name) * 6.3 + 14
         if x + width > LEFT + WIDTH + RIGHT and x > 12:
             x, y = 12.0, y + 20
-        parts += [_dot(one, x, y, one.name), text(one.name, x + 12, y + 4)]
+        parts += [_dot(entry, x, y, entry.name), text(entry.name, x + 12, y + 4)]
         x += width
     return "".join(parts), y + 14
 
@@ -137,7 +137,7 @@ def measured_time_plot(figures: Sequence[Figure]) -> str:
 
 
 def _measured_plot(
-    what: str,
+    quantity: str,
     figures: Sequence[Figure],
     groups: Sequence[str],
     lenses: Sequence[str],
@@ -150,14 +150,14 @@ def _measured_plot(
         for number, group in enumerate(groups)
         for style, lens in enumerate(lenses)
     ]
-    return ratio_svg(f"{what} on our GPUs, predicted over measured", names, series, ticks, goal)
+    return ratio_svg(f"{quantity} on our GPUs, predicted over measured", names, series, ticks, goal)
 
 
 def _run_plot(
-    what: str, figures: Sequence[Figure], group: str, series: list[Series], ticks: Sequence[float], goal: float
+    quantity: str, figures: Sequence[Figure], group: str, series: list[Series], ticks: Sequence[float], goal: float
 ) -> str:
     names = list(dict.fromkeys(figure.name for figure in figures_of(figures, group)))
-    return ratio_svg(f"{what} on one A5000, predicted over published", names, series, ticks, goal)
+    return ratio_svg(f"{quantity} on one A5000, predicted over published", names, series, ticks, goal)
 
 
 def tables_plot(figures: Sequence[Figure]) -> str:

@@ -19,13 +19,13 @@ SMALL = Sizes(num_layers=2, width=32, num_heads=2, vocabulary=64, sequence=16, b
 NARROW = Layer(width=16, hidden=32, rows=2, norm=True)
 
 
-def run(program, **given):
+def run(program, **arrays):
     """Results of the Program on emulated devices, from numbers drawn by name and shape unless given."""
     inputs = {}
     for i, leaf in enumerate(program.inputs):
         generator = np.random.default_rng(i)
-        if leaf.name in given:
-            inputs[leaf.name] = given[leaf.name]
+        if leaf.name in arrays:
+            inputs[leaf.name] = arrays[leaf.name]
         elif np.issubdtype(leaf.dtype, np.integer):
             inputs[leaf.name] = generator.integers(0, 60, leaf.shape).astype(leaf.dtype)
         else:
@@ -43,9 +43,9 @@ def test_transformer_has_the_published_number_of_parameters():
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 @pytest.mark.parametrize("chosen", RUNS, ids=lambda run: run.name)
 def test_every_run_is_read_on_both_platforms(chosen, platform):
-    found = costs(parse(single_device(chosen, SMALL, platform)))
-    assert found.flops > 0
-    assert not found.collectives
+    counted = costs(parse(single_device(chosen, SMALL, platform)))
+    assert counted.flops > 0
+    assert not counted.collectives
 
 
 def first_moments(chosen, sizes):
@@ -79,7 +79,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
 
 
 def layers_in_order(inputs, num_stages, num_repeats):
-    """The expected result of a pipeline: every layer after the other, on one device."""
+    """The expected result of a pipeline: one layer after the other, on one device."""
     stack = {name.split("/")[1]: jnp.asarray(a) for name, a in inputs.items() if name.startswith("params/")}
     x = jnp.asarray(inputs["x"])
     for repeat in range(num_repeats):
@@ -116,8 +116,8 @@ def test_pipeline_gives_the_gradients_of_its_layers_in_order(microbatches, repea
 
     expected = jax.grad(loss)({name: leaf for name, leaf in inputs.items() if name != "x"})
     for name, leaf in expected.items():
-        found = results[name.replace("params", "gradients")]
-        np.testing.assert_allclose(found, leaf, rtol=2e-4, atol=2e-6, err_msg=name)
+        gradient = results[name.replace("params", "gradients")]
+        np.testing.assert_allclose(gradient, leaf, rtol=2e-4, atol=2e-6, err_msg=name)
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "repeats"), [(2, 8, 1), (4, 2, 2), (4, 8, 4)])

@@ -63,30 +63,30 @@ def show(rows: Iterable[Figure]) -> list[Figure]:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
-    every = []
+    printed = []
     for row in rows:
-        every.append(row)
-        published, found, error = shown(row)
-        console.print(f"{row.group:<26}  {row.name:<42}  {row.lens:<8}  {published:>12}  {found:>12}  {error:>7}")
+        printed.append(row)
+        published, value, error = shown(row)
+        console.print(f"{row.group:<26}  {row.name:<42}  {row.lens:<8}  {published:>12}  {value:>12}  {error:>7}")
         if row.found is None:
             console.print(f"  {row.note}", style="dim", markup=False)
     console.print("\nMeans, of the rows that count (bias: with signs; spread: standard deviation):", style="bold")
-    for mean in means(every):
+    for mean in means(printed):
         style = "red" if mean.met is False else None
         console.print(f"{mean.group}, {mean.lens}: {mean_text(mean)}", style=style)
-    for note in dict.fromkeys(f"{row.group}: {row.note}" for row in every if not row.counts):
+    for note in dict.fromkeys(f"{row.group}: {row.note}" for row in printed if not row.counts):
         console.print(f"* in no mean: {note}", style="dim")
-    if any(row.group == TABLES for row in every):
+    if any(row.group == TABLES for row in printed):
         console.print(EXPLAINED, style="dim")
-    return every
+    return printed
 
 
 def shown(row: Figure) -> tuple[str, str, str]:
     """Published and found with their unit, and the error."""
     unit = f" {row.unit}" if row.unit not in ("", "ratio") else ""
-    found = page.number(row.found) + (unit if row.found is not None else "")
+    value = page.number(row.found) + (unit if row.found is not None else "")
     error = "" if row.error is None else _error(row.error)
-    return f"{page.number(row.published)}{unit}", found, error if row.counts else f"{error} *"
+    return f"{page.number(row.published)}{unit}", value, error if row.counts else f"{error} *"
 
 
 def _error(error: float) -> str:
@@ -103,8 +103,10 @@ def mean_text(mean: Mean) -> str:
     order = {None: "", True: ", rows in the published order", False: ", rows not in the published order"}[mean.order]
     goal = "" if mean.goal is None else f" (goal: at most {100 * mean.goal:.3g}%)"
     rows = f"{mean.rows} row" + "s" * (mean.rows != 1)
-    apart = f", bias {mean.bias:+.2%}, spread {mean.spread:.2%}" if mean.rows > 1 and mean.error > EXACT else ""
-    return f"mean error {mean.error:.2%} over {rows}{goal}{apart}{order}"
+    bias_and_spread = (
+        f", bias {mean.bias:+.2%}, spread {mean.spread:.2%}" if mean.rows > 1 and mean.error > EXACT else ""
+    )
+    return f"mean error {mean.error:.2%} over {rows}{goal}{bias_and_spread}{order}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -117,8 +119,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.write and (options.short or options.no_aot):
         parser.error("--write keeps every row: leave --short and --no-aot out")
-    found = every(options.short, not options.no_aot)
-    rows = list(found) if options.json else show(found)
+    figures = every(options.short, not options.no_aot)
+    rows = list(figures) if options.json else show(figures)
     if options.json:
         print(json.dumps({"versions": versions(), "rows": msgspec.to_builtins(rows)}, ensure_ascii=False))
     if options.write:

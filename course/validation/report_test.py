@@ -52,12 +52,14 @@ def short_compiled():
 def assert_as_recorded(rows):
     if versions() != RECORDED.versions:
         pytest.skip(f"recorded with {RECORDED.versions}")
-    kept = {(row.group, row.name, row.lens): row for row in RECORDED.rows}
+    by_key = {(row.group, row.name, row.lens): row for row in RECORDED.rows}
     for row in rows:
         if row.found is not None:
-            wanted = kept[row.group, row.name, row.lens]
-            assert (row.published, row.unit, row.counts) == (wanted.published, wanted.unit, wanted.counts), row.name
-            assert row.found == pytest.approx(wanted.found, rel=1e-4, abs=1e-9), f"{row.name}, {row.lens}: {AGAIN}"
+            expected = by_key[row.group, row.name, row.lens]
+            assert (row.published, row.unit, row.counts) == (expected.published, expected.unit, expected.counts), (
+                row.name
+            )
+            assert row.found == pytest.approx(expected.found, rel=1e-4, abs=1e-9), f"{row.name}, {row.lens}: {AGAIN}"
 
 
 def assert_goals_are_met(rows):
@@ -92,7 +94,7 @@ def test_everything_is_recorded_and_nothing_is_missing_from_it():
     assert [gap.name for gap in RECORDED.gaps] == [run.name for run in RUNS]
 
 
-def test_a_lens_that_was_not_asked_leaves_its_rows_unmeasured_and_out_of_every_mean(short):
+def test_a_lens_that_was_not_requested_leaves_its_rows_unmeasured_and_out_of_every_mean(short):
     rows = [row for row in short if row.lens in ("compiled", "replay")]
     assert rows and all(row.found is None and row.note for row in rows)
     assert all(mean.error is None and mean.met is None for mean in means(rows))
@@ -108,9 +110,9 @@ def test_our_gpus_are_compared_by_what_was_measured_on_them_and_with_the_goals_o
     assert H100 in dict(ours())
     for kind, own in ours():
         rows = [row for row in RECORDED.rows if row.group == own.memory]
-        kept = recorded_rows(kind)
+        measured = recorded_rows(kind)
         assert [row.published * 1e9 for row in rows] == [
-            pytest.approx(kept[f"step {run.name}"]["bytes"]) for run in RUNS for _ in ("liveness", "compiled")
+            pytest.approx(measured[f"step {run.name}"]["bytes"]) for run in RUNS for _ in ("liveness", "compiled")
         ]
         assert [mean.goal for mean in means(rows)] == [
             mean.goal for mean in means(RECORDED.rows) if mean.group == MEMORY
@@ -158,10 +160,10 @@ def test_numbers_in_the_text_are_those_recorded():
     compiled = [row for row in RECORDED.rows if row.group == MEMORY and row.lens == "compiled" and row.found]
     assert all((row.found or 0) > row.published > (row.found or 0) * GB / GIB for row in compiled)
     assert "above all six published values" in text and len(compiled) == 6
-    here = [r.published for r in RECORDED.rows if (r.group, r.lens) == (dict(ours())[H100].memory, "compiled")]
+    on_h100 = [r.published for r in RECORDED.rows if (r.group, r.lens) == (dict(ours())[H100].memory, "compiled")]
     units = [
         min((1.0, GIB / GB), key=lambda unit: abs(unit * r.published / o - 1))
-        for r, o in zip(compiled, here, strict=True)
+        for r, o in zip(compiled, on_h100, strict=True)
     ]
     assert units == [1.0] * 2 + [GIB / GB] * 4 and "2^{30}$, the other four are" in text
     short = [mean.error for mean in means(RECORDED.rows) if mean.lens == OWN_RATES]
@@ -180,7 +182,7 @@ def test_on_our_gpus_the_timeline_is_closer_for_unrolling_and_recomputing_and_th
         rows = {
             lens: [r for r in RECORDED.rows if (r.group, r.lens) == (own.time, lens)] for lens in ("timeline", "replay")
         }
-        ratios = {lens: [(r.found or 0) / r.published for r in found] for lens, found in rows.items()}
+        ratios = {lens: [(r.found or 0) / r.published for r in figures] for lens, figures in rows.items()}
         for before, after in ((1, 2), (1, 3), (1, 4)):
             timeline, replay = (ratios[lens][after] / ratios[lens][before] - 1 for lens in ("timeline", "replay"))
             assert abs(timeline) < 0.045 and -0.175 < replay < -0.115
@@ -211,7 +213,7 @@ def test_rows_are_printed_as_they_come(capsys):
 
 
 def test_bias_and_spread_are_of_the_errors_with_their_signs():
-    (mean,) = means([replace(RECORDED.rows[0], published=1.0, found=found) for found in (1.3, 0.9)])
+    (mean,) = means([replace(RECORDED.rows[0], published=1.0, found=value) for value in (1.3, 0.9)])
     assert (mean.error, mean.bias, mean.spread) == pytest.approx((0.2, 0.1, 0.2))
 
 

@@ -44,7 +44,7 @@ class Figure:
         found: The analysis's result, or None if it was not run.
         unit: Unit of both.
         source: Source of ``published``.
-        counts: Whether it belongs to the group's mean; not if the analysis has used the same figure.
+        counts: Whether it belongs to the group's mean; False if the analysis has used the same figure.
         note: Why it was not run, or does not count.
     """
 
@@ -73,12 +73,12 @@ def bubble_name(stages: int, microbatches: int, repeats: int) -> str:
 
 def closed_forms(short: bool) -> Iterator[Figure]:
     """Figures that must be exact: bubbles, bytes of rings, FSDP's state, FLOPs."""
-    one = timeline(parse(pipeline(1, 1)), FREE_NETWORK).seconds
+    stage_seconds = timeline(parse(pipeline(1, 1)), FREE_NETWORK).seconds
     source = "1 - RM/T, T = (R-1)max(M,S) + M + S - 1"
     for stages, microbatches, repeats in SHORT_BUBBLES if short else BUBBLES:
-        found = timeline(parse(pipeline(stages, microbatches, repeats)), FREE_NETWORK)
+        simulated = timeline(parse(pipeline(stages, microbatches, repeats)), FREE_NETWORK)
         form = 1 - repeats * microbatches / num_ticks(stages, microbatches, repeats)
-        idle = bubble(one * stages * microbatches * repeats, stages, found.seconds)
+        idle = bubble(stage_seconds * stages * microbatches * repeats, stages, simulated.seconds)
         yield Figure(CLOSED, bubble_name(stages, microbatches, repeats), "timeline", form, idle, "", source)
     for kind, (collective, out, form) in _COLLECTIVES.items():
         sent = costs(parse(_over_data(collective, (16, 8), out))).collectives[0].wire_bytes
@@ -104,7 +104,7 @@ _COLLECTIVES: dict[str, tuple[Callable[[jax.Array], jax.Array], P, float]] = {
 
 
 def _over_data(function: Callable[[jax.Array], jax.Array], shape: tuple[int, ...], out: P) -> Program:
-    """A function of the blocks of one array split over 8 devices."""
+    """A Program that applies a function to the blocks of one array split over 8 devices."""
     mesh = {"data": 8}
     run = jax.shard_map(function, mesh=abstract_mesh(mesh), in_specs=P("data"), out_specs=out)
     inputs = {"x": jax.ShapeDtypeStruct(shape, jnp.float32)}
@@ -124,18 +124,18 @@ def single_gpu(short: bool, aot: bool) -> Iterator[Figure]:
         for gpu in (A5000, *(own for _, own in ours())):
             if run.name not in gpu.runs:
                 continue
-            taken, seconds = gpu.runs[run.name]
-            report, why = _compiled(lambda run=run, gpu=gpu: compiled_run(run, gpu.machine), aot)
-            found = [
-                (gpu.memory, "liveness", taken / 1e9, peak / 1e9, "GB"),
-                (gpu.memory, "compiled", taken / 1e9, report and report.memory.peak / 1e9, "GB"),
+            measured_bytes, seconds = gpu.runs[run.name]
+            report, reason = _compiled(lambda run=run, gpu=gpu: compiled_run(run, gpu.machine), aot)
+            figures = [
+                (gpu.memory, "liveness", measured_bytes / 1e9, peak / 1e9, "GB"),
+                (gpu.memory, "compiled", measured_bytes / 1e9, report and report.memory.peak / 1e9, "GB"),
                 (gpu.time, "timeline", seconds, timeline(module, machine(gpu.machine)).seconds, "s"),
                 (gpu.time, "replay", seconds, report and report.replay.seconds, "s"),
             ]
             if gpu.own_rates:
-                found.append((gpu.time, OWN_RATES, seconds, timeline(module, gpu.own_rates).seconds, "s"))
-            for group, lens, published, value, unit in found:
-                note = why if value is None else ""
+                figures.append((gpu.time, OWN_RATES, seconds, timeline(module, gpu.own_rates).seconds, "s"))
+            for group, lens, published, value, unit in figures:
+                note = reason if value is None else ""
                 yield Figure(group, run.name, lens, published, value, unit, gpu.source, note=note)
 
 
@@ -149,22 +149,24 @@ def _compiled(report: Callable[[], GpuReport], aot: bool) -> tuple[GpuReport | N
 
 def looping() -> Iterator[Figure]:
     """The time that looping saves a pipeline on 8 A5000s, as a ratio of two steps."""
-    plain, looped = (timeline(parse(uva_pipeline(which)), machine(A5000.machine)).seconds for which in (False, True))
+    plain, looped = (
+        timeline(parse(uva_pipeline(is_looped)), machine(A5000.machine)).seconds for is_looped in (False, True)
+    )
     yield Figure(LOOPING, "looped against plain, 8xA5000", "timeline", 190 / 205, looped / plain, "ratio", UVA)
 
 
 def rings(aot: bool) -> Iterator[Figure]:
     """A ring all-gather and matmul on 8 H100s, compared with the plain all-gather."""
-    (plain, without), (ring, why) = (
+    (plain, plain_reason), (ring, reason) = (
         _compiled(lambda ring=ring: compile_for(gather_matmul(ring, platform="cuda"), machine(IDEALISED)), aot)
         for ring in (False, True)
     )
     covered = ring and float(sum(c.count for c in ring.collectives if c.spans_matmul))
     halved = ring and plain and ring.memory.temporaries / plain.memory.temporaries
     source = "7 transfers and a quarter of the gathered array's rows less to hold, by counting"
-    yield Figure(RINGS, "permutes that span a matmul", "compiled", 7, covered, "", source, note=why)
-    why = why or without
-    yield Figure(RINGS, "temporaries, ring against plain", "compiled", 0.5, halved, "ratio", source, note=why)
+    yield Figure(RINGS, "permutes that span a matmul", "compiled", 7, covered, "", source, note=reason)
+    reason = reason or plain_reason
+    yield Figure(RINGS, "temporaries, ring against plain", "compiled", 0.5, halved, "ratio", source, note=reason)
 
 
 IDEALISED, CALIBRATED = "8xH100", "8xH100-calibrated"
@@ -186,34 +188,34 @@ def gather_name(mebibytes: int) -> str:
 def tables() -> Iterator[Figure]:
     """XLA's tables for 8 H100s: the calibrated machine includes them, the idealised one is compared with them."""
     for name in (IDEALISED, CALIBRATED):
-        found = machine(name)
-        counts, note = not found.calibrated, "carries this very table" if found.calibrated else ""
+        target = machine(name)
+        counts, note = not target.calibrated, "carries this very table" if target.calibrated else ""
         rates = {}
         for side, rate in MATMULS.items():
-            seconds = found.matmul_seconds(2.0 * side**3, 3 * 2.0 * side**2, "bf16")
+            seconds = target.matmul_seconds(2.0 * side**3, 3 * 2.0 * side**2, "bf16")
             rates[matmul_name(side)] = rate / 1e12, 2e-12 * side**3 / seconds, "TFLOP/s"
         for mebibytes, rate in GATHERS.items():
             size = mebibytes * 2**20
             wire = size * 7 / 8
-            latency, bandwidth = found.transfer("all_gather", tuple(range(8)), wire, size)
+            latency, bandwidth = target.transfer("all_gather", tuple(range(8)), wire, size)
             rates[gather_name(mebibytes)] = rate / 1e9, wire / (latency + wire / bandwidth) / 1e9, "GB/s"
-        for what, (rate, gives, unit) in rates.items():
+        for figure_name, (rate, predicted, unit) in rates.items():
             source = "XLA's measured tables for one 8xH100 node"
-            yield Figure(TABLES, f"{what}, {name}", "timeline", rate, gives, unit, source, counts, note)
+            yield Figure(TABLES, f"{figure_name}, {name}", "timeline", rate, predicted, unit, source, counts, note)
 
 
 def planned(short: bool) -> Iterator[Figure]:
-    """Published runs by the planner: at the chip's factor, and at the one fitted to other papers' runs alone."""
+    """The planner on published runs: at the chip's factor, and at the one fitted only to other papers' runs."""
     published = runs()
     for run in published[-2:] if short else published:
-        found = run.estimate(factors()[run.machine.device].factor)
+        estimate = run.estimate(factors()[run.machine.device].factor)
         name, rest = f"{run.paper}: {run.name}", others(run, published)
-        yield Figure(PLANNED_TIME, name, "planner", run.seconds, found.seconds, "s", run.source)
+        yield Figure(PLANNED_TIME, name, "planner", run.seconds, estimate.seconds, "s", run.source)
         if rest:
             unseen = run.estimate().seconds / factor(rest)
             yield Figure(PLANNED_TIME, name, "unseen", run.seconds, unseen, "s", run.source)
         if run.memory:
-            yield Figure(PLANNED_MEMORY, name, "planner", run.memory / 1e9, found.bytes / 1e9, "GB", run.source)
+            yield Figure(PLANNED_MEMORY, name, "planner", run.memory / 1e9, estimate.bytes / 1e9, "GB", run.source)
 
 
 def every(short: bool = False, aot: bool = True) -> Iterator[Figure]:
@@ -237,7 +239,7 @@ def figures_of(figures: Sequence[Figure], group: str, lens: str = "") -> list[Fi
 
 
 def ratios_of(figures: Sequence[Figure], group: str, lens: str, scale: float = 1.0) -> tuple[float | None, ...]:
-    """What an analysis gives for each figure of a group over what was published."""
+    """The ratio of an analysis's result to the published value, for each figure of a group."""
     return tuple(f.found and scale * f.found / f.published for f in figures_of(figures, group, lens))
 
 

@@ -37,8 +37,8 @@ class Run:
 
     def estimate(self, efficiency: float = 1.0) -> Estimate:
         """The planner's prediction, at this fraction of the chip's peaks."""
-        where = at_efficiency(self.machine, efficiency)
-        return estimate(self.sizes, where, self.batch, self.choice, self.training)
+        target = at_efficiency(self.machine, efficiency)
+        return estimate(self.sizes, target, self.batch, self.choice, self.training)
 
     @property
     def reached(self) -> float:
@@ -47,7 +47,7 @@ class Run:
 
 
 def runs() -> list[Run]:
-    """All of ``published.toml``."""
+    """All runs in ``published.toml``."""
     tables = tomllib.loads(PUBLISHED.read_text()).values()
     return [
         _run(table, table.get("defaults", {}) | dict(zip(table["columns"], row, strict=True)))
@@ -58,17 +58,17 @@ def runs() -> list[Run]:
 
 def _run(table: dict[str, Any], row: dict[str, Any]) -> Run:
     def named(kind: type) -> dict[str, Any]:
-        given = {field.name: row[field.name] for field in fields(kind) if field.name in row}
-        return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        values = {field.name: row[field.name] for field in fields(kind) if field.name in row}
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
     sizes, devices, batch = Sizes(**named(Sizes)), row["devices"], row["batch"]
-    where = replace(machine(table["machine"]), **table.get("hardware", {}))
-    given = {"pipe": 1, "tensor": 1, "remat": "none"} | {k: row[k] for k in Choice._fields if k in row}
-    given["data"] = devices // given["pipe"] // given["tensor"]
-    share = batch // given["data"]
-    given["microbatches"] = share // row.get("microbatch", share)
+    hardware = replace(machine(table["machine"]), **table.get("hardware", {}))
+    choice = {"pipe": 1, "tensor": 1, "remat": "none"} | {k: row[k] for k in Choice._fields if k in row}
+    choice["data"] = devices // choice["pipe"] // choice["tensor"]
+    share = batch // choice["data"]
+    choice["microbatches"] = share // row.get("microbatch", share)
     # Without a pipeline, every layer is a separate group unless the source says otherwise.
-    given.setdefault("repeats", sizes.layers if given["pipe"] == 1 else 1)
+    choice.setdefault("repeats", sizes.layers if choice["pipe"] == 1 else 1)
     seconds, tokens = row.get("seconds", 0.0), batch * sizes.seq / devices
     if "tokens" in row:
         seconds = tokens / row["tokens"]
@@ -78,8 +78,8 @@ def _run(table: dict[str, Any], row: dict[str, Any]) -> Run:
             tokens * 96 * layers * d**2 * (1 + s / (6 * d) + sizes.vocab / (16 * layers * d)) / row["tflops"] / 1e12
         )
     memory = row.get("gb", 0) * 1e9 + row.get("gib", 0) * 2**30
-    about = table["paper"], row["name"], table["source"], scaled(where, devices, -(-devices // GPUS))
-    return Run(*about, sizes, batch, Choice(**given), Training(**named(Training)), seconds, memory)
+    identity = table["paper"], row["name"], table["source"], scaled(hardware, devices, -(-devices // GPUS))
+    return Run(*identity, sizes, batch, Choice(**choice), Training(**named(Training)), seconds, memory)
 
 
 def factor(fitted_on: Iterable[Run]) -> float:
@@ -89,19 +89,23 @@ def factor(fitted_on: Iterable[Run]) -> float:
 
 def others(run: Run, every: Iterable[Run]) -> list[Run]:
     """The runs of the same chip in other papers."""
-    return [one for one in every if one.machine.device == run.machine.device and one.paper != run.paper]
+    return [other for other in every if other.machine.device == run.machine.device and other.paper != run.paper]
 
 
 def fit(every: list[Run]) -> dict[str, Fitted]:
     """The factor of each chip, with its spread, and the error on papers that it was not fitted to."""
-    found = {}
+    fitted = {}
     for device in dict.fromkeys(run.machine.device for run in every):
         own = [run for run in every if run.machine.device == device]
-        reached, one = [run.reached for run in own], factor(own)
+        reached, fitted_factor = [run.reached for run in own], factor(own)
         elsewhere = [(run, others(run, own)) for run in own]
         unseen = [abs(run.reached / factor(rest) - 1) for run, rest in elsewhere if rest]
-        error = fmean(abs(share / one - 1) for share in reached)
+        error = fmean(abs(share / fitted_factor - 1) for share in reached)
         papers = tuple(dict.fromkeys(run.paper for run in own))
-        one, least, most, error = (round(number, 4) for number in (one, min(reached), max(reached), error))
-        found[device] = Fitted(one, least, most, len(own), error, round(fmean(unseen), 4) if unseen else None, papers)
-    return found
+        fitted_factor, least, most, error = (
+            round(number, 4) for number in (fitted_factor, min(reached), max(reached), error)
+        )
+        fitted[device] = Fitted(
+            fitted_factor, least, most, len(own), error, round(fmean(unseen), 4) if unseen else None, papers
+        )
+    return fitted

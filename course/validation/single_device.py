@@ -35,7 +35,7 @@ class PublishedRun:
     Attributes:
         name: Name in tables.
         dtype: Compute dtype of the layers.
-        scan: Whether the layers are one scan, or unrolled.
+        scan: Whether the layers are one scan instead of unrolled.
         remat: The parts recomputed in the backward pass: ``MLP``, ``Attn``, ``Block``.
         num_microbatches: Microbatches over which gradients are accumulated in a scan; 1 for none.
         peak: Published bytes at the peak.
@@ -136,7 +136,7 @@ def _dense(params: Params, x: jax.Array) -> jax.Array:
 
 
 def _hash(x: jax.Array) -> jax.Array:
-    """Mixes the bits of 32-bit counters: multiply and shift-xor rounds, the constant is Thomas Mueller's."""
+    """Mix the bits of 32-bit counters with multiply and shift-xor rounds; the constant is Thomas Mueller's."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x045D9F3B)
     x = (x ^ (x >> 16)) * jnp.uint32(0x045D9F3B)
     return x ^ (x >> 16)

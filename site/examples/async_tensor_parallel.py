@@ -39,7 +39,7 @@ COMPILED = "overlapping a product s", "replayed, µs .1f", "exposed, µs .1f", "
 
 
 def exported(function, rows=TOKENS, hidden=HIDDEN, dtype=jnp.bfloat16, platform="cpu"):
-    """``[rows@tensor, WIDTH] @ [WIDTH, hidden@tensor]`` on eight devices, the product by ``function``."""
+    """Export ``[rows@tensor, WIDTH] @ [WIDTH, hidden@tensor]`` on eight devices; ``function`` computes the product."""
     specs, out = {"x": P("tensor"), "kernel": P(None, "tensor")}, {"y": P(None, "tensor")}
     shapes = {"x": (rows, WIDTH), "kernel": (WIDTH, hidden)}
     inputs = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
@@ -53,31 +53,33 @@ def exported(function, rows=TOKENS, hidden=HIDDEN, dtype=jnp.bfloat16, platform=
 @example("counted in the program", timeline="predicted, idealised", witnesses_memory="predicted")
 def program() -> dict[str, Table]:
     table = Table("first witness: the program", "what is sent s", "MiB .2f", "up s", "down s", "operations d")
-    found = {name: predict(exported(function), IDEAL) for name, function in RINGS.items()}
-    for name, one in found.items():
+    predictions = {name: predict(exported(function), IDEAL) for name, function in RINGS.items()}
+    for name, prediction in predictions.items():
         times: Counter[str] = Counter()
         directions: dict[bool, float] = defaultdict(float)
-        for c in one.costs.collectives:
+        for c in prediction.costs.collectives:
             times[c.kind.replace("collective_", "").replace("_", "-")] += c.count
             if c.shift is not None:
                 directions[c.shift < 4] += c.total_bytes
         up, down = (f"{directions[up] / MIB:.2f}" if directions else "" for up in (True, False))
-        sent = sum(c.total_bytes for c in one.costs.collectives) / MIB
-        table.add(name, ", ".join(f"{n} x {kind}" for kind, n in times.items()), sent, up, down, one.costs.operations)
+        sent = sum(c.total_bytes for c in prediction.costs.collectives) / MIB
+        table.add(
+            name, ", ".join(f"{n} x {kind}" for kind, n in times.items()), sent, up, down, prediction.costs.operations
+        )
     columns = "step, µs .1f", "computing .1f", "exposed .1f", "times .2f", "resident, MiB .2f"
-    steps = compare("second witness: timeline", found, *columns)
+    steps = compare("second witness: timeline", predictions, *columns)
     drawn = {"gathered": NONE, "ring": SCAN, "both": BOTH}
-    draw_timelines("witnesses", **{picture: found[name].timeline for picture, name in drawn.items()})
-    draw("witnesses_memory", memory_svg(found[NONE].memory, IDEAL.memory_bytes), "predicted")
+    draw_timelines("witnesses", **{picture: predictions[name].timeline for picture, name in drawn.items()})
+    draw("witnesses_memory", memory_svg(predictions[NONE].memory, IDEAL.memory_bytes), "predicted")
     rows = 2 * TOKENS * WIDTH / MIB
     say(best=f"{steps[NONE].computing / steps[NONE].step:.2f}", rows=f"{rows:.2f}")
-    assert steps[NONE].exposed > 0.9 * steps[NONE].computing and found[NONE].memory.temporaries == rows * MIB
+    assert steps[NONE].exposed > 0.9 * steps[NONE].computing and predictions[NONE].memory.temporaries == rows * MIB
     return {"program": table, "timeline": steps}
 
 
 @example("predicted, idealised", "predicted, calibrated")
 def passes() -> Table:
-    found = {name: look(TASK, function) for name, function in MLPS.items()}
+    predictions = {name: look(TASK, function) for name, function in MLPS.items()}
     columns = (
         "step, µs .1f",
         "calibrated .1f",
@@ -87,14 +89,14 @@ def passes() -> Table:
         "sent, MiB .1f",
         "resident, MiB .1f",
     )
-    table = compare("forward and backward", found, *columns)
-    draw_timelines("passes", **{picture: found[name].timeline for name, picture in DRAWN.items()})
-    none, forward, by_jax, unrolled, kept, again = table.rows.values()
+    table = compare("forward and backward", predictions, *columns)
+    draw_timelines("passes", **{picture: predictions[name].timeline for name, picture in DRAWN.items()})
+    none, forward, by_jax, unrolled, rows_kept, rows_again = table.rows.values()
     assert none.calibrated == min(row.calibrated for row in table.rows.values())
     assert abs(forward.exposed / none.exposed - 0.5) < 0.01, "half of the exposed time is left"
     assert by_jax.exposed == 0 and by_jax.step - none.step > 0, "computing grew by more than exposed shrank"
-    assert abs(again.sent - 5 / 4 * kept.sent) < 1e-6, "half of the forward pass's bytes"
-    assert kept.step < again.step and again.resident < kept.resident < unrolled.resident
+    assert abs(rows_again.sent - 5 / 4 * rows_kept.sent) < 1e-6, "half of the forward pass's bytes"
+    assert rows_kept.step < rows_again.step and rows_again.resident < rows_kept.resident < unrolled.resident
     return table
 
 
@@ -110,16 +112,17 @@ def costs_of_a_step() -> Table:
     for name, seconds in (*moves, ("placing a product", placing), ("adding to a sum", adding)):
         table.add(name, seconds / US)
     known = {name: references("async_tensor_parallel")[name] for name in ("matmul_ring_scatter", "ring_gather_matmul")}
-    scatter, gather = (found["seconds"] for found in known.values())
+    scatter, gather = (metrics["seconds"] for metrics in known.values())
     zeros = IDEAL.kernel_seconds(4 * TOKENS * features)
     assert abs((8 * product + 7 * adding) / scatter["reference"] - 1) < 0.01
     assert abs((8 * (product + placing) + zeros) / gather["reference"] - 1) < 0.01
     assert all(
-        0.24 < found["temporaries"]["reference"] / found["temporaries"]["naive"] < 1 / 3 for found in known.values()
+        0.24 < metrics["temporaries"]["reference"] / metrics["temporaries"]["naive"] < 1 / 3
+        for metrics in known.values()
     )
     ratios = {
-        f"{name}_ratio": f"{found['reference'] / found['naive']:.2f}"
-        for name, found in (("scatter", scatter), ("gather", gather))
+        f"{name}_ratio": f"{metric['reference'] / metric['naive']:.2f}"
+        for name, metric in (("scatter", scatter), ("gather", gather))
     }
     say(
         kernel=f"{kernel / MIB:.1f}",
@@ -186,10 +189,10 @@ def loses() -> Table:
         "measured permute": with_rates(IDEAL, {"collective_permute": RATES["collective_permute"]}),
         "all of them measured": MEASURED,
     }.items():
-        one, other = (timeline(parse(p), where).seconds for p in (plain, ring))
-        table.add(name, one / US, other / US, other / one)
-    ideal, products, gather, permute, every = (row.times for row in table.rows.values())
-    assert products >= 1 > ideal > gather and permute > 3 and every > 2
+        plain_seconds, ring_seconds = (timeline(parse(p), where).seconds for p in (plain, ring))
+        table.add(name, plain_seconds / US, ring_seconds / US, ring_seconds / plain_seconds)
+    ideal, products, gather, permute, measured = (row.times for row in table.rows.values())
+    assert products >= 1 > ideal > gather and permute > 3 and measured > 2
     return table
 
 
@@ -236,12 +239,12 @@ def third() -> dict[str, Table]:
         compiled("rings in float32", dict(zip(precise, reports[4:], strict=True)), *COMPILED),
         compiled("rings in bfloat16, with the merge pass left on", dict(zip(precise, merged, strict=True)), *COMPILED),
     ]
-    none, loop, scan, both = tables[0].rows.values()
-    assert loop.exposed == scan.exposed == both.exposed == 0 and round(scan.resident, 2) == round(
+    none, loop, scan, bidirectional = tables[0].rows.values()
+    assert loop.exposed == scan.exposed == bidirectional.exposed == 0 and round(scan.resident, 2) == round(
         loop.resident, 2
     ) == round(none.resident / 2, 2)
     assert tables[2][LOOP].replayed > none.replayed, "longer than with no ring at all"
-    assert 1.7 < both.replayed / none.replayed < 2 and [
+    assert 1.7 < bidirectional.replayed / none.replayed < 2 and [
         row["overlapping a product"] for row in tables[2].rows.values()
     ] == ["0 of 7", "7 of 7"]
     return dict(zip(("third", "precise", "merged"), tables, strict=True))

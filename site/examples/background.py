@@ -12,7 +12,7 @@ from course.planning.efficiency import at_efficiency, factors
 from course.planning.search import Rejected, search
 from course.planning.training import Training
 
-NODES = [one for one in MACHINES if one.name not in ("2x8xA100", "8xH100-calibrated", "8xH100-sharp")]
+NODES = [m for m in MACHINES if m.name not in ("2x8xA100", "8xH100-calibrated", "8xH100-sharp")]
 SMALL = Sizes(16, 2048, 16, 32_768, 2048)
 MIDDLE = Sizes(32, 4096, 32, 128_256, 8192, 14_336, kv_heads=8, gated=True)
 LARGE = Sizes(80, 8192, 64, 128_256, 8192, 28_672, kv_heads=8, gated=True)
@@ -28,11 +28,11 @@ def chips() -> Table:
     columns = ("bf16, TFLOP/s ,.0f", "memory, GB .0f", "FLOPs a byte of memory ,.0f")
     columns += ("gather, GB/s ,.0f", "FLOPs a byte sent ,.0f", "tokens to hide FSDP ,.0f")
     table = Table("machine", *columns)
-    for one in NODES:
-        n = one.num_devices
-        peak, rate = one.peak("bf16"), gather_rate(one, tuple(range(n)))
-        ratios = peak / one.memory_bandwidth, rate / 1e9, peak / rate, (n - 1) / n * peak / rate
-        table.add(f"`{one.name}`", peak / 1e12, one.memory_bytes / 1e9, *ratios)
+    for node in NODES:
+        n = node.num_devices
+        peak, rate = node.peak("bf16"), gather_rate(node, tuple(range(n)))
+        ratios = peak / node.memory_bandwidth, rate / 1e9, peak / rate, (n - 1) / n * peak / rate
+        table.add(f"`{node.name}`", peak / 1e12, node.memory_bytes / 1e9, *ratios)
     hidden = {name: float(row["tokens to hide FSDP"]) for name, row in table.rows.items()}
     assert hidden["`8xA100`"] < hidden["`8xH100`"] < 2300 and hidden["`8xMI300X`"] > hidden["`8xH100`"]
     return table
@@ -54,13 +54,13 @@ def optimizers() -> Table:
     return table
 
 
-# Dubey et al. 2024, section 3.3.4 and table 5: interruptions nobody planned, in a snapshot of 54 days, on 16,384 H100.
+# Dubey et al. 2024, section 3.3.4 and table 5: unexpected interruptions in a snapshot of 54 days, on 16,384 H100.
 FAILURES, DAYS, GPUS = 419, 54, 16_384
 
 
 @example("counted by closed form")
 def goodput() -> Table:
-    """What failures cost, with checkpoints as often as Young and Daly say."""
+    """The cost of failures, with checkpoints as often as Young and Daly recommend."""
     each = DAYS * 24 * GPUS / FAILURES
     write, restart = 60.0, 600.0
     columns = (
@@ -74,8 +74,8 @@ def goodput() -> Table:
         mean = 3600 * each / count
         lost = []
         for cost in (write, 10.0):
-            every = math.sqrt(2 * cost * mean)
-            lost.append(cost / every + every / (2 * mean) + restart / mean)
+            interval = math.sqrt(2 * cost * mean)
+            lost.append(cost / interval + interval / (2 * mean) + restart / mean)
         table.add(f"{count:,}", mean / 3600, math.sqrt(2 * write * mean) / 60, *lost)
     assert abs(each / GPUS - 3.09) < 0.01
     say(mtbf=f"{each / GPUS:.1f}", years=f"{each / 24 / 365:.1f}", failures=FAILURES)

@@ -134,20 +134,20 @@ def plot():
 
 def profiled(name):
     """Three ways to sum 64 MiB, side by side on a machine."""
-    found = {way: predict(exported(function, 64 * MIB), name) for way, function in SUMS.items()}
+    predictions = {way: predict(exported(function, 64 * MIB), name) for way, function in SUMS.items()}
     short = name.removeprefix("8x").lower()
-    draw_steps(f"profile_{short}", {way: prediction.timeline for way, prediction in found.items()})
-    table = Table(f"64 MiB on {name}", *(f"{way} s" for way in found))
+    draw_steps(f"profile_{short}", {way: prediction.timeline for way, prediction in predictions.items()})
+    table = Table(f"64 MiB on {name}", *(f"{way} s" for way in predictions))
     for figure in ("step", "busy", "exposed: data", "sent by a device", "memory at the peak", "of it temporaries"):
-        table.add(figure, *(prediction.figures()[figure].partition(" (")[0] for prediction in found.values()))
-    return found, table
+        table.add(figure, *(prediction.figures()[figure].partition(" (")[0] for prediction in predictions.values()))
+    return predictions, table
 
 
 @example("predicted, idealised")
 def h100() -> Table:
-    found, table = profiled("8xH100")
-    naive, rings = found["gather and add"], found["two rings"]
-    sent = [sum(c.total_bytes for c in one.costs.collectives) for one in (naive, rings)]
+    predictions, table = profiled("8xH100")
+    naive, rings = predictions["gather and add"], predictions["two rings"]
+    sent = [sum(c.total_bytes for c in prediction.costs.collectives) for prediction in (naive, rings)]
     assert sent[0] == 4 * sent[1] and table["of it temporaries"]["gather and add"] == "640 MiB"
     formula = 1e6 * (14 * LINK.latency + 112 * MIB / LINK.bandwidth)
     say(faster=f"{naive.timeline.seconds / rings.timeline.seconds:.1f}", formula=f"{formula:.0f}")
@@ -156,8 +156,8 @@ def h100() -> Table:
 
 @example("predicted, calibrated")
 def a5000() -> Table:
-    found, table = profiled("8xA5000")
-    naive, rings, psum = (one.timeline for one in found.values())
+    predictions, table = profiled("8xA5000")
+    naive, rings, psum = (prediction.timeline for prediction in predictions.values())
     assert 3.9 < naive.seconds / rings.seconds < 4.1 and 1.8 < rings.seconds / psum.seconds < 2
     say(
         exposed=f"{100 * rings.exposed_seconds / rings.seconds:.0f}",
@@ -168,13 +168,13 @@ def a5000() -> Table:
 
 @example("predicted, idealised")
 def lines() -> str:
-    found = predict(exported(ring_all_reduce, 64 * MIB), "8xH100")
+    prediction = predict(exported(ring_all_reduce, 64 * MIB), "8xH100")
     shown, root = ["two rings: µs computing, µs sending, your line"], Path(__file__).parents[2]
-    for line in found.lines()[:5]:
+    for line in prediction.lines()[:5]:
         file, _, number = line.line.partition(":")
         text = (root / file).read_text().splitlines()[int(number) - 1].strip()
         shown.append(f"{1e6 * line.compute:6.1f} {1e6 * line.sending:6.1f}  {text}")
-    say(unhidden=f"{1e6 * found.lines()[0].compute:.1f}")
+    say(unhidden=f"{1e6 * prediction.lines()[0].compute:.1f}")
     return "\n".join(shown)
 
 

@@ -70,11 +70,11 @@ def passes(function, order, tokens: int = 16_384):
 
 @example("predicted, idealised", "predicted, calibrated")
 def ways() -> Table:
-    found = {name: seen(passes(*way), IDEAL) for name, way in WAYS.items()}
+    predictions = {name: seen(passes(*way), IDEAL) for name, way in WAYS.items()}
     columns = "step, ms .2f", "calibrated .2f", "computing .2f", "exposed .2f", "times .2f", "resident, MiB .0f"
-    table = compare("16,384 tokens, 8 H100s", found, *columns, base=RING)
+    table = compare("16,384 tokens, 8 H100s", predictions, *columns, base=RING)
     shown = (GATHERED, CONTIGUOUS, RING)
-    draw_steps("ways", {name: found[name].timeline for name in shown})
+    draw_steps("ways", {name: predictions[name].timeline for name in shown})
     assert same_order(table, "step", "calibrated")
     assert table[RING].exposed < 0.3 * table[GATHERED].exposed
     assert table[RING].step < 0.65 * table[CONTIGUOUS].step and table[GATHERED].step < table[RING].step
@@ -105,7 +105,7 @@ def memory() -> Table:
 
 @example()
 def ring() -> None:
-    """Whose keys and values each of four devices has, step by step."""
+    """The owner of the keys and values that each of four devices has, step by step."""
     hues, left, wide, tall = (MATMUL, AXES[0], AXES[2], AXES[1]), 52, 84, 46
     parts = [text(f"device {d}", left + wide * d + 35, 14, "middle", weight="600") for d in range(4)]
     for step in range(4):
@@ -118,17 +118,17 @@ def ring() -> None:
                 ends = [(x + 35, y + 26, x + wide + 35, y + tall - 3)]
                 if d == 3:  # around: out on the right, in on the left
                     ends = [(x + 35, y + 26, x + 70, y + 35), (left - 7, y + 34, left + 35, y + tall - 3)]
-                parts += [line(*one, hues[owner]) for one in ends]
-    told = (
+                parts += [line(*segment, hues[owner]) for segment in ends]
+    description = (
         "In each step, every device has one block of keys and values, and sends it to the device with the next number."
     )
-    diagram("ring", (388, 24 + 4 * tall), "A ring of keys and values on four devices", told, parts)
+    diagram("ring", (388, 24 + 4 * tall), "A ring of keys and values on four devices", description, parts)
 
 
 @example()
 def shares() -> None:
     """Pairs of chunks that the first and the last of four devices compute, in contiguous and zigzag order."""
-    parts, said = [], []
+    parts, sentences = [], []
     for at, (name, order) in enumerate({"contiguous": WRONG["contiguous_order"](4), "zigzag": zigzag_order(4)}.items()):
         left, top, cell = 22 + 196 * at, 42, 20
         work = {device: sum(chunk + 0.5 for chunk in order[device]) for device in (0, 3)}
@@ -146,9 +146,11 @@ def shares() -> None:
             y = top + 8 * cell + 10 + 20 * row
             parts.append(block("", left, y, 12, 12, (MATMUL, AXES[0])[row]))
             parts.append(text(f"device {device}: {work[device]:g} of 32", left + 18, y + 10))
-        said.append(f"In {name} order device 0 computes {work[0]:g} of 32 pairs of chunks and device 3 {work[3]:g}.")
+        sentences.append(
+            f"In {name} order device 0 computes {work[0]:g} of 32 pairs of chunks and device 3 {work[3]:g}."
+        )
         assert sum(chunk + 0.5 for chunk in range(8)) == 32 and (work[0] == work[3]) == (name == "zigzag")
-    diagram("shares", (384, 250), "Causal attention of eight chunks on four devices", " ".join(said), parts)
+    diagram("shares", (384, 250), "Causal attention of eight chunks on four devices", " ".join(sentences), parts)
 
 
 @example("counted in the program")
@@ -161,15 +163,15 @@ def balance() -> Table:
         length = 16_384 // (2 * N)
         products = 7 * 2 * length**2 * HEADS * SIZE  # two of the forward pass, five of the backward pass
         mean = pairs / N * products
-        found = costs(parse(passes(ring_attention, order))).flops / mean
-        table.add(name, *(" and ".join(map(str, order[i])) for i in (0, N - 1)), found)
+        ratio = costs(parse(passes(ring_attention, order))).flops / mean
+        table.add(name, *(" and ".join(map(str, order[i])) for i in (0, N - 1)), ratio)
     assert abs(table["zigzag"]["busiest over mean"] - 1) < 0.01
     return table
 
 
 @example("counted by closed form")
 def hides() -> Table:
-    """The least tokens a device from which a block of the forward pass takes as long as its transfer."""
+    """The fewest tokens per device for which a block of the forward pass takes as long as its transfer."""
     columns = (
         "TFLOP/s in bfloat16 .0f",
         "GB/s .0f",
@@ -240,9 +242,9 @@ def long() -> Table:
     rows = []
     for layers in (1, 2):
         step, params = long_step(num_layers=layers)
-        found, count = predict(step, IDEAL), sum(leaf.size for leaf in jax.tree.leaves(params))
-        resident = found.memory.temporaries
-        rows.append((count, found.timeline.seconds, found.timeline.exposed_seconds, resident))
+        prediction, count = predict(step, IDEAL), sum(leaf.size for leaf in jax.tree.leaves(params))
+        resident = prediction.memory.temporaries
+        rows.append((count, prediction.timeline.seconds, prediction.timeline.exposed_seconds, resident))
     one, two = rows
     rows.append(tuple(a + (LONG["num_layers"] - 1) * (b - a) for a, b in zip(one, two, strict=True)))
     for layers, (count, seconds, exposed, resident) in zip((1, 2, LONG["num_layers"]), rows, strict=True):
@@ -252,7 +254,7 @@ def long() -> Table:
 
 @kept("compiled", slow=True)
 def long_compiled() -> Table:
-    """The same step, all layers, by the GPU compiler: what it holds on a device."""
+    """The memory that the same step, with all layers, needs on a device according to the GPU compiler."""
     step, params = long_step("cuda")
     (report,) = compile_all([step], IDEAL, dict(DEFAULT_FLAGS), time_limit=1800)
     table = Table("131,072 tokens, 8 H100s", "parameters, million .0f", "temporaries, GiB .1f")

@@ -46,12 +46,12 @@ def located(name):
 @example("predicted, calibrated")
 def overlap() -> Table:
     ways = {"naive": (END, WAYS[END]), "same": (SAME, WAYS[SAME]), "next": (NEXT, overlapped_gradients)}
-    found = {}
+    predictions = {}
     for name, (label, function) in ways.items():
-        found[label] = look(TASK, function, locate=located(name))
-    draw_timelines("overlap", **{name: found[label].timeline for name, (label, _) in ways.items()})
+        predictions[label] = look(TASK, function, locate=located(name))
+    draw_timelines("overlap", **{name: predictions[label].timeline for name, (label, _) in ways.items()})
     columns = "step, ms .1f", "busy, ms .1f", "exposed, ms .1f", "exposed of naive .2f", "sent, GB .2f"
-    table = compare("reduced", found, *columns)
+    table = compare("reduced", predictions, *columns)
     end, same, later = table.rows.values()
     assert abs(end.step - end.busy - end.exposed) < 1e-6, "the devices wait for nothing else"
     assert 0.97 < same.step / end.step < 1, "hardly faster"
@@ -134,7 +134,7 @@ def varying_then_pmean(weights, numbers):
 @example("run on CPU devices", "counted in the program")
 def reductions() -> Table:
     """Each of 8 devices has four numbers of the batch; a microbatch's loss is its number times the sum of weights."""
-    given, mesh = {"weights": jnp.ones(1024), "batch": jnp.arange(32.0)}, {"data": 8}
+    inputs, mesh = {"weights": jnp.ones(1024), "batch": jnp.arange(32.0)}, {"data": 8}
     specs, out = {"weights": P(), "batch": P("data")}, {"gradient": P("data")}
     table = Table("loss", "dev. 2 .1f", "dev. 7 .1f", "sent by each device s", "bytes ,.0f")
     for function in (replicated, replicated_then_pmean, replicated_half, varying, varying_then_pmean):
@@ -142,16 +142,16 @@ def reductions() -> Table:
         def stacked(weights, numbers, function=function):
             return {"gradient": as_varying(function(weights, numbers), "data")[None]}
 
-        program = over(mesh, stacked, given, specs, out)
+        program = over(mesh, stacked, inputs, specs, out)
         mapped = jax.shard_map(stacked, mesh=make_mesh(mesh), in_specs=tuple(specs.values()), out_specs=out)
         uses = costs(parse(program)).collectives
-        held = jax.jit(mapped)(*given.values())["gradient"][:, 0]
+        gradients = jax.jit(mapped)(*inputs.values())["gradient"][:, 0]
         sends = f"{sum(c.count for c in uses)} x {uses[0].kind} {uses[0].dtype}" if uses else "nothing"
-        table.add(function.__name__, held[2], held[7], sends, sum(c.total_bytes for c in uses))
+        table.add(function.__name__, gradients[2], gradients[7], sends, sum(c.total_bytes for c in uses))
     mean, once = 15.5, 2 * 7 / 8 * 4 * 1024
     assert [row.bytes / once for row in table.rows.values()] == [4, 5, 2, 0, 1]
     total = [(row["dev. 2"], row["dev. 7"]) for row in table.rows.values()]
-    assert total == [(8 * mean, 8 * mean)] * 3 + [(9.5, 29.5), (mean, mean)] and given["batch"].mean() == mean
+    assert total == [(8 * mean, 8 * mean)] * 3 + [(9.5, 29.5), (mean, mean)] and inputs["batch"].mean() == mean
     say(mean=f"{mean:g}", total=f"{8 * mean:g}")
     return table
 
@@ -185,8 +185,8 @@ def hiding() -> Table:
         ("H100, NVLink", "8xH100", inf),
         ("H100, 400 Gbit/s network", "8xH100", 50e9),
     ):
-        of = machine(name)
-        rate, link = of.peak("bf16"), min(network, of.bandwidth_of(tuple(range(8))))
+        node = machine(name)
+        rate, link = node.peak("bf16"), min(network, node.bandwidth_of(tuple(range(8))))
         table.add(label, rate / 1e12, link / 1e9, *(size / 2 * 7 / 8 * rate / link for size in (4, 2)))
     return table
 
@@ -199,9 +199,9 @@ def scaling() -> Table:
     alone = 6 * 131072 * 1e9 / machine("8xH100").peak("bf16")
     for n in (1, 2, 4, 8, 16, 32, 64, 128):
         backward, reduce = 2 / 3 * alone / n, 2 * (n - 1) / n * 4e9 / 50e9
-        turns, both = backward / 2 + backward + reduce, backward / 2 + max(backward, reduce)
-        table.add(n, 131072 / n, 1e3 * alone / n, 1e3 * reduce, alone / turns, alone / both)
-        gains[n] = turns / both
-        assert alone / both <= 5, "no more than five devices' worth of work"
+        turns, overlapped = backward / 2 + backward + reduce, backward / 2 + max(backward, reduce)
+        table.add(n, 131072 / n, 1e3 * alone / n, 1e3 * reduce, alone / turns, alone / overlapped)
+        gains[n] = turns / overlapped
+        assert alone / overlapped <= 5, "no more than five devices' worth of work"
     assert sorted(sorted(gains, key=lambda n: gains[n])[-2:]) == [4, 8], "worth most in the middle"
     return table

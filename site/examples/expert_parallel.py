@@ -1,4 +1,4 @@
-"""The layer of ``expert_parallel``: what masks cost, what travels, how it overlaps, and how routers are balanced."""
+"""The layer of ``expert_parallel``: the cost of masks, transfers and their overlap, and the balance of routers."""
 
 from __future__ import annotations
 
@@ -50,17 +50,18 @@ AXES = ("data", "expert")
 
 @example()
 def there_and_back() -> None:
-    """Two devices with four tokens and one expert each, one choice a token: the places as ``route`` gives them."""
-    wanted, hues, rows = ((0, 1, 0, 0), (1, 0, 1, 0)), (MATMUL, HUES[0]), 28
+    """Two devices with four tokens and one expert each, one choice per token, and the places that ``route`` assigns."""
+    all_choices, hues, rows = ((0, 1, 0, 0), (1, 0, 1, 0)), (MATMUL, HUES[0]), 28
     parts = [text(head, x, 14, weight="600") for head, x in (("tokens", 0), ("places", 172), ("results", 324))]
     empty = {(expert, device, place) for expert in range(2) for device in range(2) for place in range(2)}
 
     def top(device, row):
         return 44 + device * (4 * rows + 30) + row * rows
 
-    for device, choices in enumerate(wanted):
+    for device, choices in enumerate(all_choices):
         parts += [
-            text(f"{what} {device}", x, top(device, 0) - 7, faint=True) for what, x in (("device", 0), ("expert", 172))
+            text(f"{label} {device}", x, top(device, 0) - 7, faint=True)
+            for label, x in (("device", 0), ("expert", 172))
         ]
         _, experts, places = route(5 * jax.nn.one_hot(jnp.array(choices), 2), jnp.zeros(2), 1, 2)
         for row, (expert, place) in enumerate(zip(experts[:, 0].tolist(), places[:, 0].tolist(), strict=True)):
@@ -78,23 +79,23 @@ def there_and_back() -> None:
     y = top(expert, 2 * device + place)
     frame = f'<rect x="172.5" y="{y}" width="63" height="22" fill="none" stroke="{hues[device]}" stroke-dasharray="3"/>'
     parts += [frame, text("empty", 204, y + 15, "middle")]
-    told = (
+    description = (
         "Tokens a, c and d of device 0 choose expert 0, which has two places for that device, so d is dropped and its "
         "result is zero. Token b chooses expert 1 and leaves a place empty. The tokens of device 1 all get places."
     )
-    diagram("there_and_back", (388, top(1, 4)), "Dispatch and combine on two devices", told, parts)
+    diagram("there_and_back", (388, top(1, 4)), "Dispatch and combine on two devices", description, parts)
 
 
 @example("counted in the program", "predicted")
 def masks() -> Table:
-    """More and more experts, the same tokens and places in all: what a mask multiplies, and what indices do."""
-    columns = (f"{way} {what}" for way in ("mask", "indices") for what in ("product, TFLOP .2f", "memory, MiB .0f"))
+    """The cost of a mask and of indices, with more and more experts but the same tokens and places in all."""
+    columns = (f"{way} {column}" for way in ("mask", "indices") for column in ("product, TFLOP .2f", "memory, MiB .0f"))
     table = Table("experts", *columns)
     for experts in (16, 64, 256):
         case = realistic(MOVED, num_experts=experts, capacity=20480 // experts)
         pair = [look(MOVED, function, case) for function in (WRONG["multiplies_by_a_one_hot_mask"], dispatch)]
-        figures = ((one.costs.flops / 1e12, one.memory.temporaries / 2**20) for one in pair)
-        table.add(experts, *(figure for both in figures for figure in both))
+        figures = ((prediction.costs.flops / 1e12, prediction.memory.temporaries / 2**20) for prediction in pair)
+        table.add(experts, *(figure for values in figures for figure in values))
     assert all(
         row["indices product"] == 0 and row["mask memory"] > 5 * row["indices memory"] for row in table.rows.values()
     )
@@ -109,10 +110,10 @@ def travels() -> Table:
     """Bytes of a layer, forward and backward: the closed form, and what the analysis finds."""
     table = Table("devices", "places of a device, MiB .0f", "by the formula, MiB .1f", "measured, MiB .1f")
     for n in (1, 2, 4, 8):
-        found = look(LAYER, moe_layer, realistic(LAYER, mesh={"expert": n}))
+        prediction = look(LAYER, moe_layer, realistic(LAYER, mesh={"expert": n}))
         sizes = realistic(LAYER).sizes
         places = 4 * sizes.num_experts * sizes.capacity * sizes.width / 2**20
-        row = table.add(n, places, 4 * places * (n - 1) / n, sent(found) / 2**20)
+        row = table.add(n, places, 4 * places * (n - 1) / n, sent(prediction) / 2**20)
         assert abs(row["measured"] - row["by the formula"]) < 0.01
     return table
 
@@ -123,8 +124,10 @@ def nodes() -> Table:
     where = scaled(H100, 16, 2)
     table = Table("mesh", "step, ms .2f", "exposed, ms .2f", "sent, MiB .0f")
     for name, mesh in {"expert=16": {"expert": 16}, "data=2 x expert=8": {"data": 2, "expert": 8}}.items():
-        found = look(LAYER, moe_layer, realistic(LAYER, mesh=mesh), where)
-        table.add(name, 1e3 * found.timeline.seconds, 1e3 * found.timeline.exposed_seconds, sent(found) / 2**20)
+        prediction = look(LAYER, moe_layer, realistic(LAYER, mesh=mesh), where)
+        table.add(
+            name, 1e3 * prediction.timeline.seconds, 1e3 * prediction.timeline.exposed_seconds, sent(prediction) / 2**20
+        )
     over, inside = table["expert=16"], table["data=2 x expert=8"]
     say(nodes_times=f"{over.exposed / inside.exposed:.1f}")
     assert over.exposed > 2 * inside.exposed
@@ -141,9 +144,9 @@ def overlapped(name: str):
 def overlap() -> Table:
     table = Table("places travel", "step, ms .2f", "calibrated, ms .2f", "computing, ms .2f", "exposed, ms .2f")
     for name in (ALL, TWO, FOUR):
-        found = overlapped(name).timeline
-        computing = found.seconds - found.exposed_seconds
-        figures = found.seconds, overlapped(name).calibrated_seconds, computing, found.exposed_seconds
+        timeline = overlapped(name).timeline
+        computing = timeline.seconds - timeline.exposed_seconds
+        figures = timeline.seconds, overlapped(name).calibrated_seconds, computing, timeline.exposed_seconds
         table.add(name, *(1e3 * seconds for seconds in figures))
     for name, picture in ((ALL, "before"), (TWO, "half"), (FOUR, "after")):
         draw_steps(f"overlap_{picture}", {"": overlapped(name).timeline})
@@ -193,7 +196,7 @@ def small():
 
 @example("run on CPU devices")
 def nothing() -> Table:
-    """The gradient that reaches a router, of the language model's loss alone."""
+    """The gradient of the language model's loss alone, as it reaches a router."""
     _, params, _ = small()
     layer = jax.tree.map(lambda leaf: leaf[0], params["layers"]["moe"])
     x = jax.random.normal(jax.random.key(1), (64, 32))
@@ -292,7 +295,7 @@ def losses() -> Table:
     specs = jax.tree.map_with_path(
         lambda path, _: P(None, "expert") if any(entry.key == "experts" for entry in path) else P(), params
     )
-    found = {}
+    by_mesh = {}
     for data, expert in ((1, 1), (1, 8), (2, 4), (4, 2)):
         mesh, capacity = make_mesh({"data": data, "expert": expert}), 256 // (data * expert)
 
@@ -301,13 +304,13 @@ def losses() -> Table:
             return lax.scan(lambda p, b: moe_step(p, b, model, capacity, *AXES, jnp.float32(0.5)), params, batches)[1]
 
         mapped = jax.shard_map(local, mesh=mesh, in_specs=(specs, P(None, AXES)), out_specs=P())
-        found[f"data={data} x expert={expert}"] = np.asarray(jax.jit(mapped)(params, batches))
-    table = Table("step", *(f"{name} .5f" for name in found))
+        by_mesh[f"data={data} x expert={expert}"] = np.asarray(jax.jit(mapped)(params, batches))
+    table = Table("step", *(f"{name} .5f" for name in by_mesh))
     for step in (0, 5, 10, 19):
-        table.add(step, *(losses[step] for losses in found.values()))
-    every = np.stack(list(found.values()))
-    say(apart=f"{np.max(np.abs(every - every[0])):.0e}")
-    assert np.max(np.abs(every - every[0])) < 1e-4
+        table.add(step, *(losses[step] for losses in by_mesh.values()))
+    all_losses = np.stack(list(by_mesh.values()))
+    say(apart=f"{np.max(np.abs(all_losses - all_losses[0])):.0e}")
+    assert np.max(np.abs(all_losses - all_losses[0])) < 1e-4
     return table
 
 
@@ -315,9 +318,9 @@ def losses() -> Table:
 def each_device() -> Table:
     """Two devices with a favourite expert each: the loss of each device's own tokens, and of all."""
     load, gate = np.eye(2), np.array([[0.9, 0.1], [0.1, 0.9]])
-    own, every = 2 * np.mean(np.sum(load * gate, 1)), 2 * np.sum(load.mean(0) * gate.mean(0))
+    own, over_all = 2 * np.mean(np.sum(load * gate, 1)), 2 * np.sum(load.mean(0) * gate.mean(0))
     table = Table("balancing loss", "device 0 .2f", "device 1 .2f", "mean .2f")
     table.add("of each device's own tokens", *(2 * np.sum(load * gate, 1)), own)
-    table.add("loads of all, gates of its own", *(2 * np.sum(load.mean(0) * gate, 1)), every)
-    assert own == 1.8 and every == 1.0
+    table.add("loads of all, gates of its own", *(2 * np.sum(load.mean(0) * gate, 1)), over_all)
+    assert own == 1.8 and over_all == 1.0
     return table

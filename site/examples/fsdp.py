@@ -63,10 +63,10 @@ def predicted(function, tokens: int = 2048):
 
 @example("predicted, idealised", "predicted, calibrated")
 def prefetch() -> Table:
-    found = {name: predicted(function) for name, function in WAYS.items()}
+    predictions = {name: predicted(function) for name, function in WAYS.items()}
     table = compare(
         "weights are gathered",
-        found,
+        predictions,
         "step, ms .2f",
         "calibrated .2f",
         "computing .2f",
@@ -76,14 +76,14 @@ def prefetch() -> Table:
         base=AFTER,
     )
     drawn = {"before": BEFORE, "half": "ahead forward only", "after": AFTER}
-    draw_timelines("prefetch", **{picture: found[name].timeline for picture, name in drawn.items()})
+    draw_timelines("prefetch", **{picture: predictions[name].timeline for picture, name in drawn.items()})
     for name, picture in (("ahead, JAX with checkpoint", "kept"), (AFTER, "memory")):
-        draw(f"prefetch_{picture}", memory_svg(found[name].memory, MACHINE.memory_bytes), "predicted")
+        draw(f"prefetch_{picture}", memory_svg(predictions[name].memory, MACHINE.memory_bytes), "predicted")
     assert same_order(table, "step", "calibrated")
     before, after = table[BEFORE], table[AFTER]
     say(
         share=f"{before.exposed / before.step:.0%}",
-        delayed=f"{predicted(with_delay).timeline.seconds / found[AFTER].timeline.seconds:.2f}",
+        delayed=f"{predicted(with_delay).timeline.seconds / predictions[AFTER].timeline.seconds:.2f}",
     )
     assert table["ahead, backward by JAX"].exposed < 0.1 * before.exposed and after.resident < 2 * before.resident
     return table
@@ -91,13 +91,13 @@ def prefetch() -> Table:
 
 @example("predicted, idealised")
 def transfers() -> str:
-    found, lines = predicted(WAYS[BEFORE]), [f"{BEFORE}, on one device:"]
-    bars = [bar for bar in found.timeline.bars if bar.device == 0 and bar.stream == "data"]
+    prediction, lines = predicted(WAYS[BEFORE]), [f"{BEFORE}, on one device:"]
+    bars = [bar for bar in prediction.timeline.bars if bar.device == 0 and bar.stream == "data"]
     for kind in ("all_gather", "reduce_scatter", "all_reduce"):
         own = [bar.end - bar.start for bar in bars if bar.kind == kind]
         lines.append(f"  {kind.replace('_', '-'):15}{len(own):4} times {1e3 * sum(own):8.2f} ms in all")
         if kind == "all_gather":  # the exposed time is nearly all gathers
-            assert 0.9 * sum(own) < found.timeline.exposed_seconds < sum(own)
+            assert 0.9 * sum(own) < prediction.timeline.exposed_seconds < sum(own)
     return "\n".join(lines)
 
 
@@ -154,12 +154,12 @@ def hybrid() -> dict[str, Table]:
     narrow = replace(nodes, links=(inside, replace(between, shared=True)))
     for name, where in (("an adapter for each device", nodes), ("one adapter for each node", narrow)):
         for way, exported in programs.items():
-            found = predict(exported, where)
+            prediction = predict(exported, where)
             steps.add(
                 (way, name),
-                1e3 * found.timeline.seconds,
-                1e3 * found.timeline.exposed_seconds,
-                found.memory.peak / 2**30,
+                1e3 * prediction.timeline.seconds,
+                1e3 * prediction.timeline.exposed_seconds,
+                prediction.memory.peak / 2**30,
             )
     wide_all, wide, narrow_all, narrow_node = (row.step for row in steps.rows.values())
     assert 1 < wide / wide_all < 1.1, "no faster with an adapter for each device"
@@ -183,29 +183,29 @@ def worked() -> dict[str, Table]:
     tables = sum(size for path, size in count.items() if path[0] == "embed")
     layer = {path: size // 32 for path, size in count.items() if path[0] == "layers"}
     in_use = sum(size for path, size in layer.items() if count[path] >= least)
-    everything, held = whole + split, whole + split // 8
+    everything, per_device = whole + split, whole + split // 8
     parameters = Table("count", "parameters ,d")
     for name, size in (
         ("in the whole model", everything),
         ("in one layer", sum(layer.values())),
         ("in leaves that stay whole (norms, biases)", whole),
-        ("held by each device", held),
+        ("held by each device", per_device),
     ):
         parameters.add(name, size)
     memory = Table("memory on each device", "data parallel, GB .2f", "fully sharded, GB .2f")
     for name, size in (("parameters", 4), ("gradients", 4), ("Adam's $m$ and $v$", 8), ("all of these", 16)):
-        memory.add(name, size * everything / 1e9, size * held / 1e9)
+        memory.add(name, size * everything / 1e9, size * per_device / 1e9)
     memory.add("the layer in use, whole", 0.0, 4 * in_use / 1e9)
     sent = Table("sent by each device in a step", "data parallel, GB .2f", "fully sharded, GB .2f")
     plain = 2 * 7 / 8 * 4 * everything / 1e9
     sharded = [7 / 8 * 4 * size / 1e9 for size in (split, split - tables, split, 2 * whole)]
-    for name, one, other in zip(
+    for name, plain_gb, sharded_gb in zip(
         ("all-gather, forward", "all-gather, backward", "reduce-scatter", "all-reduce"),
         (0.0, 0.0, 0.0, plain),
         sharded,
         strict=True,
     ):
-        sent.add(name, one, other)
+        sent.add(name, plain_gb, sharded_gb)
     sent.add("together", plain, sum(sharded))
     say(ratio=f"{sum(sharded) / plain:.2f}")
     return {"parameters": parameters, "memory": memory, "sent": sent}
@@ -261,8 +261,8 @@ def gradient_scale() -> str:
         )
         mapped = jax.shard_map(function, mesh=make_mesh(mesh), in_specs=tuple(ins.values()), out_specs=out)
         kinds = [c.kind for c in costs(parse(program)).collectives if c.kind in ("all_reduce", "reduce_scatter")]
-        held = [shard.data[0] for shard in jax.jit(mapped)(weights, BATCH).addressable_shards]
+        grads = [shard.data[0] for shard in jax.jit(mapped)(weights, BATCH).addressable_shards]
         lines.append(
-            f"{function.__name__:11} device 2: {held[2]:4.1f}   device 7: {held[7]:4.1f}   sent: {kinds or 'nothing'}"
+            f"{function.__name__:11} device 2: {grads[2]:4.1f}   device 7: {grads[7]:4.1f}   sent: {kinds or 'nothing'}"
         )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The home page: two timelines of FSDP, and the answer of ``check`` to a program that keeps too much."""
+"""The home page: two timelines of FSDP, and the output of ``check`` for a program that keeps too much."""
 
 import linecache
 

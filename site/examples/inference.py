@@ -41,14 +41,14 @@ def decode() -> Table:
 
 
 def logarithmic(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
-    """Where on an axis a value is drawn."""
+    """Return a function from a value to its position on a logarithmic axis."""
     return lambda value: start + (end - start) * math.log(value / low) / math.log(high / low)
 
 
 def stroke(path: str, colour: str = "currentColor", **style: object) -> str:
     """A line that is not filled."""
-    given = "".join(f' stroke-{name}="{value}"' for name, value in style.items())
-    return f'<path d="{path}" fill="none" stroke="{colour}"{given}/>'
+    attributes = "".join(f' stroke-{name}="{value}"' for name, value in style.items())
+    return f'<path d="{path}" fill="none" stroke="{colour}"{attributes}/>'
 
 
 def grid(columns: dict[float, str], rows: dict[float, str]) -> list[str]:
@@ -68,13 +68,13 @@ def phases() -> None:
     ridge = PEAK / H100.memory_bandwidth
     parts.append(stroke(f"M{x(0.5):.1f},{y(0.5 * slope):.1f}L{x(ridge):.1f},{y(PEAK / 1e12):.1f}H{RIGHT}", width=2))
     decoded = {f"decode, {n} sequence{'s' * (n > 1)}": n * work / (WEIGHTS + n * TOKEN * PROMPT) for n in (1, 8, 64)}
-    said, prefill = [], {"prefill": PROMPT * work / (WEIGHTS + TOKEN * PROMPT)}
+    sentences, prefill = [], {"prefill": PROMPT * work / (WEIGHTS + TOKEN * PROMPT)}
     for name, intensity in {**decoded, **prefill}.items():
         rate = min(PEAK / 1e12, intensity * slope)
         colour, place = (MATMUL, (0, 21, "middle")) if name in prefill else (AXES[0], (10, 9, "start"))
         parts.append(f'<circle cx="{x(intensity):.1f}" cy="{y(rate):.1f}" r="5" fill="{colour}"/>')
         parts.append(text(name, x(intensity) + place[0], y(rate) + place[1], place[2]))
-        said.append(f"{name}: {intensity:,.0f} FLOPs for each byte read, {rate:,.0f} TFLOP/s.")
+        sentences.append(f"{name}: {intensity:,.0f} FLOPs for each byte read, {rate:,.0f} TFLOP/s.")
     parts += [
         text("TFLOP/s", 0, 10, faint=True),
         text("FLOPs for each byte read", RIGHT, BOTTOM + 30, "end", faint=True),
@@ -83,7 +83,7 @@ def phases() -> None:
         "phases",
         (390, BOTTOM + 34),
         "Prefill and decode on the roofline of an H100",
-        " ".join(said),
+        " ".join(sentences),
         parts,
         "counted by closed form",
     )
@@ -101,7 +101,7 @@ def contexts() -> None:
         {x(2.0**k): f"{2 ** (k - 10)} Ki" for k in range(10, 18)}, {y(gb * 1e9): str(gb) for gb in range(0, 121, 40)}
     )
     parts.append(block("weights", LEFT, y(WEIGHTS), RIGHT - LEFT, BOTTOM - y(WEIGHTS), KERNEL))
-    said = [f"The weights take {WEIGHTS / 1e9:.0f} GB."]
+    sentences = [f"The weights take {WEIGHTS / 1e9:.0f} GB."]
     for row, n in enumerate((1, 8, 32)):
         lengths = [2 ** (10 + k / 8) for k in range(57) if WEIGHTS + n * TOKEN * 2 ** (10 + k / 8) < high * 1e9]
         points = (f"{x(length):.1f},{y(WEIGHTS + n * TOKEN * length):.1f}" for length in lengths)
@@ -112,7 +112,7 @@ def contexts() -> None:
         ]
         parts.append(text(label, 68, 44 + 16 * row))
         most = (H100.memory_bytes - WEIGHTS) / TOKEN / n
-        said.append(f"With {label}, there is room for {most:,.0f} tokens in each.")
+        sentences.append(f"With {label}, there is room for {most:,.0f} tokens in each.")
     room = y(H100.memory_bytes)
     parts.append(stroke(f"M{LEFT},{room:.1f}H{RIGHT}", width=1.5, dasharray="5 3"))
     parts.append(text(f"memory of an H100: {H100.memory_bytes / 1e9:.0f} GB", LEFT + 6, room + 15))
@@ -121,7 +121,7 @@ def contexts() -> None:
         "contexts",
         (390, BOTTOM + 34),
         "Weights and caches by length of the context",
-        " ".join(said),
+        " ".join(sentences),
         parts,
         "counted by closed form",
     )

@@ -40,9 +40,9 @@ def timed(ring, on=IDEAL, *sizes):
 
 
 def printed(*arguments):
-    done = CliRunner(env={"COLUMNS": "100"}).invoke(app, arguments)
-    assert done.exit_code == 0, done.output
-    return "\n".join(line.rstrip() for line in done.output.strip().splitlines())
+    result = CliRunner(env={"COLUMNS": "100"}).invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    return "\n".join(line.rstrip() for line in result.output.strip().splitlines())
 
 
 @example("predicted, idealised")
@@ -72,7 +72,7 @@ def loses() -> Table:
     table = Table("µs", *columns)
     for on in (IDEAL, CALIBRATED):
         plain, ring = timed(False, on), timed(True, on)
-        bars = {(one is ring, bar.kind): 1e6 * (bar.end - bar.start) for one in (plain, ring) for bar in one.bars}
+        bars = {(step is ring, bar.kind): 1e6 * (bar.end - bar.start) for step in (plain, ring) for bar in step.bars}
         figures = [
             bars[False, "all_gather"],
             bars[True, "collective_permute"],
@@ -80,7 +80,7 @@ def loses() -> Table:
             bars[True, "dot_general"],
         ]
         row = table.add(f"`{on}`", *figures, 1e6 * plain.seconds, 1e6 * ring.seconds, ring.seconds / plain.seconds)
-    sent = {bar.kind: bar.bytes for one in (plain, ring) for bar in one.bars}
+    sent = {bar.kind: bar.bytes for step in (plain, ring) for bar in step.bars}
     gather, permute = (
         sent[kind] / 450e3 / row[name]
         for kind, name in (("all_gather", "the all-gather"), ("collective_permute", "one permute"))
@@ -102,12 +102,12 @@ def lensed() -> Table:
     for ring, report in zip(BOTH.values(), reports, strict=True):
         program = gather_matmul(ring)
         module, time = parse(program), timed(ring)
-        found = costs(module)
+        program_costs = costs(module)
         assert report.schedule is not None
         columns.append(
             {
-                "costs: FLOPs of a device": f"{found.flops / 1e9:.1f} GFLOP",
-                "costs: sent by a device": f"{sum(c.total_bytes for c in found.collectives) / 2**20:g} MiB",
+                "costs: FLOPs of a device": f"{program_costs.flops / 1e9:.1f} GFLOP",
+                "costs: sent by a device": f"{sum(c.total_bytes for c in program_costs.collectives) / 2**20:g} MiB",
                 "memory: temporaries": f"{memory(module, program).temporaries / 2**20:.0f} MiB",
                 "compiled: temporaries": f"{report.memory.temporaries / 2**20:.0f} MiB",
                 "timeline: a step": micro(time.seconds),
@@ -206,15 +206,15 @@ def corpus() -> Table:
     def named(row: Row) -> str:
         return f"`{row.function}` of {row.path.rpartition('/')[0].rpartition('/')[2] or row.path}"
 
-    found = [row for row in rows if row.accepted]
-    for row in found:
+    accepted = [row for row in rows if row.accepted]
+    for row in accepted:
         errors = error(row.flops_error), error(row.memory_error), error(row.time_error)
         table.add((row.repository, named(row), row.style), row.devices, *errors)
-    public: dict[str, Any] = {"programs": len(rows), "accepted": len(found)}
+    public: dict[str, Any] = {"programs": len(rows), "accepted": len(accepted)}
     public["repositories"] = len({row.repository for row in rows})
     public["refused"] = "; ".join(f"{named(row)}, {row.refused}" for row in rows if not row.accepted)
     for name in ("flops", "memory", "time"):
-        errors = [(abs(e), named(row)) for row in found if (e := getattr(row, f"{name}_error")) is not None]
+        errors = [(abs(e), named(row)) for row in accepted if (e := getattr(row, f"{name}_error")) is not None]
         mean, (worst, of) = sum(e for e, _ in errors) / len(errors), max(errors)
         digits = 2 if name == "flops" else 0
         public[name] = (
@@ -228,12 +228,12 @@ def refusal(local, outside=lambda y: y):
     """The analyses' refusal of a program, with ``cell:line`` in place of the line."""
     mesh, spec = {"data": 4}, P("data")
     mapped = jax.shard_map(local, mesh=abstract_mesh(mesh), in_specs=spec, out_specs=spec)
-    given = {"x": jax.ShapeDtypeStruct((64, 64), jnp.float32)}
+    inputs = {"x": jax.ShapeDtypeStruct((64, 64), jnp.float32)}
     try:
         module = parse(
             export(
                 lambda x: {"y": outside(mapped(x))},
-                given,
+                inputs,
                 {"x": spec},
                 mesh=mesh,
                 out_specs={"y": spec},
@@ -244,20 +244,22 @@ def refusal(local, outside=lambda y: y):
         timeline(module, machine(IDEAL))
     except ProgramError as error:
         return textwrap.fill(re.sub(r"step:\d+", "cell:line", str(error)), 96)
-    raise AssertionError("this was to be refused")
+    raise AssertionError("this should have been refused")
 
 
 @kept("run on CPU devices", slow=True)
 def functions() -> dict[str, Any]:
     """The treatment of every public function of the libraries, by module, and why some are refused."""
-    every = {name: tried(name) for name in library.functions()}
+    attempts_by_name = {name: tried(name) for name in library.functions()}
     outcomes = {library.ACCEPTED: "accepted", library.BY_SIZE: "at one size", library.REFUSED: "refused"}
     table = Table("called as", "functions d", *(f"{label} d" for label in outcomes.values()), "others d")
     for module in library.MODULES:
-        worst = Counter(found[-1].outcome for name, found in every.items() if name.rpartition(".")[0] == module)
+        worst = Counter(
+            attempts[-1].outcome for name, attempts in attempts_by_name.items() if name.rpartition(".")[0] == module
+        )
         known = [worst[outcome] for outcome in outcomes]
         table.add(f"`{module}.…`", worst.total(), *known, worst.total() - sum(known))
-    reasons = library.reasons([one for found in every.values() for one in found])
+    reasons = library.reasons([attempt for attempts in attempts_by_name.values() for attempt in attempts])
     lines = [
         textwrap.fill(f"{reason}: {', '.join(names)}", 110, subsequent_indent="    ")
         for reason, names in reasons.items()
@@ -276,7 +278,7 @@ def refused() -> str:
     def called_back(x):
         return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((16, 64), x.dtype), x)
 
-    found = {
+    refusals = {
         "a branch on data": refusal(lambda x: lax.cond(x[0, 0] > 0, lambda x: x @ x.T @ x, lambda x: x, x)),
         "a loop until data says so": refusal(lambda x: lax.while_loop(lambda x: x[0, 0] < 9, lambda x: 2 * x, x)),
         "a callback": refusal(called_back),
@@ -284,4 +286,4 @@ def refused() -> str:
         "work outside of `shard_map`": refusal(lambda x: 2 * x, lambda y: y @ y.T @ y),
         "a collective that not everyone reaches": refusal(reached_by_one),
     }
-    return "\n\n".join(f"# {name}\n{message}" for name, message in found.items())
+    return "\n\n".join(f"# {name}\n{message}" for name, message in refusals.items())

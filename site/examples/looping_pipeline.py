@@ -91,20 +91,20 @@ def network() -> Table:
     )
     table = Table("rows", *columns)
     for rows in (512, 128, 16):
-        found = [timeline(forward(4, 4, repeats, 16, rows, 2048), A5000) for repeats in (1, 2, 4)]
-        table.add(rows, *(1e3 * x for t in found for x in (t.seconds, t.exposed.get("pipe", 0.0))))
+        timelines = [timeline(forward(4, 4, repeats, 16, rows, 2048), A5000) for repeats in (1, 2, 4)]
+        table.add(rows, *(1e3 * x for t in timelines for x in (t.seconds, t.exposed.get("pipe", 0.0))))
     return table
 
 
 @example("measured", "predicted, calibrated")
 def published() -> Table:
     """The step that the UvA tutorials time on 8 A5000s, with the timeline's prediction."""
-    found = [timeline(parse(uva_pipeline(looped)), A5000).seconds for looped in (False, True)]
+    predicted_seconds = [timeline(parse(uva_pipeline(looped)), A5000).seconds for looped in (False, True)]
     table = Table("2 stages x 4 pipelines", "measured, ms d", "ratio .3f", "predicted, ratio .3f")
     for name, took, seconds in zip(
-        ("plain, 8 layers a stage", "looped, 8 repeats of 1 layer"), (205, 190), found, strict=True
+        ("plain, 8 layers a stage", "looped, 8 repeats of 1 layer"), (205, 190), predicted_seconds, strict=True
     ):
-        row = table.add(name, took, took / 205, seconds / found[0])
+        row = table.add(name, took, took / 205, seconds / predicted_seconds[0])
         assert abs(row.predicted / row.ratio - 1) < 0.02
     return table
 
@@ -145,17 +145,17 @@ def sync() -> dict[str, Table]:
     (inside, between), late, soon = A5000.links, modules[END], modules[REPEAT]
     for times in (1, 2, 4, 16):
         where = replace(A5000, links=(inside, replace(between, bandwidth=between.bandwidth / times)))
-        found = {"end": timeline(late, where), "repeat": timeline(soon, where)}
-        one, other = (1e3 * step.seconds for step in found.values())
-        slower.add(f"{times} times", one, other, one - other)
+        timelines = {"end": timeline(late, where), "repeat": timeline(soon, where)}
+        end_ms, repeat_ms = (1e3 * step.seconds for step in timelines.values())
+        slower.add(f"{times} times", end_ms, repeat_ms, end_ms - repeat_ms)
         if times in (1, 4):
-            draw_timelines(f"sync_{'a5000' if times == 1 else 'slow'}", **found)
+            draw_timelines(f"sync_{'a5000' if times == 1 else 'slow'}", **timelines)
     first, last, saved = table[END], table[REPEAT], [row.saved for row in slower.rows.values()]
-    spent = "exposed over data"
-    hidden = round(first[spent], 1) - round(last[spent], 1)
+    column = "exposed over data"
+    hidden = round(first[column], 1) - round(last[column], 1)
     copies = hidden - round(saved[0], 1)
     assert last.share < 0.25 and 1.6 < table["in every tick"].step / last.step < 2, "nearly twice as long"
-    assert table["each repeat twice"][spent] > 2 * last[spent] and last.resident > first.resident
+    assert table["each repeat twice"][column] > 2 * last[column] and last.resident > first.resident
     assert abs(saved[1] / (2 * hidden - copies) - 1) < 0.05 and 2.5 < saved[1] / saved[0] < 3.5
     assert saved[2] < 1.3 * saved[1] and abs(saved[3] / saved[2] - 1) < 0.02, "grows no further"
     say(

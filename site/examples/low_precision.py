@@ -1,4 +1,4 @@
-"""Numbers and pictures of ``low_precision``: what the formats can represent, and what a scale is shared by."""
+"""Numbers and pictures of ``low_precision``: what the formats can represent, and how many numbers share a scale."""
 
 import ml_dtypes
 import numpy as np
@@ -46,11 +46,11 @@ def scaling() -> Table:
     for name in ("bfloat16", "float8 E4M3", "float8 E5M2", "float4 E2M1"):
         errors = []
         for size in (0, 32):
-            for given in (x, outliers):
-                left = quantised(given, FORMATS[name], size)
+            for operand in (x, outliers):
+                left = quantised(operand, FORMATS[name], size)
                 right = quantised(w.T.copy(), FORMATS[name], size).T
-                # Of all columns but the one with outliers, which would hide the error of the others.
-                exact, rounded = given[:, 1:] @ w[1:], left[:, 1:] @ right[1:]
+                # Over all columns but the one with outliers, which would hide the error of the others.
+                exact, rounded = operand[:, 1:] @ w[1:], left[:, 1:] @ right[1:]
                 errors.append(float(np.linalg.norm(rounded - exact) / np.linalg.norm(exact)))
         table.add(name, *errors)
     row = table["float4 E2M1"]
@@ -61,35 +61,35 @@ def scaling() -> Table:
 @example("run on CPU devices")
 def numbers() -> None:
     """Magnitudes of three formats, each scaled so that its largest is at the right end."""
-    parts, said, left, width = [], [], 4, 376
+    parts, captions, left, width = [], [], 4, 376
     for row, name in enumerate(("float8 E4M3", "float8 E5M2", "float4 E2M1")):
         info, top = ml_dtypes.finfo(FORMATS[name]), 22 + 58 * row
-        codes = np.arange(2 ** (info.bits - 1), dtype=np.uint8)  # all that have no sign
+        codes = np.arange(2 ** (info.bits - 1), dtype=np.uint8)  # all without a sign
         values = codes.view(FORMATS[name]).astype(float)
         places = sorted({float(value) for value in values[np.isfinite(values)]})
         assert places[-1] == float(info.max)
         half = sum(place > places[-1] / 2 for place in places)
         ticks = "".join(f"M{left + width * place / places[-1]:.2f},{top}v22" for place in places)
         parts.append(f'<path d="{ticks}" stroke="{(MATMUL, AXES[0], AXES[2])[row]}" stroke-width="1.2"/>')
-        said.append(f"{name}: {len(places)} numbers, {half} of them in the upper half")
-        parts += [text(said[-1], left, top - 7), text("0", left, top + 34, faint=True)]
+        captions.append(f"{name}: {len(places)} numbers, {half} of them in the upper half")
+        parts += [text(captions[-1], left, top - 7), text("0", left, top + 34, faint=True)]
         parts.append(text(f"{places[-1]:,.0f}", left + width, top + 34, "end", faint=True))
     title = "Magnitudes that fp8 and fp4 can represent"
-    diagram("numbers", (384, 176), title, f"{'. '.join(said)}.", parts, "run on CPU devices")
+    diagram("numbers", (384, 176), title, f"{'. '.join(captions)}.", parts, "run on CPU devices")
 
 
 @example("run on CPU devices")
 def outlier() -> None:
     """24 entries in fp4, one of them large: with one scale for all, and with one for every 8."""
-    given = np.abs(np.random.default_rng(1).normal(size=24)) + 0.3
-    given[10] = 16.0
-    parts, said = [], []
+    entries = np.abs(np.random.default_rng(1).normal(size=24)) + 0.3
+    entries[10] = 16.0
+    parts, captions = [], []
     for row, (size, name) in enumerate(((0, "one scale for all"), (8, "a scale for every 8 entries"))):
-        kept, bottom = quantised(given[None], FORMATS["float4 E2M1"], size)[0], 96 + 116 * row
-        lost = int(np.sum(kept == 0))
-        said.append(f"{name}: {lost} of {len(given)} entries become 0")
-        parts.append(text(said[-1], 4, bottom - 80, size=12, weight="600"))
-        for place, (exact, rounded) in enumerate(zip(given, kept, strict=True)):
+        rounded_entries, bottom = quantised(entries[None], FORMATS["float4 E2M1"], size)[0], 96 + 116 * row
+        lost = int(np.sum(rounded_entries == 0))
+        captions.append(f"{name}: {lost} of {len(entries)} entries become 0")
+        parts.append(text(captions[-1], 4, bottom - 80, size=12, weight="600"))
+        for place, (exact, rounded) in enumerate(zip(entries, rounded_entries, strict=True)):
             x, tall, short = 4 + 16 * place, *(min(22 * value, 70) for value in (exact, rounded))
             parts.append(block("", x, bottom - short, 12, short, MATMUL, f"{exact:.2f} becomes {rounded:.2f}"))
             outline = f'fill="none" stroke="{KERNEL}" stroke-width="1.2"'
@@ -100,4 +100,4 @@ def outlier() -> None:
             cuts = "".join(f"M{4 + 16 * place - 2},{bottom - 72}v78" for place in (8, 16))
             parts.append(f'<path d="{cuts}" stroke="currentColor" stroke-dasharray="2 3"/>')
     title = "Entries rounded to fp4, with an outlier"
-    diagram("outlier", (390, 220), title, f"{'. '.join(said)}.", parts, "run on CPU devices")
+    diagram("outlier", (390, 220), title, f"{'. '.join(captions)}.", parts, "run on CPU devices")

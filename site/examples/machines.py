@@ -53,12 +53,12 @@ def reached() -> Table:
     table, rows = Table("operation", *columns), {name: recorded_rows(name) for name in GPUS}
     for dtype, words in (("bf16", "bf16"), ("f32 default", "f32")):
         for side in MATMUL_SIZES:
-            found = [(rows[name][kernel_name("matmul", dtype, side)]["rate"], machine(PEAKS[name])) for name in GPUS]
-            shown = [(f"{rate / 1e12:.0f}", f"{100 * rate / m.peak(words):.0f}%") for rate, m in found]
+            rates = [(rows[name][kernel_name("matmul", dtype, side)]["rate"], machine(PEAKS[name])) for name in GPUS]
+            shown = [(f"{rate / 1e12:.0f}", f"{100 * rate / m.peak(words):.0f}%") for rate, m in rates]
             table.add(f"product, {words}, side {side:,}, TFLOP/s", *(text for pair in shown for text in pair))
     for size in MOVE_SIZES[1:]:
-        found = [(rows[name][kernel_name("add", "f32 default", size)]["rate"], machine(PEAKS[name])) for name in GPUS]
-        shown = [(f"{rate / 1e12:.2f}", f"{100 * rate / m.memory_bandwidth:.0f}%") for rate, m in found]
+        rates = [(rows[name][kernel_name("add", "f32 default", size)]["rate"], machine(PEAKS[name])) for name in GPUS]
+        shown = [(f"{rate / 1e12:.2f}", f"{100 * rate / m.memory_bandwidth:.0f}%") for rate, m in rates]
         table.add(f"sum of two arrays of {size // 2**20:,} MiB, TB/s", *(text for pair in shown for text in pair))
     return table
 
@@ -88,7 +88,7 @@ def networks() -> Table:
 @example("counted by closed form")
 def levels() -> Table:
     """A gather and an exchange of 64 MiB over groups of 64 H100."""
-    found, size = scaled(H100, 64, 8), 64 * 2**20
+    cluster, size = scaled(H100, 64, 8), 64 * 2**20
     table = Table(("collective", "group"), "steps, µs .0f", "bytes at GB/s .1f", "µs ,.0f")
     for kind, group, name in (
         ("all_gather", range(8), "8 of a node"),
@@ -99,7 +99,7 @@ def levels() -> Table:
     ):
         n, block = len(group), size / 64 if kind == "all_to_all" else size
         wire = (2 if kind == "all_reduce" else 1) * (n - 1) / n * block
-        latency, rate = found.transfer(kind, group, wire, block)
+        latency, rate = cluster.transfer(kind, group, wire, block)
         table.add((kind.replace("_", "-"), name), 1e6 * latency, rate / 1e9, 1e6 * (latency + wire / rate))
     return table
 
@@ -149,7 +149,7 @@ def axes() -> Table:
 @example("predicted, idealised", "predicted, calibrated")
 def compared() -> Table:
     """Times in microseconds."""
-    table, both = Table("", "`8xH100`, µs ,.0f", "`8xH100-calibrated`, µs ,.0f"), (H100, H100_CALIBRATED)
+    table, machines = Table("", "`8xH100`, µs ,.0f", "`8xH100-calibrated`, µs ,.0f"), (H100, H100_CALIBRATED)
     for kind, share, name in (
         ("all_gather", 7 / 8, "all-gather"),
         ("all_reduce", 14 / 8, "all-reduce"),
@@ -157,17 +157,17 @@ def compared() -> Table:
     ):
         for mib in (1, 4, 32, 128):
             size = mib * 2**20
-            found = [m.transfer(kind, tuple(range(8)), share * size, size) for m in both]
-            table.add(f"{name}, {mib} MiB", *(1e6 * (latency + share * size / rate) for latency, rate in found))
+            transfers = [m.transfer(kind, tuple(range(8)), share * size, size) for m in machines]
+            table.add(f"{name}, {mib} MiB", *(1e6 * (latency + share * size / rate) for latency, rate in transfers))
     for side in (1024, 4096):
-        seconds = (m.matmul_seconds(2 * side**3, 0, "bf16") for m in both)
+        seconds = (m.matmul_seconds(2 * side**3, 0, "bf16") for m in machines)
         table.add(f"bfloat16 product, {side:,} cubed", *(1e6 * x for x in seconds))
     return table
 
 
 @example("sourced")
 def sources() -> str:
-    """The source of each figure, and those that the text names."""
+    """The source of each figure, and the figures that the text quotes."""
     lines = []
     for m in MACHINES:
         lines += [f'??? note "{m.name}"\n']

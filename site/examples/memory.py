@@ -18,16 +18,16 @@ LARGE = Sizes(layers=32, width=4096, heads=32, vocab=32_768, seq=2048)
 def worked() -> Table:
     columns = "16 bytes, 1 sequence ,.0f", "64 sequences ,.0f", "12 bytes, 1 sequence ,.0f", "of 64 sequences ,.0f"
     table = Table("MB", *columns)
-    found = [budget(GPT, batch=b, optimizer=o) for o in ("adam16", "adam") for b in (1, 64)]
+    budgets = [budget(GPT, batch=b, optimizer=o) for o in ("adam16", "adam") for b in (1, 64)]
     for name in ("parameters", "gradients", "optimizer", "activations"):
-        table.add(name, *(one.row(name).bytes / 1e6 for one in found))
-    table.add("together", *(one.total / 1e6 for one in found))
-    table.add("with 20% more", *(1.2 * one.total / 1e6 for one in found))
-    one, (alone, total, _, adam) = activation_bytes(GPT, 1), (each.total for each in found)
+        table.add(name, *(one.row(name).bytes / 1e6 for one in budgets))
+    table.add("together", *(one.total / 1e6 for one in budgets))
+    table.add("with 20% more", *(1.2 * one.total / 1e6 for one in budgets))
+    one_sequence, (alone, total, _, adam) = activation_bytes(GPT, 1), (each.total for each in budgets)
     say(
-        one=f"{one:,}",
-        one_mb=f"{one / 1e6:,.0f}",
-        fixed=f"{(alone - one) / 1e6:,.0f}",
+        one=f"{one_sequence:,}",
+        one_mb=f"{one_sequence / 1e6:,.0f}",
+        fixed=f"{(alone - one_sequence) / 1e6:,.0f}",
         total=f"{total / 1e9:.1f}",
         more=f"{1.2 * total / 1e9:.1f}",
         less=f"{(total - adam) / 1e6:,.0f}",
@@ -53,9 +53,14 @@ def plans() -> Table:
 def recomputed() -> Table:
     table = Table("`--remat`", "kept, MB ,.0f", "at work, MB ,.0f", "together, MB ,.0f")
     for remat in REMAT:
-        found = budget(GPT, batch=64, remat=remat)
-        again = sum(row.bytes for row in found.rows if row.name == "recomputed")
-        table.add(f"`{remat}`", found.row("activations").bytes / 1e6, again / 1e6, found.total / 1e6)
+        memory_budget = budget(GPT, batch=64, remat=remat)
+        recomputed_bytes = sum(row.bytes for row in memory_budget.rows if row.name == "recomputed")
+        table.add(
+            f"`{remat}`",
+            memory_budget.row("activations").bytes / 1e6,
+            recomputed_bytes / 1e6,
+            memory_budget.total / 1e6,
+        )
     return table
 
 
@@ -63,7 +68,7 @@ def recomputed() -> Table:
 def meshes() -> Table:
     """A larger model on eight devices."""
     columns = "state and gradients, GB ,.1f", "a layer gathered ,.1f", "activations ,.1f", "together ,.1f"
-    table, every = Table("mesh", *columns), {}
+    table, budgets = Table("mesh", *columns), {}
     for label, options in {
         "data=8": {"mesh": {"data": 8}},
         "data=8 --fsdp": {"mesh": {"data": 8}, "fsdp": True},
@@ -72,21 +77,21 @@ def meshes() -> Table:
         "data=4,tensor=2 --fsdp": {"mesh": {"data": 4, "tensor": 2}, "fsdp": True},
         "pipe=8 --microbatches 8": {"mesh": {"pipe": 8}, "microbatches": 8},
     }.items():
-        found = budget(LARGE, batch=8, precision="float32", remat="block", **options)
-        every[label] = found
-        gathered = sum(row.bytes for row in found.rows if row.name == "one layer gathered")
-        state = sum(found.row(name).bytes for name in ("parameters", "gradients", "optimizer"))
-        sizes = state, gathered, found.total - state - gathered, found.total
+        memory_budget = budget(LARGE, batch=8, precision="float32", remat="block", **options)
+        budgets[label] = memory_budget
+        gathered = sum(row.bytes for row in memory_budget.rows if row.name == "one layer gathered")
+        state = sum(memory_budget.row(name).bytes for name in ("parameters", "gradients", "optimizer"))
+        sizes = state, gathered, memory_budget.total - state - gathered, memory_budget.total
         table.add(f"`{label}`", *(size / 1e9 for size in sizes))
         if "tensor=8" in label:
-            inputs = found.row("activations").bytes
+            inputs = memory_budget.row("activations").bytes
             say(**{"whole_inputs" if "no" in label else "inputs": f"{inputs / 1e9:.2f}"})
             # The planner's count for the same configuration, without the weights and arrays of the layer at work.
             if "no" not in label:
                 choice = Choice(1, 1, 8, 1, LARGE.layers, "block", 0)
-                held = estimate(LARGE, machine("8xA100"), 8, choice, Training(precision="float32")).resident
-                assert held["activations"] == inputs, "the planner and the calculator agree"
-    draw_parts(every)
+                resident = estimate(LARGE, machine("8xA100"), 8, choice, Training(precision="float32")).resident
+                assert resident["activations"] == inputs, "the planner and the calculator agree"
+    draw_parts(budgets)
     return table
 
 
@@ -95,22 +100,24 @@ def draw_parts(every: dict[str, Budget]) -> None:
     colours = {"parameters": MATMUL, "gradients": AXES[2], "optimizer": AXES[1], "activations": AXES[0]}
     layer = "the layer at work"
     colours[layer] = KERNEL
-    scale, capacity, parts, said = 2.9e-9, machine("8xA100").memory_bytes, [], []
-    for row, (label, found) in enumerate(every.items()):
+    scale, capacity, parts, sentences = 2.9e-9, machine("8xA100").memory_bytes, [], []
+    for row, (label, memory_budget) in enumerate(every.items()):
         y, x, sizes = 18 + 40 * row, 0.0, dict.fromkeys(colours, 0)
-        for one in found.rows:
-            sizes[one.name if one.name in colours else layer] += one.bytes
+        for entry in memory_budget.rows:
+            sizes[entry.name if entry.name in colours else layer] += entry.bytes
         parts.append(text(label, 0, y + 10))
         for name, size in sizes.items():
             parts.append(block("", x, y + 15, scale * size, 16, colours[name], f"{name}: {size / 1e9:.1f} GB"))
             x += scale * size
-        parts.append(text(f"{found.total / 1e9:.1f} GB", x + 6, y + 27))
+        parts.append(text(f"{memory_budget.total / 1e9:.1f} GB", x + 6, y + 27))
         each = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in sizes.items())
-        said.append(f"{label}: {each}; together {found.total / 1e9:.1f} GB.")
+        sentences.append(f"{label}: {each}; together {memory_budget.total / 1e9:.1f} GB.")
     end, limit = 18 + 40 * len(every), scale * capacity
     parts.append(f'<path d="M{limit:.1f},14V{end}" stroke="currentColor" stroke-dasharray="4 3"/>')
     parts.append(text(f"an A100's {capacity / 1e9:.0f} GB", limit, 10, "middle"))
     for at, (name, colour) in enumerate(colours.items()):
         x, y = (at % 3) * 125, end + 10 + 20 * (at // 3)
         parts += [block("", x, y, 12, 12, colour), text(name, x + 17, y + 10)]
-    diagram("parts", (390, end + 46), "Memory of one device by part", " ".join(said), parts, "counted by closed form")
+    diagram(
+        "parts", (390, end + 46), "Memory of one device by part", " ".join(sentences), parts, "counted by closed form"
+    )

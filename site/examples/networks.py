@@ -30,7 +30,7 @@ def switch(n: int) -> Steps:
 
 
 def arrow(start: complex, end: complex, colour: str, *, both: bool = False, gap: float = 0) -> str:
-    """A line with a head at its end, or at both, that keeps a distance from the points; x is real, y imaginary."""
+    """A line with a head at one end or both, that keeps a distance from the points; x is real, y imaginary."""
     along = (end - start) / abs(end - start)
     start, end = start + gap * along, end - gap * along
     parts = [(start, end), *((end - 7 * along * cmath.rect(1, turn), end) for turn in (-0.45, 0.45))]
@@ -44,11 +44,11 @@ def algorithms() -> None:
     """Three all-reduces of eight devices: their links, and what is sent over them."""
     around = {device: 46j * cmath.rect(-1, device * math.pi / 4) for device in range(8)}
     grown = {0: -53j, 4: -36 - 18j, 2: 6 - 18j, 1: 42 - 18j, 6: -52 + 17j, 5: -20 + 17j, 3: 6 + 17j, 7: -52 + 52j}
-    parts, said = [], []
+    parts, sentences = [], []
     ways = {"ring": (ring(8), around), "tree": (tree(8), grown), "switch that adds": (switch(8), {**around, 8: 0j})}
     for at, (name, (steps, places)) in enumerate(ways.items()):
         middle, devices, links = 64 + 132 * at + 84j, defaultdict(float), defaultdict(float)
-        for sender, receiver, size in (one for step in steps for one in step):
+        for sender, receiver, size in (message for step in steps for message in step):
             devices[sender] += size
             links[sender, receiver] += size
         for a, b in links:
@@ -65,11 +65,11 @@ def algorithms() -> None:
         sizes = [f"{size:.3g} W".removeprefix("1 ") for size in (most, link)]
         lines = f"{len(steps)} steps", f"{busiest}: {sizes[0]}", f"a link: {sizes[1]} {direction}"
         parts.append(text(name, middle.real, 14, "middle", size=12, weight="600"))
-        parts += [text(one, middle.real, 160 + 17 * row, "middle") for row, one in enumerate(lines)]
-        said.append(f"{name[0].upper()}{name[1:]}: {', '.join(lines)}.")
+        parts += [text(line, middle.real, 160 + 17 * row, "middle") for row, line in enumerate(lines)]
+        sentences.append(f"{name[0].upper()}{name[1:]}: {', '.join(lines)}.")
     assert len(ring(8)) == 14 and len(tree(8)) == 2 * math.log2(8)
     title = "An all-reduce of W bytes by eight devices: ring, tree, and a switch that adds"
-    diagram("algorithms", (392, 202), title, " ".join(said), parts, "counted by closed form")
+    diagram("algorithms", (392, 202), title, " ".join(sentences), parts, "counted by closed form")
 
 
 @example("counted by closed form")
@@ -126,10 +126,10 @@ def draw_adapters(times: dict[str, float]) -> None:
             else:
                 parts.append(f'<path d="M{x + 11},44v60" stroke="{KERNEL}" stroke-dasharray="2 4"/>')
     title = "The adapters over which two nodes of eight send, by one ring and in two levels"
-    told = (
+    description = (
         "In one ring, one adapter of each node sends, and seven are idle. In two levels all eight send, each an eighth."
     )
-    diagram("adapters", (388, 126), title, told, parts, "counted by closed form")
+    diagram("adapters", (388, 126), title, description, parts, "counted by closed form")
 
 
 @example("counted by closed form")
@@ -139,7 +139,7 @@ def torus() -> None:
     whole, half = (pod.transfer("all_gather", group, 1e9, 1e9)[1] for group in ((0, 1, 2, 3), (0, 1)))
     assert (whole, half) == (2 * pod.links[0].bandwidth, pod.links[0].bandwidth)
     axes = {0: (4, MATMUL, "a whole dimension: a ring", whole), 2: (2, AXES[0], "half of one: a line", half)}
-    parts, said = [], []
+    parts, sentences = [], []
     for row in range(4):
         size, colour, name, rate = axes.get(row, (0, KERNEL, "", 0.0))
         for column in range(4):
@@ -156,13 +156,13 @@ def torus() -> None:
                     if not last
                     else [(place, place + step / 1.5), (place - 3 * step, place - 3.7 * step)]
                 )
-                parts += [arrow(*one, hue, both=not last, gap=11) for one in ends]
+                parts += [arrow(*segment, hue, both=not last, gap=11) for segment in ends]
         if name:
             lines = name, f"gathers at {rate / 1e9:.0f} GB/s"
-            parts += [text(one, 214, 28 + pitch * row + 15 * below) for below, one in enumerate(lines)]
-            said.append(f"A mesh axis over {', '.join(lines)}.")
+            parts += [text(line, 214, 28 + pitch * row + 15 * below) for below, line in enumerate(lines)]
+            sentences.append(f"A mesh axis over {', '.join(lines)}.")
     title = "Two mesh axes on one plane of a torus of TPU v5p"
-    diagram("torus", (372, 2 * 32 + 3 * pitch), title, " ".join(said), parts, "counted by closed form")
+    diagram("torus", (372, 2 * 32 + 3 * pitch), title, " ".join(sentences), parts, "counted by closed form")
 
 
 @example("counted by closed form")

@@ -1,4 +1,4 @@
-"""Where an example's texts, tables and pictures are from: each says so, and carries it on its page as a badge."""
+"""The origins of an example's texts, tables and pictures: each declares its own, and its page shows it as a badge."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from course.machines import MACHINES
 
-# "sourced" is a published figure, and "run on CPU devices" what a program printed or computed here.
+# "sourced" is a published figure, and "run on CPU devices" is what a program printed or computed here.
 Origin = Literal[
     "measured",
     "compiled",
@@ -31,11 +31,13 @@ def example(*origins: Origin, **others: Origin | Origins) -> Callable[[Callable[
     """Run this function whenever the site is built.
 
     Args:
-        origins: Of all that it shows; none for a function that only quotes figures and draws timelines.
-        others: Of single texts and pictures, by name.
+        origins: Origins of everything that it shows; none if it only quotes figures and draws timelines.
+        others: Origins of individual texts and pictures, by name.
     """
-    given = [each for one in (origins, *others.values()) for each in ((one,) if isinstance(one, str) else one)]
-    if unknown := set(given) - set(get_args(Origin)):
+    declared = [
+        origin for group in (origins, *others.values()) for origin in ((group,) if isinstance(group, str) else group)
+    ]
+    if unknown := set(declared) - set(get_args(Origin)):
         raise ValueError(f"{', '.join(unknown)}: an origin is one of: {', '.join(get_args(Origin))}")
 
     def mark(function: Callable[[], Any]) -> Callable[[], Any]:
@@ -48,7 +50,7 @@ def example(*origins: Origin, **others: Origin | Origins) -> Callable[[Callable[
 def kept(
     *origins: Origin, slow: bool = False, **others: Origin | Origins
 ) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Show what ``site/computed.py --keep CHAPTER`` recorded: it takes long (``slow``: minutes), or a GPU compiler."""
+    """Show what ``computed.py --keep CHAPTER`` recorded: it takes long (``slow``: minutes) or needs a GPU compiler."""
 
     def mark(function: Callable[[], Any]) -> Callable[[], Any]:
         KEPT[function.__name__] = slow
@@ -58,21 +60,21 @@ def kept(
 
 
 def origins_of(function: str, name: str) -> Origins:
-    """Of a text or picture of an example.
+    """The origins of a text or picture of an example.
 
     Raises:
-        ValueError: The example does not say.
+        ValueError: The example does not declare any.
     """
-    every, others = ORIGINS[function]
-    found = others.get(name) or every
-    if not found:
+    defaults, by_name = ORIGINS[function]
+    origins = by_name.get(name) or defaults
+    if not origins:
         raise ValueError(f"{function} shows {name}, which needs a badge, as in: @example({get_args(Origin)[0]!r})")
-    return (found,) if isinstance(found, str) else found
+    return (origins,) if isinstance(origins, str) else origins
 
 
 def predicted_on(name: str) -> Origin:
-    """The origin of what is predicted for a machine, or one made from it with a longer name."""
-    where = max((one for one in MACHINES if name.startswith(one.name)), key=lambda one: len(one.name), default=None)
+    """The origin of a prediction for a machine, or for one derived from it with a longer name."""
+    where = max((m for m in MACHINES if name.startswith(m.name)), key=lambda m: len(m.name), default=None)
     if where is None:
         return "predicted, idealised"
     ideal = not where.calibrated and (where.efficiency.matmul, where.efficiency.memory) == (1, 1)

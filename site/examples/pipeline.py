@@ -101,11 +101,11 @@ def bubbles() -> Table:
     for stages in (4, 8):
         for count in (1, 4, 8, 16, 32):
             case, time = executed(execute_pipeline, stages, count)
-            found = bubble(stages * count * stage_seconds(case), stages, time.seconds)
+            bubble_share = bubble(stages * count * stage_seconds(case), stages, time.seconds)
             row = table.add(
-                (stages, count), time.seconds / stage_seconds(case), found, (stages - 1) / (count + stages - 1)
+                (stages, count), time.seconds / stage_seconds(case), bubble_share, (stages - 1) / (count + stages - 1)
             )
-            assert round(row.ticks) == stages + count - 1 and abs(found / row["(S-1)/(M+S-1)"] - 1) < 0.01
+            assert round(row.ticks) == stages + count - 1 and abs(bubble_share / row["(S-1)/(M+S-1)"] - 1) < 0.01
             if stages == 4 and count in (1, 4, 16):
                 name = {1: "one", 4: "few", 16: "many"}[count]
                 draw(
@@ -126,9 +126,9 @@ def idles() -> Table:
         rows = []
         for name, function in ways.items():
             case = Case("", {"pipe": 8}, Blocks(rows=2048, width=4096, num_microbatches=count))
-            found = look(EXECUTE, function, case, H100)
-            busy = sum(device.busy * len(device.members) for device in found.timeline.devices)
-            figures = found.costs.flops / 1e9, 1e3 * found.timeline.seconds, 1e3 * busy / 8, busy * WATTS
+            prediction = look(EXECUTE, function, case, H100)
+            busy = sum(device.busy * len(device.members) for device in prediction.timeline.devices)
+            figures = prediction.costs.flops / 1e9, 1e3 * prediction.timeline.seconds, 1e3 * busy / 8, busy * WATTS
             rows.append(table.add((count, name), *figures))
         waste, none, _ = rows
         assert abs(none["GFLOPs a stage"] / waste["GFLOPs a stage"] * (count + 7) / count - 1) < 1e-3
@@ -149,10 +149,10 @@ def memory() -> Table:
     for count in (4, 8, 16, 32):
         case, figures = realistic(STEP, num_microbatches=count), []
         for name, function in (("kept", keeps_activations), ("again", pipeline_train_step)):
-            found = look(STEP, function, case, H100)
-            figures += [found.memory.temporaries / MIB, 1e3 * found.timeline.seconds]
+            prediction = look(STEP, function, case, H100)
+            figures += [prediction.memory.temporaries / MIB, 1e3 * prediction.timeline.seconds]
             if count == 32:
-                draw(f"memory_{name}", memory_svg(found.memory), "predicted")
+                draw(f"memory_{name}", memory_svg(prediction.memory), "predicted")
         row = table.add(count, *figures, most_bytes(case) / MIB)
         assert row["computed again"] <= row["closed form"] and row["its step"] < row.step
     few, many = table["4"], table["32"]
@@ -191,26 +191,26 @@ def losses() -> Table:
     )
     table = Table("the loss is computed", *columns)
     for name, function in ways.items():
-        found = look(LOSS, function, where=H100)
-        busy = {device: one.busy for one in found.timeline.devices for device in one.members}
+        prediction = look(LOSS, function, where=H100)
+        busy = {device: group.busy for group in prediction.timeline.devices for device in group.members}
         table.add(
             name,
             1e3 * busy[0],
             1e3 * busy[7],
-            1e3 * found.timeline.seconds,
-            1e3 * found.calibrated_seconds,
+            1e3 * prediction.timeline.seconds,
+            1e3 * prediction.calibrated_seconds,
             WATTS * sum(busy.values()),
-            found.memory.temporaries / MIB,
+            prediction.memory.temporaries / MIB,
         )
-    every, branch, parts = table.rows.values()
+    every_stage, branch, parts = table.rows.values()
     longer = [row.calibrated - row.step for row in table.rows.values()]
     assert max(longer) - min(longer) < 0.2
     say(permutes=f"{longer[0]:.1f}")
     longer = [row.calibrated - row.step for row in table.rows.values()]
     assert max(longer) < 1.05 * min(longer), "by about the same time"
-    assert branch.step >= every.step > 1.15 * parts.step, "a branch saves no time, parts do"
-    assert branch.energy < 0.85 * every.energy and parts.resident < 0.5 * every.resident
-    say(parts=f"{parts.step / every.step:.2f}", less=f"{every.computing - branch.computing:.2f}")
+    assert branch.step >= every_stage.step > 1.15 * parts.step, "a branch saves no time, parts do"
+    assert branch.energy < 0.85 * every_stage.energy and parts.resident < 0.5 * every_stage.resident
+    say(parts=f"{parts.step / every_stage.step:.2f}", less=f"{every_stage.computing - branch.computing:.2f}")
     return table
 
 

@@ -46,25 +46,25 @@ STEPS = {
 @example("predicted, calibrated")
 def command() -> str:
     arguments = "plan --layers 16 --width 2048 --heads 16 --batch 64 --machine 8xH100".split()
-    done = CliRunner(env={"COLUMNS": "110"}).invoke(app, arguments)
-    assert done.exit_code == 0, done.output
-    return done.output.rstrip("\n")
+    result = CliRunner(env={"COLUMNS": "110"}).invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    return result.output.rstrip("\n")
 
 
 @kept("predicted, idealised", "counted by closed form")
 def lenses() -> Table:
     table = Table("step", "closed form s", "timeline s", "error .1%", "its closed form s", "liveness s", "its error s")
     errors, sizes = {}, {}
-    for name, (batch, step, choice, how) in STEPS.items():
-        given, options = Choice(*choice), {"dtype": "bfloat16"} if "bfloat16" in name else {}
-        program = step(SIZES, given, batch, **options)
-        module, planned = parse(program), estimate(SIZES, H100, batch, given, how)
-        time, held = timeline(module, H100).seconds, memory(module, program).peak
-        errors[name], more = planned.seconds / time - 1, ("", "", "")
+    for name, (batch, step, choice, training) in STEPS.items():
+        configuration, options = Choice(*choice), {"dtype": "bfloat16"} if "bfloat16" in name else {}
+        program = step(SIZES, configuration, batch, **options)
+        module, planned = parse(program), estimate(SIZES, H100, batch, configuration, training)
+        time, peak_bytes = timeline(module, H100).seconds, memory(module, program).peak
+        errors[name], memory_cells = planned.seconds / time - 1, ("", "", "")
         if step is steps.everything:
-            sizes[name] = planned.bytes / held - 1
-            more = f"{planned.bytes / 1e9:.1f} GB", f"{held / 1e9:.1f} GB", f"{sizes[name]:.1%}"
-        table.add(name, f"{1e3 * planned.seconds:.1f} ms", f"{1e3 * time:.1f} ms", errors[name], *more)
+            sizes[name] = planned.bytes / peak_bytes - 1
+            memory_cells = f"{planned.bytes / 1e9:.1f} GB", f"{peak_bytes / 1e9:.1f} GB", f"{sizes[name]:.1%}"
+        table.add(name, f"{1e3 * planned.seconds:.1f} ms", f"{1e3 * time:.1f} ms", errors[name], *memory_cells)
     low, worst = "transformer_3d, 4 x 1 x 2, bfloat16", "transformer_3d, 1 x 8 x 1"
     assert -0.25 < errors.pop(low) < -0.1 and -0.25 < sizes.pop(low) < 0, "too little of both"
     assert -0.15 < errors.pop(worst) < min(errors.values()), "for the pipeline of 8 stages"
@@ -78,9 +78,9 @@ def stages() -> Table:
     """A billion parameters on eight devices, in 16 microbatches: what data parallelism splits."""
     table = Table("ZeRO", "step, ms .1f", "of it data, ms .1f", "state, GB .1f", "all, GB .1f")
     for stage in range(4):
-        found = estimate(BILLION, H100, 128, Choice(8, 1, 1, 16, 16, "none", stage))
-        state = sum(found.resident[name] for name in ("parameters", "gradients", "optimizer"))
-        table.add(str(stage), 1e3 * found.seconds, 1e3 * found.parts["data"], state / 1e9, found.bytes / 1e9)
+        plan = estimate(BILLION, H100, 128, Choice(8, 1, 1, 16, 16, "none", stage))
+        state = sum(plan.resident[name] for name in ("parameters", "gradients", "optimizer"))
+        table.add(str(stage), 1e3 * plan.seconds, 1e3 * plan.parts["data"], state / 1e9, plan.bytes / 1e9)
     once = [estimate(BILLION, H100, 128, Choice(8, 1, 1, 1, 16, "none", stage)).seconds for stage in range(4)]
     assert (
         max(once[1:]) < 1.001 * min(once[1:]) < once[0] and min(table.rows, key=lambda row: table[row]["step"]) == "1"
@@ -105,10 +105,10 @@ def schedules() -> Table:
     table = Table("schedule", "repeats s", "step, s .2f", "bubble, s .2f", "activations, GB .1f")
     times, flying, sizes = {}, {}, Sizes(96, 12_288, 96, 51_200, 2048)
     for name, repeats in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1)):
-        how = replace(DEFAULT, schedules=(name,))
-        found = estimate(sizes, cluster(64), 32, Choice(1, 8, 8, 32, repeats, "none"), how)
-        times[name], flying[name] = found.parts["bubble"], found.resident["activations"]
-        table.add(name, str(repeats), found.seconds, times[name], flying[name] / 1e9)
+        training = replace(DEFAULT, schedules=(name,))
+        plan = estimate(sizes, cluster(64), 32, Choice(1, 8, 8, 32, repeats, "none"), training)
+        times[name], flying[name] = plan.parts["bubble"], plan.resident["activations"]
+        table.add(name, str(repeats), plan.seconds, times[name], flying[name] / 1e9)
     assert max(times["zero_bubble"], times["interleaved"]) < 0.6 * times["1f1b"] and times["1f1b"] == times["gpipe"]
     assert flying["zero_bubble"] == flying["1f1b"] < flying["interleaved"] < flying["gpipe"]
     return table
@@ -169,14 +169,17 @@ def experts() -> Table:
     where, sizes = cluster(64), replace(MODELS["mixtral-8x7b"], seq=4096)
     plans = search(sizes, where, 512)
     assert plans.best
-    found = [plans.best, *(one.found for one in plans.rejected if one.found and one.found.fits)]
+    candidates = [
+        plans.best,
+        *(rejected.found for rejected in plans.rejected if rejected.found and rejected.found.fits),
+    ]
     table = Table("expert", "best s", "MFU .1%", "GB .1f", "of the time, expert .1%", "data .1%", "tensor .1%")
     for size in (1, 2, 4, 8):
-        one = next(one for one in found if one.choice.expert == size)
-        shares = (one.parts[name] / one.seconds for name in ("expert", "data", "tensor"))
-        table.add(str(size), mesh_of(one), one.mfu, one.bytes / 1e9, *shares)
-    found = [row["MFU"] for row in table.rows.values()]
-    assert max(found) / min(found) < 1.05, "about as much as the all-to-alls cost"
+        best = next(plan for plan in candidates if plan.choice.expert == size)
+        shares = (best.parts[name] / best.seconds for name in ("expert", "data", "tensor"))
+        table.add(str(size), mesh_of(best), best.mfu, best.bytes / 1e9, *shares)
+    mfus = [row["MFU"] for row in table.rows.values()]
+    assert max(mfus) / min(mfus) < 1.05, "about as much as the all-to-alls cost"
     return table
 
 
@@ -190,8 +193,8 @@ def chips() -> Table:
     for name, of in (("small", lambda count: count < 14e9), ("large", lambda count: count > 9e11)):
         shares = [reached for count, reached in a100 if of(count)]
         say(**{name: f"{min(shares):.2f} to {max(shares):.2f}"})
-    held = [run.estimate().bytes / run.memory - 1 for run in runs() if run.memory and "H100" in run.machine.device]
-    assert min(held) > -0.15 and max(held) < -0.07, "7 to 15% is not counted"
+    errors = [run.estimate().bytes / run.memory - 1 for run in runs() if run.memory and "H100" in run.machine.device]
+    assert min(errors) > -0.15 and max(errors) < -0.07, "7 to 15% is not counted"
     return table
 
 
@@ -201,8 +204,8 @@ def weak_scaling(run):
     where = at_efficiency(run.machine, factors()[run.machine.device].factor)
     plans = search(run.sizes, where, run.batch, replace(run.training, remats=("attention", "block")))
     assert plans.best
-    ways = [plans.best, *(one.found for one in plans.rejected if one.found)]
-    whole = next(found for found in ways if found.fits and not found.choice.fsdp)
+    candidates = [plans.best, *(rejected.found for rejected in plans.rejected if rejected.found)]
+    whole = next(plan for plan in candidates if plan.fits and not plan.choice.fsdp)
     measured = flops / run.seconds / where.num_devices / where.peak("bf16")
     return measured, (run.estimate(where.efficiency.matmul), whole, plans.best)
 
@@ -210,17 +213,19 @@ def weak_scaling(run):
 @example("measured", "predicted, calibrated")
 def published() -> Table:
     columns = "measured .1%", "same configuration s", "best, no FSDP s", "best of all s"
-    table, found = Table(("parameters", "GPUs", "batch"), *columns), []
+    table, results = Table(("parameters", "GPUs", "batch"), *columns), []
     for run in (run for run in runs() if run.paper.startswith("Narayanan")):
         measured, ways = weak_scaling(run)
         shown = (f"{' x '.join(map(str, way.choice[:3]))} {way.mfu:5.1%}{' ' if way.fits else '*'}" for way in ways)
         table.add((run.name, run.machine.num_devices, run.batch), measured, *shown)
-        found.append((measured, *ways))
-    assert all(0.95 < same.mfu / measured < 1.08 and same.fits for measured, same, *_ in found), "within a tenth"
-    assert all(same.mfu < whole.mfu <= best.mfu for _, same, whole, best in found)
-    assert sum(whole.choice.tensor < same.choice.tensor for _, same, whole, _ in found) == 7, "seven split tensor less"
-    assert sum(whole.choice.remat == "attention" for _, _, whole, _ in found) == 8
-    assert all(whole.choice.zero in (1, 2) for *_, whole, _ in found)
-    assert sum(best.choice.fsdp for *_, best in found) == 8
-    assert all(best.choice.pipe <= same.choice.pipe for _, same, _, best in found)
+        results.append((measured, *ways))
+    assert all(0.95 < same.mfu / measured < 1.08 and same.fits for measured, same, *_ in results), "within a tenth"
+    assert all(same.mfu < whole.mfu <= best.mfu for _, same, whole, best in results)
+    assert sum(whole.choice.tensor < same.choice.tensor for _, same, whole, _ in results) == 7, (
+        "seven split tensor less"
+    )
+    assert sum(whole.choice.remat == "attention" for _, _, whole, _ in results) == 8
+    assert all(whole.choice.zero in (1, 2) for *_, whole, _ in results)
+    assert sum(best.choice.fsdp for *_, best in results) == 8
+    assert all(best.choice.pipe <= same.choice.pipe for _, same, _, best in results)
     return table

@@ -49,8 +49,8 @@ def cells() -> dict[str, str]:
     for cell in jupytext.read(SOURCE).cells:
         if cell.cell_type != "code":
             continue
-        marked, pictures = re.search(r"\[start:(\w+)\]", cell.source), []
-        name = marked[1] if marked else ""
+        marker, pictures = re.search(r"\[start:(\w+)\]", cell.source), []
+        name = marker[1] if marker else ""
         scope["display"] = lambda shown, pictures=pictures: pictures.append(drawn(shown))
         with redirect_stdout(io.StringIO()) as out:
             exec(compile(cell.source, "a cell of the primer", "exec"), scope)
@@ -83,7 +83,7 @@ def explicit():
 
 @example("run on CPU devices")
 def modes() -> dict[str, str]:
-    """What the cell on explicit axes prints."""
+    """The output of the cell on explicit axes."""
     with redirect_stdout(io.StringIO()) as out:
         explicit()
     printed = out.getvalue().rstrip("\n")
@@ -113,16 +113,16 @@ def transposes() -> Table:
         ("`ppermute`", lambda x: lax.ppermute(x, "data", ring), P("data"), P("data")),
     ):
         mapped = jax.shard_map(function, mesh=abstract_mesh(mesh), in_specs=before, out_specs=after)
-        given = jax.ShapeDtypeStruct((16,), jnp.float32)
+        operand = jax.ShapeDtypeStruct((16,), jnp.float32)
 
-        def backward(gradient, mapped=mapped, given=given):
-            return {"g": jax.linear_transpose(mapped, given)(gradient)[0]}
+        def backward(gradient, mapped=mapped, operand=operand):
+            return {"g": jax.linear_transpose(mapped, operand)(gradient)[0]}
 
-        inputs = {"gradient": jax.eval_shape(mapped, given)}
+        inputs = {"gradient": jax.eval_shape(mapped, operand)}
         program = export(backward, inputs, {"gradient": after}, mesh=mesh, out_specs={"g": before})
-        found = costs(parse(program)).collectives
-        backward_text = " and ".join(f"`{sends[c.kind]}`" for c in found) or "`pcast`: nothing is sent"
-        shifts = [c.shift for c in found if c.kind == "collective_permute"]
+        collectives = costs(parse(program)).collectives
+        backward_text = " and ".join(f"`{sends[c.kind]}`" for c in collectives) or "`pcast`: nothing is sent"
+        shifts = [c.shift for c in collectives if c.kind == "collective_permute"]
         assert shifts in ([], [3]), "the other way"
         table.add(name, backward_text + ", the other way" * bool(shifts))
     return table

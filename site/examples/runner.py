@@ -51,13 +51,13 @@ def main(chapter: str, names: list[str], out: str) -> None:
             origins[f"{name}.{suffix}"] = list(drawn or marked.origins_of(function, name))
 
     if not names and marked.KEPT:
-        for name, found in json.loads((FOLDER / "kept" / f"{chapter}.json").read_text()).items():
-            texts |= found["texts"]
-            figures |= found["figures"]
-            for text in found["texts"]:
+        for name, example in json.loads((FOLDER / "kept" / f"{chapter}.json").read_text()).items():
+            texts |= example["texts"]
+            figures |= example["figures"]
+            for text in example["texts"]:
                 note(name, text.removesuffix(".txt"), "txt")
-    every = {**marked.EXAMPLES, **{name: getattr(module, name) for name in names if hasattr(module, name)}}
-    for name, function in every.items():
+    functions = {**marked.EXAMPLES, **{name: getattr(module, name) for name in names if hasattr(module, name)}}
+    for name, function in functions.items():
         if name in names if names else name not in marked.KEPT:
             before = set(showing.PICTURES)
             result = function()
@@ -70,9 +70,9 @@ def main(chapter: str, names: list[str], out: str) -> None:
                     texts[f"{key}.txt"] = f"{shown}\n"
                     note(name, key, "txt")
                     known = getattr(shown, "origins", set())
-                    assert known <= {*origins.get(f"{key}.txt", known)}, f"{name} says where {key} is not from"
+                    assert known <= {*origins.get(f"{key}.txt", known)}, f"{name} declares wrong origins for {key}"
     figures |= showing.FIGURES
     pictures = {f"{name}.svg": svg for name, svg in showing.PICTURES.items()}
-    found = {"texts": texts, "pictures": pictures, "figures": figures, "sources": _sources(), "kept": marked.KEPT}
-    found |= {"origins": origins, "traces": showing.TRACES, "recordings": showing.RECORDINGS}
-    Path(out).write_text(json.dumps(found))
+    results = {"texts": texts, "pictures": pictures, "figures": figures, "sources": _sources(), "kept": marked.KEPT}
+    results |= {"origins": origins, "traces": showing.TRACES, "recordings": showing.RECORDINGS}
+    Path(out).write_text(json.dumps(results))

@@ -66,10 +66,15 @@ def table(stages: int = 4, microbatches: int = 8, repeats: int = 2, send: float 
     """The whole family; communication of the stage that sends the most, and weights of the one with the most copies."""
     free, slow = (compare(stages, microbatches, repeats, costs) for costs in (Costs(), Costs(send=send)))
     shown = Table("schedule", *(f"{column} s" for column in COLUMNS))
-    for name, found in free.items():
+    for name, measures in free.items():
         times = repeats if name in LOOPED else 1
-        shares = share_text(found.bubble, 1), share_text(slow[name].bubble, 1)
-        counts = digits(found.activations[0]), digits(found.activations[-1]), max(found.weights), max(found.messages)
+        shares = share_text(measures.bubble, 1), share_text(slow[name].bubble, 1)
+        counts = (
+            digits(measures.activations[0]),
+            digits(measures.activations[-1]),
+            max(measures.weights),
+            max(measures.messages),
+        )
         shown.add(family(name, stages, microbatches, times).name, *map(str, (times, *shares, *counts)))
     return shown
 
@@ -112,21 +117,21 @@ def claims() -> None:
 
 @example("counted by closed form")
 def filled() -> Table:
-    """ZB-H2, ZB-V and DualPipe beside ZB-H1, with the links that show them in the explorer."""
+    """ZB-H2, ZB-V and DualPipe next to ZB-H1, with the links that show them in the explorer."""
     shown = Table("schedule", "time of a step s", "idle inside s", "activations s", "copies of weights s")
     links = []
-    made = {
+    schedules = {
         "1f1b": one_f_one_b(4, 8),
         "zero_bubble": zero_bubble(4, 8),
         "zb_h2": zero_bubble_2(4, 8),
         "zb_v": zero_bubble_v(4, 8),
         "dualpipe": dualpipe(4, 8),
     }
-    for key, schedule in made.items():
+    for key, schedule in schedules.items():
         timed = run(schedule)
-        found = measure(timed)
+        measures = measure(timed)
         own = [spans[-1].end - spans[0].start - sum(s.end - s.start for s in spans) for spans in timed.spans]
-        cells = digits(found.time), digits(max(own)), digits(max(found.activations)), str(max(found.weights))
+        cells = digits(measures.time), digits(max(own)), digits(max(measures.activations)), str(max(measures.weights))
         shown.add(schedule.name, *cells)
         links.append(f'- <a href="#schedule={key}&amp;S=4&amp;M=8&amp;R=1">{schedule.name}</a>')
         if schedule.name not in ("1F1B", "ZB-H1"):
@@ -152,8 +157,8 @@ TABLES = {
 
 def case_of(name: str, stages: int = 4, microbatches: int = 8, **sizes: int) -> Case[Executed]:
     family_name, repeats = TABLES[name]
-    given: dict[str, Any] = {"rows": 256, "width": 512, "num_layers": 2 // repeats, **sizes}
-    executed = Executed(schedule=family_name, num_microbatches=microbatches, num_repeats=repeats, **given)
+    options: dict[str, Any] = {"rows": 256, "width": 512, "num_layers": 2 // repeats, **sizes}
+    executed = Executed(schedule=family_name, num_microbatches=microbatches, num_repeats=repeats, **options)
     return Case(name, {"pipe": stages}, executed)
 
 
@@ -165,7 +170,7 @@ def split(schedule):
 
 @example("predicted, idealised", "counted by closed form")
 def executed() -> Table:
-    """One program, five tables: what the timeline and liveness say of it."""
+    """One program with five tables, according to the timeline and liveness."""
     columns = "ticks d", "bubble .4f", "closed form .4f", "slots d", "temporaries, MiB .1f", "sent, MiB .1f"
     shown, unit = Table("table", *columns), 2 * 256 * 512**2 / FREE_NETWORK.peak("f32")
     for name, (family_name, repeats) in TABLES.items():
@@ -173,19 +178,22 @@ def executed() -> Table:
         module = parse(exported)
         step = timeline(module, FREE_NETWORK)
         table = tabulate(family(family_name, 4, 8, repeats))
-        found = bubble(3 * 8 * 2 * 4 * unit, 4, step.seconds)
+        bubble_share = bubble(3 * 8 * 2 * 4 * unit, 4, step.seconds)
         form = bubble_form(family_name, 4, 8, repeats) or 0
         live = memory(module, exported).temporaries / 2**20
         sent = look(TASK, execute_schedule, case_of(name), A100).costs.collectives
-        bytes_sent = sum(one.total_bytes for one in sent) / 2**20
-        shown.add(name, table.num_ticks, found, form, table.num_slots["saved"], live, bytes_sent)
-        assert abs(found - form) < 1e-6
+        bytes_sent = sum(collective.total_bytes for collective in sent) / 2**20
+        shown.add(name, table.num_ticks, bubble_share, form, table.num_slots["saved"], live, bytes_sent)
+        assert abs(bubble_share - form) < 1e-6
     for name, order in (("gpipe", split(gpipe(4, 8))), ("zero_bubble", zero_bubble(4, 8))):
         title = {"gpipe": "GPipe", "zero_bubble": "ZB-H1"}[name]
         step = timeline(parse(program(TASK, execute_schedule, case_of(title))), FREE_NETWORK)
         draw(f"executed_{name}", schedule_svg(step, order), "predicted, idealised")
-    held = {name: row["temporaries"] for name, row in shown.rows.items()}
-    assert held["1F1B"] < held["ZB-H1"] < held["GPipe"] and held["interleaved 1F1B"] < held["breadth-first"]
+    temporaries = {name: row["temporaries"] for name, row in shown.rows.items()}
+    assert (
+        temporaries["1F1B"] < temporaries["ZB-H1"] < temporaries["GPipe"]
+        and temporaries["interleaved 1F1B"] < temporaries["breadth-first"]
+    )
     return shown
 
 
@@ -222,22 +230,22 @@ WAYS = {
 
 @example("predicted, idealised")
 def executor() -> dict[str, Table]:
-    """What is wrong with an executor that computes too much and keeps too much, on 4 of 8 A100s."""
+    """An executor that computes too much and keeps too much, corrected step by step, on 4 of 8 A100s."""
     shown = Table("executor", "step, ms .2f", "computing, ms .2f", "FLOPs, G .1f", "temporaries, MiB .0f")
     steps = {}
     for name, function in WAYS.items():
-        found = look(TASK, function, case_of("1F1B", microbatches=16, **LARGE), A100, located)
-        step, live = found.timeline, found.memory.temporaries
-        shown.add(name, 1e3 * step.seconds, 1e3 * step.busy, found.costs.flops / 1e9, live / 2**20)
+        prediction = look(TASK, function, case_of("1F1B", microbatches=16, **LARGE), A100, located)
+        step, live = prediction.timeline, prediction.memory.temporaries
+        shown.add(name, 1e3 * step.seconds, 1e3 * step.busy, prediction.costs.flops / 1e9, live / 2**20)
         steps[name] = step
     draw_timelines("executor", first=steps["first version"], last=steps["one pass, slots"])
     first, last = shown["first version"], shown["one pass, slots"]
     assert first.step > 2 * last.step and first.temporaries > 2 * last.temporaries
     tables = Table("table", "step, ms .2f", "exposed over pipe, ms .2f", "temporaries, MiB .0f")
     for name in TABLES:
-        found = look(TASK, execute_schedule, case_of(name, microbatches=16, **LARGE), A100)
-        exposed = found.timeline.exposed.get("pipe", 0.0)
-        tables.add(name, 1e3 * found.timeline.seconds, 1e3 * exposed, found.memory.temporaries / 2**20)
+        prediction = look(TASK, execute_schedule, case_of(name, microbatches=16, **LARGE), A100)
+        exposed = prediction.timeline.exposed.get("pipe", 0.0)
+        tables.add(name, 1e3 * prediction.timeline.seconds, 1e3 * exposed, prediction.memory.temporaries / 2**20)
     rows = tables.rows
     assert min(rows, key=lambda name: rows[name].step) == "ZB-H1"
     assert min(rows, key=lambda name: rows[name].temporaries) == "1F1B"
@@ -259,7 +267,7 @@ def located(file: str) -> str | None:
     return "schedules" if file.endswith(("solutions/schedules.py", ">")) else None
 
 
-# A residual MLP on four stages, one layer each, that learns what a fixed random network gives.
+# A residual MLP on four stages, one layer each, that learns the outputs of a fixed random network.
 STAGES, RATES, STEPS = 4, (0.01, 0.02, 0.03, 0.05, 0.08), 400
 
 
@@ -289,7 +297,7 @@ def delayed(weights, batches, rate, delays):
 def stashed(weights, batches, rate):
     """PipeDream as its stages run it: each keeps the weights of a forward pass until the backward pass."""
     count = len(batches["inputs"])
-    held = [jax.tree.map(lambda leaf, s=s: leaf[s], weights) for s in range(STAGES)]
+    stage_weights = [jax.tree.map(lambda leaf, s=s: leaf[s], weights) for s in range(STAGES)]
     stash, inputs, gradients = {}, {}, {}
     layer = jax.jit(lambda own, x: x + jnp.tanh(x @ own["up"]) @ own["down"])
     pull = jax.jit(lambda own, x, dy: jax.vjp(layer, own, x)[1](dy))
@@ -298,16 +306,16 @@ def stashed(weights, batches, rate):
         stage, number = span.stage, span.action.microbatch
         if span.action.kind == "F":
             x = inputs[stage, number] if stage else batches["inputs"][number]
-            stash[stage, number] = held[stage], x
-            y = layer(held[stage], x)
+            stash[stage, number] = stage_weights[stage], x
+            y = layer(stage_weights[stage], x)
             inputs[stage + 1, number] = y
             if stage == STAGES - 1:
                 gradients[stage, number] = (y - batches["targets"][number]) / len(y)
         else:
             of_own, dx = pull(*stash.pop((stage, number)), gradients[stage, number])
-            held[stage] = jax.tree.map(lambda w, g: w - rate * g, held[stage], of_own)
+            stage_weights[stage] = jax.tree.map(lambda w, g: w - rate * g, stage_weights[stage], of_own)
             gradients[stage - 1, number] = dx
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *held)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *stage_weights)
 
 
 @example("run on CPU devices")
@@ -344,9 +352,14 @@ def asynchrony() -> Table:
             roots = np.roots([1, -1, *[0] * (late - 1), rate])
             assert (np.max(np.abs(roots)) < 1) == (rate < limit)
     first = jax.tree.map(lambda leaf: leaf[:24], batches)
-    one, other = stashed(weights, first, 0.02), delayed(weights, first, 0.02, ways["late by stage"])[0]
-    for mine, theirs in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+    stashed_weights, delayed_weights = (
+        stashed(weights, first, 0.02),
+        delayed(weights, first, 0.02, ways["late by stage"])[0],
+    )
+    for stashed_leaf, delayed_leaf in zip(
+        jax.tree.leaves(stashed_weights), jax.tree.leaves(delayed_weights), strict=True
+    ):
+        np.testing.assert_allclose(stashed_leaf, delayed_leaf, atol=1e-6)
     return shown
 
 

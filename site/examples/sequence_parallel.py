@@ -116,20 +116,20 @@ def kinds() -> Table:
     )
     table = Table("twelve layers on 8 H100s", *columns)
     for name, (block, split) in KINDS.items():
-        found, half = (stacked(block, split, number) for number in (LAYERS, LAYERS // 2))
+        full, half = (stacked(block, split, number) for number in (LAYERS, LAYERS // 2))
         per_layer = LAYERS * WHOLE * (N - 1) / N
         # Whole leaves are all-reduced, too: a thousandth of the activations.
         counts = {kind: 0.0 for kind in ("all_reduce", "all_gather", "reduce_scatter")}
-        for c in found.costs.collectives:
+        for c in full.costs.collectives:
             counts[c.kind] += c.total_bytes / per_layer
-        saved = (found.memory.temporaries - half.memory.temporaries) / (LAYERS // 2) / UNIT
+        saved = (full.memory.temporaries - half.memory.temporaries) / (LAYERS // 2) / UNIT
         table.add(
             name,
             counts["all_reduce"] / 2,
             *(counts["all_gather"], counts["reduce_scatter"], sum(counts.values())),
-            *(saved, 1e3 * found.timeline.seconds, 1e3 * found.calibrated_seconds),
+            *(saved, 1e3 * full.timeline.seconds, 1e3 * full.calibrated_seconds),
         )
-        draw(f"saved_{name.replace(' ', '_')}", memory_svg(found.memory, MACHINE.memory_bytes), "predicted")
+        draw(f"saved_{name.replace(' ', '_')}", memory_svg(full.memory, MACHINE.memory_bytes), "predicted")
     draw_steps("timeline", {"": stacked(in_selective, True, LAYERS).timeline})
     rows = list(table.rows.values())
     assert [round(row.sent) for row in rows] == [8, 8, 10, 10]
@@ -145,11 +145,11 @@ def kinds() -> Table:
     return table
 
 
-# The formula's block, and one term after the other computed again instead of saved.
+# The formula's block, with one term after the other recomputed instead of saved.
 
 
 def without_hidden(params, x, key, rate, axis_name, attention_again=False):
-    """``selective_recompute``, and the whole MLP is computed again; with ``attention_again``, both halves are."""
+    """Like ``selective_recompute``, but recompute the whole MLP; with ``attention_again``, recompute both halves."""
     attention, mlp = params["attention"], params["mlp"]
     width, _, heads, _ = attention["qkv"]["kernel"].shape
     first, second = jax.random.split(fold_key_over_axes(key, (axis_name,)))
@@ -173,7 +173,7 @@ def without_hidden(params, x, key, rate, axis_name, attention_again=False):
 
 
 def saves_before_gelu(params, x, key, rate, attend, axis_name):
-    """The formula's block without the features after GELU: norms and the gathered product as there."""
+    """The formula's block, but without saving the features after GELU; norms and the gathered product are the same."""
     attention, mlp = params["attention"], params["mlp"]
     width, _, heads, _ = attention["qkv"]["kernel"].shape
     first, second = jax.random.split(fold_key_over_axes(key, (axis_name,)))
@@ -195,7 +195,7 @@ def saves_before_gelu(params, x, key, rate, attend, axis_name):
 
 
 def saving_scores(block):
-    """The block with attention that saves its scores, in the form of a layer that is handed none."""
+    """The block with attention that saves its scores, as a layer that takes no attention function."""
 
     def with_scores(params, x, key, rate, axis_name):
         return block(params, x, key, rate, attend, axis_name)
@@ -204,7 +204,7 @@ def saving_scores(block):
 
 
 A_SCORE = formula(CASE)[1] / UNIT
-# What the block before it saves and this one does not, and how much that is by the formula.
+# For each block: what the previous one saves and this one does not, and how much that is by the formula.
 LADDER: list[tuple[str, float, Any, Any, dict[str, Any]]] = [
     ("all of the formula", 0, SELECTIVE, saving_scores(with_everything_of_the_formula), {}),
     ("features after GELU", 4, SELECTIVE, saving_scores(saves_before_gelu), {}),
@@ -240,7 +240,7 @@ def by_liveness() -> list[float]:
         for _, _, task, function, sizes in LADDER
         for number in HALVES
     ]
-    return of_terms([one.memory.temporaries for one in stacks])
+    return of_terms([prediction.memory.temporaries for prediction in stacks])
 
 
 @example("counted by closed form", "predicted")
@@ -254,14 +254,14 @@ def terms() -> Table:
 
 @kept("counted by closed form", "predicted", "compiled")
 def with_compiler() -> Table:
-    """The same, and by XLA's compiler for GPUs."""
+    """The same terms by liveness and by XLA's compiler for GPUs."""
     programs = [
         trace(task, function, realistic(task, num_layers=number, **sizes), lambda _: None, "cuda")
         for _, _, task, function, sizes in LADDER
         for number in HALVES
     ]
     reports = compile_all(programs, MACHINE, time_limit=1800)
-    table = ladder_rows(liveness=by_liveness(), compiler=of_terms([one.memory.temporaries for one in reports]))
+    table = ladder_rows(liveness=by_liveness(), compiler=of_terms([report.memory.temporaries for report in reports]))
     for row in table.rows.values():
         assert abs(row.compiler - row.liveness) < 0.2, row
     return table
@@ -284,7 +284,7 @@ def ulysses() -> Table:
 
 @example("diagram")
 def numbers() -> None:
-    """Of the page's sentences: the paper's models, and shares of the formula that stay whole."""
+    """Figures for the page's sentences: the paper's models, and shares of the formula that stay whole."""
     for name, heads, width in (("small", 64, 6144), ("large", 96, 12288)):
         ratio = 5 * heads * 2048 / width
         say(**{f"{name}_ratio": f"{ratio:.0f}", f"{name}_share": f"{100 * ratio / (ratio + 34):.0f}"})

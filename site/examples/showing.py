@@ -45,7 +45,7 @@ def draw(name: str, svg: str, *origins: Origin) -> None:
 
 
 def block(label: str, x: float, y: float, width: float, height: float, fill: str, title: str = "") -> str:
-    """A filled rectangle of a diagram, with its label if that fits; only with a title is it a bar to select."""
+    """A filled rectangle of a diagram, with its label if that fits; it can be selected only if it has a title."""
     mark = shapes.Mark(0, 0, fill, (label,), title, label)
     return shapes.draw(mark, x, y, width, height, fill)
 
@@ -66,7 +66,7 @@ def diagram(
 def draw_steps(name: str, steps: Mapping[str, Timeline], until: float = 0.0) -> None:
     """Save timelines as one picture, and as a trace to download, with a process for each device of each."""
     machines = {step.machine for step in steps.values()}
-    origins: set[Origin] = {predicted_on(one) for one in machines}
+    origins: set[Origin] = {predicted_on(m) for m in machines}
     draw(name, side_by_side(steps, until=until), *sorted(origins))
     events: list[dict[str, Any]] = []
     for number, (heading, step) in enumerate(steps.items()):
@@ -89,7 +89,7 @@ def draw_timelines(chapter: str, **timelines: Timeline) -> None:
 
 
 def say(**figures: object) -> None:
-    """Give a page figures to quote that are in no table."""
+    """Give a page figures that it can quote and that are in no table."""
     FIGURES.update({name: figure if isinstance(figure, dict) else str(figure) for name, figure in figures.items()})
 
 
@@ -181,7 +181,7 @@ class Seen(Prediction):
 
 
 def seen(of: Program, where: Machine | str) -> Seen:
-    """Its prediction on a machine."""
+    """The prediction of a program on a machine."""
     return Seen(**vars(predict(of, where)), program=of)
 
 
@@ -192,7 +192,7 @@ def look(
     where: Machine | str = "",
     locate: Locate = lambda _: None,
 ) -> Seen:
-    """Its prediction, on the task's machine or another."""
+    """The prediction of a function, on the task's machine or another."""
     return seen(program(task, function, case, locate), where or task.machine)
 
 
@@ -206,7 +206,7 @@ def over(
 ) -> Program:
     """``local``, which returns a dict, inside ``shard_map``; ``ins`` and ``outs`` are specs by name."""
     mapped = jax.shard_map(local, mesh=abstract_mesh(mesh), in_specs=tuple(ins.values()), out_specs=outs)
-    return export(lambda **given: mapped(*given.values()), inputs, ins, mesh=mesh, out_specs=outs, **options)
+    return export(lambda **arrays: mapped(*arrays.values()), inputs, ins, mesh=mesh, out_specs=outs, **options)
 
 
 def by_compiler(task: Task, ways: dict[str, Callable[..., Any]], **more: Any) -> dict[str, GpuReport]:
@@ -229,12 +229,12 @@ def sent(found: Prediction) -> float:
 
 
 MEASURES: dict[str, Callable[[Any], Any]] = {
-    "step": lambda found: found.timeline.seconds,
-    "calibrated": lambda found: found.calibrated_seconds,
-    "computing": lambda found: found.timeline.busy,
-    "exposed": lambda found: found.timeline.exposed_seconds,
+    "step": lambda prediction: prediction.timeline.seconds,
+    "calibrated": lambda prediction: prediction.calibrated_seconds,
+    "computing": lambda prediction: prediction.timeline.busy,
+    "exposed": lambda prediction: prediction.timeline.exposed_seconds,
     "sent": sent,
-    "resident": lambda found: found.memory.temporaries,
+    "resident": lambda prediction: prediction.memory.temporaries,
 }
 COMPILED: dict[str, Callable[[Any], Any]] = {
     "replayed": lambda report: report.replay.seconds,
@@ -249,22 +249,22 @@ def compare(head: str, found: Mapping[str, Prediction], *columns: str, base: str
     """Predictions side by side; units default to the first column's; ``times`` and ``... of`` refer to ``base``."""
     table, unit = Table(head, *columns), columns[0].rpartition(" ")[0].partition(", ")[2]
     first = found[base] if base else next(iter(found.values()))
-    for name, one in found.items():
+    for name, prediction in found.items():
         figures = []
         for column, _ in table.columns:
             key, _, own = column.partition(", ")
             measure, ratio, _ = (key if key != "times" else "step of").partition(" of")
-            figure = MEASURES[measure](one)
+            figure = MEASURES[measure](prediction)
             figures.append(figure / MEASURES[measure](first) if ratio else figure / UNITS[own or unit])
         table.add(name, *figures)
-        table.origins.add(predicted_on(one.timeline.machine))
+        table.origins.add(predicted_on(prediction.timeline.machine))
     if any(column.startswith("calibrated") for column in columns):
         table.origins.add("predicted, calibrated")
     return table
 
 
 def same_order(table: Table, first: str, second: str) -> bool:
-    """Whether two columns order the rows in the same way."""
+    """Return True if two columns order the rows in the same way."""
     orders = (sorted(table.rows, key=lambda label, column=column: table[label][column]) for column in (first, second))
     return len({tuple(order) for order in orders}) == 1
 
@@ -275,15 +275,15 @@ def beside(c: Any) -> str:
 
 
 def compiled(head: str, reports: dict[str, GpuReport], *columns: str, least: int = 0) -> Table:
-    """Compiled programs side by side; ``beside`` counts collectives of ``least`` bytes that span a product."""
+    """Compiled programs side by side; columns without unit count collectives of ``least`` bytes that span a product."""
     table = Table(head, *columns)
     table.origins.add("compiled")
     for name, report in reports.items():
         large = [c for c in report.collectives if c.operand_bytes >= least]
-        spanning, every = sum(c.count for c in large if c.spans_matmul), sum(c.count for c in large)
+        spanning, total = sum(c.count for c in large if c.spans_matmul), sum(c.count for c in large)
         figures = []
         for column, _ in table.columns:
             key, _, unit = column.partition(", ")
-            figures.append(COMPILED[key](report) / UNITS[unit] if unit else f"{spanning} of {every}")
+            figures.append(COMPILED[key](report) / UNITS[unit] if unit else f"{spanning} of {total}")
         table.add(name, *figures)
     return table

@@ -45,19 +45,19 @@ def peak() -> dict[str, str]:
     """The first published step, in float32, and the one that recomputes in bfloat16, through the analyses."""
     reports = {}  # must come first: functions that JAX traced earlier keep their old lines
     for key, index in (("float32", 0), ("remat", 3)):
-        found = predict(program_of(index)[0], "8xA5000", name=RUNS[index].name)
-        lines, figures = [f"{RUNS[index].name}, on {found.machine.name}, as written"], found.figures()
+        prediction = predict(program_of(index)[0], "8xA5000", name=RUNS[index].name)
+        lines, figures = [f"{RUNS[index].name}, on {prediction.machine.name}, as written"], prediction.figures()
         for name in ("step", "FLOPs of a device", "memory at the peak", "of it temporaries"):
             lines.append(f"  {name:20}{figures[name]}")
         lines.append("  where the time goes")
-        for entry in found.lines()[:5]:
+        for entry in prediction.lines()[:5]:
             number = entry.line.rsplit(":", 1)[1]
             text = linecache.getline(study.__file__, int(number)).strip()
-            share = f"{100 * entry.compute / found.timeline.seconds:.1f}%"
+            share = f"{100 * entry.compute / prediction.timeline.seconds:.1f}%"
             lines.append(f"  {share:>8}  line {number}: {text if len(text) <= 46 else text[:42] + ' ...'}")
-        alive = tuple(replace(one, line=one.line.rsplit("/", 1)[-1]) for one in found.memory.alive)
-        draw(f"peak_{key}", memory_svg(replace(found.memory, alive=alive), 24e9), "predicted")
-        say(**{f"second_{key}": f"{100 * found.lines()[1].compute / found.timeline.seconds:.1f}"})
+        alive = tuple(replace(array, line=array.line.rsplit("/", 1)[-1]) for array in prediction.memory.alive)
+        draw(f"peak_{key}", memory_svg(replace(prediction.memory, alive=alive), 24e9), "predicted")
+        say(**{f"second_{key}": f"{100 * prediction.lines()[1].compute / prediction.timeline.seconds:.1f}"})
         reports[key] = "\n".join(lines)
     return reports
 
@@ -68,9 +68,9 @@ def numbers() -> dict[str, object]:
     formats = Table("", "gap above 1 s", "largest .3g", "smallest normal .3g", "smallest .3g")
     updates = ["a weight of 1 after 1,000 updates of + 0.001"]
     for name, dtype in FORMATS.items():
-        found = jnp.finfo(dtype)
-        figures = (float(x) for x in (found.max, found.smallest_normal, found.smallest_subnormal))
-        formats.add(name, f"2^{int(np.log2(float(found.eps)))}", *figures)
+        info = jnp.finfo(dtype)
+        figures = (float(x) for x in (info.max, info.smallest_normal, info.smallest_subnormal))
+        formats.add(name, f"2^{int(np.log2(float(info.eps)))}", *figures)
         weight = lax.fori_loop(0, 1000, lambda _, w: w + jnp.asarray(0.001, w.dtype), jnp.ones((), dtype))
         updates.append(f"  kept in {name:9} {float(weight):.4f}")
     # Synthetic: a million gradients around 2^-25, spread over some powers of two as real ones are.
@@ -133,8 +133,8 @@ def policies() -> Table:
 
         inputs = {"params": params, "x": jax.ShapeDtypeStruct((4, 1024, 1024), jnp.float32)}
         program = export(step, inputs, {"params": P(), "x": P()}, mesh={"data": 1}, out_specs={"gradients": P()})
-        found = predict(program, "8xA100")
-        figures = found.memory.temporaries, found.costs.flops, found.timeline.seconds
+        prediction = predict(program, "8xA100")
+        figures = prediction.memory.temporaries, prediction.costs.flops, prediction.timeline.seconds
         first = first or figures
         ratios = (x / y for x, y in zip(figures, first, strict=True))
         table.add(f"`{name}`" if name else "no `jax.checkpoint`", figures[0] / 1e9, *ratios)
@@ -162,22 +162,22 @@ def attention() -> Table:
             out = {"values": P(), "gradients": P()}
             program = export(both, inputs, dict.fromkeys(inputs, P()), mesh={"data": 1}, out_specs=out)
             module = parse(program)
-            held, flops = memory(module, program), costs(module).flops
+            usage, flops = memory(module, program), costs(module).flops
             first = first or flops
-            assert held.largest is not None
-            largest = math.prod(held.largest.shape) / (heads * seq * seq)
-            table.add(f"{seq:,} tokens, {name}", flops / first, largest, f"{held.temporaries / MIB:,.0f} MiB")
+            assert usage.largest is not None
+            largest = math.prod(usage.largest.shape) / (heads * seq * seq)
+            table.add(f"{seq:,} tokens, {name}", flops / first, largest, f"{usage.temporaries / MIB:,.0f} MiB")
     assert abs(table["4,096 tokens, chunks of 512"].FLOPs - 7 / 6) < 0.001
     return table
 
 
 @example()
 def chunks() -> None:
-    """Plain attention against the exercise's on our H100."""
-    kept = json.loads((FOLDER / file_name(H100)).read_text())
-    row = kept["rows"]["check chunked_attention, keeps_the_square"]
+    """Plain attention compared with the exercise's on our H100."""
+    record = json.loads((FOLDER / file_name(H100)).read_text())
+    row = record["rows"]["check chunked_attention, keeps_the_square"]
     say(chunks_bytes=f"{row['reference_bytes'] / MIB:,.0f}", plain_bytes=f"{row['bytes'] / MIB:,.0f}")
-    say(chunks_time=f"{1 / row['ratio']:.1f}", jax=kept["cards"][row["card"]]["versions"]["jax"])
+    say(chunks_time=f"{1 / row['ratio']:.1f}", jax=record["cards"][row["card"]]["versions"]["jax"])
 
 
 @example(
@@ -191,12 +191,12 @@ def chunks() -> None:
 def ladder() -> dict[str, object]:
     """The six published steps compared with the GPU compiler's results, and the effect of each technique."""
     tables, rows = {}, recorded().rows
-    found, on_h100, h100 = {}, {}, dict(ours())[H100]
+    rows_by_group, on_h100, h100 = {}, {}, dict(ours())[H100]
     for group, lens, unit, form, digits in (
         ("memory", "compiled", "GB", ".1f", ".2f"),
         ("time", "replay", "s", ".2f", ".3f"),
     ):
-        found[group] = [row for row in rows if (row.group, row.lens) == (f"A5000, {group}", lens)]
+        rows_by_group[group] = [row for row in rows if (row.group, row.lens) == (f"A5000, {group}", lens)]
         name = "compiler" if group == "memory" else "replay"
         columns = (
             f"measured by others, {unit} {form}",
@@ -206,12 +206,12 @@ def ladder() -> dict[str, object]:
             f"our H100 {digits}",
             "of the H100's first .2f",
         )
-        tables[group], first = Table("step", *columns), found[group][0]
-        here = [row.published for row in rows if (row.group, row.lens) == (f"{h100.name}, {group}", lens)]
-        for row, value in zip(found[group], here, strict=True):
-            shares = row.published / first.published, row.found / first.found, value / here[0]
+        tables[group], first = Table("step", *columns), rows_by_group[group][0]
+        h100_values = [row.published for row in rows if (row.group, row.lens) == (f"{h100.name}, {group}", lens)]
+        for row, value in zip(rows_by_group[group], h100_values, strict=True):
+            shares = row.published / first.published, row.found / first.found, value / h100_values[0]
             tables[group].add(row.name, row.published, shares[0], row.found, shares[1], value, shares[2])
-        on_h100[group] = here
+        on_h100[group] = h100_values
     columns = (
         "memory, measured by others .2f",
         "predicted .2f",
@@ -230,8 +230,8 @@ def ladder() -> dict[str, object]:
     ):
         ratios = [
             values[after] / values[before]
-            for group, of in found.items()
-            for values in ([row.published for row in of], [row.found for row in of], on_h100[group])
+            for group, group_rows in rows_by_group.items()
+            for values in ([row.published for row in group_rows], [row.found for row in group_rows], on_h100[group])
         ]
         tables["techniques"].add(name, *ratios)
         apart = max(apart, abs(ratios[5] - ratios[3]))
@@ -246,13 +246,13 @@ def ladder() -> dict[str, object]:
     columns = "state .2f", "gradients .2f", "activations .2f", "together, GB .2f", "published .1f"
     tables["kept"] = Table("step", *columns)
     for index, (run, gap) in enumerate(zip(RUNS, recorded().gaps, strict=True)):
-        side, (_, module, held) = gap.compiled, program_of(index)
+        side, (_, module, usage) = gap.compiled, program_of(index)
         assert side is not None
         mfu = rates(run, Sizes(), run.seconds, "NVIDIA RTX A5000")["mfu"]
         tables["work"].add(
             run.name, costs(module).flops / 1e12, side.products, side.others, side.moved / 1e9, f"{100 * mfu:.0f}%"
         )
-        tables["kept"].add(run.name, *(part / 1e9 for part in parts(held)), held.peak / 1e9, run.peak / 1e9)
+        tables["kept"].add(run.name, *(part / 1e9 for part in parts(usage)), usage.peak / 1e9, run.peak / 1e9)
     tables["size"] = "\n".join(
         f"{RUNS[i].name:20}{len(program_of(i)[0].serialise()) / 1e3:6.0f} kB of program" for i in (1, 2)
     )
@@ -275,7 +275,7 @@ def picture():
     left, scale, row, bar, top = 262.0, 20.5, 34.0, 20.0, 34.0
     memories = [program_of(index)[2] for index in range(len(RUNS))]
     width, bottom = left + scale * 24 + 18, top + row * len(RUNS)
-    each = "; ".join(f"{run.name}: {held.peak / 1e9:.1f} GB" for run, held in zip(RUNS, memories, strict=True))
+    each = "; ".join(f"{run.name}: {usage.peak / 1e9:.1f} GB" for run, usage in zip(RUNS, memories, strict=True))
     label = f"Memory at the peak. {each}."
     drawn = [f'<svg viewBox="0 0 {width:g} {bottom + 34:g}" width="{width:g}" role="img" aria-label="{label}">']
     x, kinds = left, (("param", "state", 74), ("grad", "gradients", 98), ("state", "activations", 104))
@@ -289,10 +289,10 @@ def picture():
         at, label = left + scale * tick, f"{tick}{' GB' if tick == 24 else ''}"
         drawn.append(f'<path class="edge" d="M{at:g},{top - 6:g}V{bottom:g}"/>')
         drawn.append(f'<text class="mid small" x="{at:g}" y="{bottom + 16:g}">{label}</text>')
-    for i, (run, held) in enumerate(zip(RUNS, memories, strict=True)):
+    for i, (run, usage) in enumerate(zip(RUNS, memories, strict=True)):
         y, at = top + row * i + (row - bar) / 2, left
         drawn.append(f'<text class="end small" x="{left - 10:g}" y="{y + 14:g}">{escape(run.name)}</text>')
-        for (kind, *_), size in zip(kinds, parts(held), strict=True):
+        for (kind, *_), size in zip(kinds, parts(usage), strict=True):
             wide = scale * size / 1e9
             drawn.append(f'<rect class="{kind}" x="{at:.1f}" y="{y:g}" width="{wide:.1f}" height="{bar:g}"/>')
             at += wide

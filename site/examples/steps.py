@@ -53,7 +53,7 @@ def tokens(batch: int, seq: int) -> Any:
 
 
 def unmasked(batch: Any) -> Any:
-    """A batch of which every token counts."""
+    """A batch in which every token counts."""
     return {**batch, "mask": jnp.ones_like(batch["inputs"], jnp.float32)}
 
 
@@ -67,7 +67,7 @@ def stacked(params: Any, sizes: Sizes, repeats: int, stages: int) -> Any:
 def exported(
     local: Callable[..., Any], mesh: dict[str, int], params: Any, specs: Any, batch: Any, platform: str = "cpu"
 ) -> Program:
-    """``local(params, batch)``, giving new parameters and a loss, as a Program that may overwrite the old ones."""
+    """Export ``local(params, batch)``, which returns new parameters and a loss; it may overwrite the old parameters."""
     inputs, axes = {"params": params, "batch": batch}, tuple(mesh)
     ins = {"params": specs, "batch": P("data")}
     outs = {"params": jax.tree.map(lambda _: P(axes), params), "loss": P(axes)}
@@ -111,17 +111,17 @@ def looping(sizes: Sizes, choice: Choice, batch: int) -> Program:
 
 def sharded(sizes: Sizes, choice: Choice, batch: int) -> Program:
     """The step of ``fsdp``."""
-    model, kept, mesh = model_of(sizes), {}, {"data": choice.data}
+    model, part_specs, mesh = model_of(sizes), {}, {"data": choice.data}
     params = shapes_of(model)
 
     def split(params):
         layers = jax.tree.map(lambda leaf: leaf[0], params["layers"])
         for name, part in {**params, "layers": layers}.items():
-            kept[name] = shard_params(part, "data", 2**16)[1]
+            part_specs[name] = shard_params(part, "data", 2**16)[1]
         return jnp.zeros(())
 
     jax.eval_shape(jax.shard_map(split, mesh=abstract_mesh(mesh), in_specs=P(), out_specs=P()), params)
-    specs = {**kept, "layers": jax.tree.map(lambda spec: P(None, *spec), kept["layers"])}
+    specs = {**part_specs, "layers": jax.tree.map(lambda spec: P(None, *spec), part_specs["layers"])}
 
     def local(params, batch):
         return fsdp_train_step(params, specs, unmasked(batch), model, "data", RATE)
@@ -131,18 +131,18 @@ def sharded(sizes: Sizes, choice: Choice, batch: int) -> Program:
 
 def everything(sizes: Sizes, choice: Choice, batch: int, dtype: str = "float32") -> Program:
     """The step of ``transformer_3d``."""
-    axes, kept, whole = ("data", "pipe", "tensor"), {}, shapes_of(model_of(sizes), sizes.heads)
+    axes, layout, whole = ("data", "pipe", "tensor"), {}, shapes_of(model_of(sizes), sizes.heads)
     remat = choice.remat == "block"
     options = Options(num_microbatches=choice.microbatches, rings=True, remat=remat, dtype=dtype)
 
     def begin(params):
-        parts, kept["specs"] = init_3d(params, choice.repeats, 0 if choice.fsdp else 2**62, *axes)
+        parts, layout["specs"] = init_3d(params, choice.repeats, 0 if choice.fsdp else 2**62, *axes)
         return varying(parts, axes)
 
     jax.eval_shape(jax.shard_map(begin, mesh=abstract_mesh(choice.mesh), in_specs=P(), out_specs=P(axes)), whole)
     params = stacked(whole, sizes, choice.repeats, choice.pipe)
 
     def local(params, batch):
-        return train_step_3d(params, kept["specs"], batch, KEY, options, *axes, RATE, RATE)
+        return train_step_3d(params, layout["specs"], batch, KEY, options, *axes, RATE, RATE)
 
-    return exported(local, choice.mesh, params, kept["specs"], tokens(batch, sizes.seq))
+    return exported(local, choice.mesh, params, layout["specs"], tokens(batch, sizes.seq))

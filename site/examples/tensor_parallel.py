@@ -63,7 +63,7 @@ def arrays() -> Table:
 
 @example("predicted, idealised", "predicted, calibrated")
 def ways() -> Table:
-    found = {name: look(TASK, function, locate=located) for name, function in WAYS.items()}
+    predictions = {name: look(TASK, function, locate=located) for name, function in WAYS.items()}
     columns = (
         "step, ms .2f",
         "calibrated, ms .2f",
@@ -72,9 +72,9 @@ def ways() -> Table:
         "sent, MiB ,.0f",
         "resident, MiB ,.0f",
     )
-    table, sizes = compare("", found, *columns), realistic(TASK).sizes
+    table, sizes = compare("", predictions, *columns), realistic(TASK).sizes
     drawn = {"weights": "weights come to the rows", "hidden": "hidden features made whole", "rows": OURS}
-    draw_timelines("mlp", **{picture: found[name].timeline for picture, name in drawn.items()})
+    draw_timelines("mlp", **{picture: predictions[name].timeline for picture, name in drawn.items()})
     holdings(
         {"tensor": 4},
         mlp_between=((8, 4), ("tensor", None), ("rows", "width")),
@@ -85,8 +85,8 @@ def ways() -> Table:
     weights, rows = (4 * sizes.width * n / 2**20 for n in (2 * sizes.hidden, sizes.rows))
     assert same_order(table, "step", "calibrated")
     assert abs(whole.step / before.step - 1) < 0.02 and again.resident < after.resident
-    found = [round(row.sent) for row in table.rows.values()]
-    assert found == [7 / 8 * size for size in (2 * weights, 1.5 * weights, 0.75 * weights, 4 * rows, 5 * rows)]
+    sent = [round(row.sent) for row in table.rows.values()]
+    assert sent == [7 / 8 * size for size in (2 * weights, 1.5 * weights, 0.75 * weights, 4 * rows, 5 * rows)]
     say(share=f"{100 * after.exposed / after.step:.0f}", kernel=f"{weights / 2:.0f}", all_rows=f"{rows:.0f}")
     return table
 
@@ -129,9 +129,9 @@ def raw_gradients(step, data, tensor):
         return jax.tree.map(lambda before, after: (before - after)[None], own, after)
 
     # Every device returns its own copy: copies along the first dim, of which one is used.
-    held = jax.tree.map(lambda spec: P("data", *spec) if any(spec) else P(rows), SPECS)
+    out_specs = jax.tree.map(lambda spec: P("data", *spec) if any(spec) else P(rows), SPECS)
     mesh = make_mesh({"data": data, "tensor": tensor})
-    mapped = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(SPECS, P(rows)), out_specs=held))
+    mapped = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(SPECS, P(rows)), out_specs=out_specs))
     return lambda params, batch: jax.tree.map(lambda copies: np.asarray(copies)[0], mapped(params, batch))
 
 
@@ -173,17 +173,17 @@ def scale() -> dict[str, Table]:
         "step A, 2 x 4": raw_gradients(tp_train_step, 2, 4),
         "step B, 2 x 4": raw_gradients(WRONG["leaves_split_leaves_summed"], 2, 4),
     }
-    params, found, tables = jax.jit(MODEL.init)(jax.random.key(0)), {}, {}
+    params, results, tables = jax.jit(MODEL.init)(jax.random.key(0)), {}, {}
     for key, (name, optimizer) in OPTIMIZERS.items():
         table = Table(f"loss before step, {name}", *(f"{step} .4f" for step in (0, 1, 2, 5, 10, 20)), "first norm .3f")
         for way, gradients_of in gradients.items():
             table.add(f"    {way}", *train(optimizer, gradients_of, params))
         tables[key] = table
-        one, right, wrong = ([round(x, 4) for x in row.values()] for row in table.rows.values())
-        assert one == right and wrong[-1] > 3 * one[-1], "the norm tells under each optimizer"
-        assert (wrong[:-1] == one[:-1]) == (name == "Adam"), name
-        found[key] = one, wrong
-    assert found["sgd"][1][-2] < found["sgd"][0][-2] and found["clipped"][1][-2] > found["clipped"][0][-2]
+        single, right, wrong = ([round(x, 4) for x in row.values()] for row in table.rows.values())
+        assert single == right and wrong[-1] > 3 * single[-1], "the norm tells under each optimizer"
+        assert (wrong[:-1] == single[:-1]) == (name == "Adam"), name
+        results[key] = single, wrong
+    assert results["sgd"][1][-2] < results["sgd"][0][-2] and results["clipped"][1][-2] > results["clipped"][0][-2]
     return tables
 
 
@@ -192,15 +192,15 @@ def ratios() -> dict[str, object]:
     """Step B's gradient relative to one device's, leaf by leaf and mesh by mesh."""
     params, batch, shapes = jax.jit(MODEL.init)(jax.random.key(0)), batch_of(0), ((2, 4), (1, 8), (8, 1))
     _, right = on_one_device(params, batch)
-    found = [raw_gradients(WRONG["leaves_split_leaves_summed"], *shape)(params, batch) for shape in shapes]
+    gradients = [raw_gradients(WRONG["leaves_split_leaves_summed"], *shape)(params, batch) for shape in shapes]
     table = Table("step B over one device", *(f"{d} x {t} .3f" for d, t in shapes))
     for path, leaf in jax.tree.leaves_with_path(right):
-        trees = (dict(jax.tree.leaves_with_path(tree))[path] for tree in found)
+        trees = (dict(jax.tree.leaves_with_path(tree))[path] for tree in gradients)
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         row = table.add(name, *(float(np.vdot(g, leaf) / np.vdot(leaf, leaf)) for g in trees))
         split = name in ("layers/down/kernel", "layers/up/bias", "layers/up/kernel")
         assert np.allclose(list(row.values()), (4, 8, 1) if split else 1, atol=5e-4)
-    wrong = float(optax.global_norm(found[0])) / float(optax.global_norm(right))
+    wrong = float(optax.global_norm(gradients[0])) / float(optax.global_norm(right))
     norms = (
         f"norm over all leaves on 2 x 4: {wrong:.3f} times a single device's\n"
         f"clipped to the same norm, copies get {1 / wrong:.3f} of their update, and parts {4 / wrong:.3f}"

@@ -67,15 +67,15 @@ def blocks() -> Table:
 
             for way, function in (("whole", block), ("rings", by_rings)):
                 module = parse(program(CHAPTER.task(name), function, realistic(LARGE, parallel=parallel, **sizes)))
-                found = [timeline(module, where) for where in (H100, machine("8xH100-calibrated"))]
-                times = [1e3 * x for t in found for x in (t.seconds, t.exposed_seconds)]
+                timelines = [timeline(module, where) for where in (H100, machine("8xH100-calibrated"))]
+                times = [1e3 * x for t in timelines for x in (t.seconds, t.exposed_seconds)]
                 table.add((width, kind, way), sum(c.total_bytes for c in costs(module).collectives) / 2**20, *times)
                 if sizes is WIDE and f"{kind}, {way}" in DRAWN:
-                    drawn[DRAWN[f"{kind}, {way}"]] = found[0]
+                    drawn[DRAWN[f"{kind}, {way}"]] = timelines[0]
             whole, rings = (table[f"{width}, {kind}, {way}"] for way in ("whole", "rings"))
             assert rings.exposed < 0.56 * whole.exposed and rings["calibrated H100"] > whole["calibrated H100"]
-        turn, beside = (table[f"{width}, {kind}, whole"] for kind in BLOCKS)
-        assert beside.sent == turn.sent / 2, "half of the bytes"
+        in_turn, side_by_side = (table[f"{width}, {kind}, whole"] for kind in BLOCKS)
+        assert side_by_side.sent == in_turn.sent / 2, "half of the bytes"
     draw_timelines("blocks", **drawn)
     step = {name: row["idealised H100"] for name, row in table.rows.items()}
     narrow, wide = (step[f"{w}, side by side, whole"] / step[f"{w}, in turn, whole"] for w in ("2,048", "4,096"))
@@ -93,21 +93,25 @@ def logits() -> Table:
         realistic(task).sizes,
         Table("", "largest array, MiB ,.0f", "temporaries, MiB ,.0f", "compiled, MiB ,.0f"),
     )
-    every = 4 * sizes.rows * sizes.seq * sizes.vocab / 2**20
+    all_logits = 4 * sizes.rows * sizes.seq * sizes.vocab / 2**20
     for name, report in by_compiler(task, ways).items():
-        held = look(task, ways[name]).memory
-        assert held.largest
+        memory = look(task, ways[name]).memory
+        assert memory.largest
         table.add(
             name,
             *(
                 size / 2**20
-                for size in (4 * math.prod(held.largest.shape), held.temporaries, report.memory.temporaries)
+                for size in (4 * math.prod(memory.largest.shape), memory.temporaries, report.memory.temporaries)
             ),
         )
     gathered, parts = table.rows.values()
-    assert gathered["largest array"] == every and parts["largest array"] == every / 8 and parts.compiled < every
+    assert (
+        gathered["largest array"] == all_logits
+        and parts["largest array"] == all_logits / 8
+        and parts.compiled < all_logits
+    )
     assert gathered.temporaries > 4 * parts.temporaries and gathered.compiled > 4 * parts.compiled
-    say(every=f"{every:,.0f}")
+    say(every=f"{all_logits:,.0f}")
     return table
 
 
@@ -131,9 +135,9 @@ def raw_gradients(params, batch, specs):
 
         return jax.tree.map(lambda g: g[None, None], jax.grad(loss_of)(varying(params, ("data", "tensor"))))
 
-    held = jax.tree.map(lambda spec: P("data", None, *spec) if "tensor" in spec else P("data", "tensor"), specs)
+    out_specs = jax.tree.map(lambda spec: P("data", None, *spec) if "tensor" in spec else P("data", "tensor"), specs)
     mesh = make_mesh({"data": 2, "tensor": 4})
-    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(specs, P("data")), out_specs=held))(params, batch)
+    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(specs, P("data")), out_specs=out_specs))(params, batch)
 
 
 @example("run on CPU devices")
@@ -182,8 +186,8 @@ def mesh_row(table, way, kind, data, tensor, compiled):
             BILLION, Choice(data, 1, tensor, 1, 1, "none"), 32, step=step, parallel=parallel, platform=platform
         )
 
-    found = predict(exported("cpu"), H100, model_flops=flops)
-    time, figures = found.timeline, [math.nan] * 3
+    prediction = predict(exported("cpu"), H100, model_flops=flops)
+    time, figures = prediction.timeline, [math.nan] * 3
     if compiled:
         report = compile_for(exported("cuda"), H100)
         figures = [
@@ -195,8 +199,8 @@ def mesh_row(table, way, kind, data, tensor, compiled):
         (f"{data} x {tensor}", kind, way if tensor > 1 else "-"),
         1e3 * time.seconds,
         1e3 * time.exposed_seconds,
-        found.mfu,
-        found.memory.temporaries / 2**30,
+        prediction.mfu,
+        prediction.memory.temporaries / 2**30,
         *figures,
     )
 
@@ -216,13 +220,16 @@ def billion() -> Table:
     say(apart=f"{100 * max(apart):.0f}", beyond=f"{100 * max(beyond):.0f}")
     for kind in BLOCKS:
         whole = {name: row for name, row in table.rows.items() if kind in name and "rings" not in name}
-        orders = [sorted(whole, key=lambda name, of=of: whole[name][of]) for of in ("step", "compiled: step")]
+        orders = [
+            sorted(whole, key=lambda name, column=column: whole[name][column]) for column in ("step", "compiled: step")
+        ]
         assert orders[0] == orders[1] and orders[0][0][:5] == "4 x 2" and orders[0][-1][:5] == "1 x 8"
-    rings, beside, turn = (
+    rings, side_by_side, in_turn = (
         table[f"1 x 8, {name}"] for name in ("side by side, rings", "side by side, whole", "in turn, whole")
     )
     assert (
-        rings.step < beside.step < 0.85 * turn["compiled: step"] and rings["compiled: step"] > beside["compiled: step"]
+        rings.step < side_by_side.step < 0.85 * in_turn["compiled: step"]
+        and rings["compiled: step"] > side_by_side["compiled: step"]
     )
     say(count=f"{BILLION.count / 1e9:.2f}", state=f"{4 * BILLION.count / 2**30:.2f}")
     return table

@@ -97,36 +97,36 @@ def picture(computing, sums, arrived, length) -> str:
     for at, label in zip(ticks(length / 1e6), axis_texts(ticks(length / 1e6)), strict=True):
         parts.append(text(label, LEFT + 1e6 * at * scale, y + 12, "middle", faint=True))
     legend = (MATMUL, "kernels"), ("url(#recorded-0)", "waits for the others"), (AXES[0], "all-reduce")
-    for i, (fill, said) in enumerate(legend):
+    for i, (fill, caption) in enumerate(legend):
         parts.append(f'<rect x="{LEFT + 150 * i:g}" y="{y + 26:g}" width="12" height="12" fill="{fill}"/>')
-        parts.append(text(said, LEFT + 150 * i + 17, y + 36))
+        parts.append(text(caption, LEFT + 150 * i + 17, y + 36))
     title = f"A step of {length / 1e3:.1f} ms recorded on 8 emulated CPU devices"
-    told = "Each device computes, arrives at the all-reduce, waits until the last has arrived, and adds."
+    description = "Each device computes, arrives at the all-reduce, waits until the last has arrived, and adds."
     inside = hatchings("recorded", [AXES[0]]) + "".join(parts)
-    return svg(LEFT + ACROSS + 24, y + 44, title, told, inside, "recorded", least=0.9)
+    return svg(LEFT + ACROSS + 24, y + 44, title, description, inside, "recorded", least=0.9)
 
 
 @example("measured")
 def recorded() -> dict[str, object]:
     trace = json.loads(gzip.decompress(KEPT.read_bytes()))
-    found = trace["traceEvents"]
-    steps = [e for e in found if e.get("name") == "train"]
+    events = trace["traceEvents"]
+    steps = [e for e in events if e.get("name") == "train"]
     chosen = min(steps, key=lambda e: e["dur"])
     begin, length = chosen["ts"], chosen["dur"]
     spans, sums, names, outside = defaultdict(list), defaultdict(list), defaultdict(float), defaultdict(float)
-    for event in found:
+    for event in events:
         start = event.get("ts", 0) - begin
         if event.get("ph") != "X" or not 0 <= start < length:
             continue
-        told, span = event.get("args", {}), (start, start + event["dur"])
+        arguments, span = event.get("args", {}), (start, start + event["dur"])
         name = event["name"].split(".")[0]
-        if "hlo_op" not in told or "device_ordinal" not in told:
+        if "hlo_op" not in arguments or "device_ordinal" not in arguments:
             outside[name] += event["dur"]
             continue
-        device = int(told["device_ordinal"])
-        if told["hlo_op"].startswith(("psum", "all-reduce")):
+        device = int(arguments["device_ordinal"])
+        if arguments["hlo_op"].startswith(("psum", "all-reduce")):
             sums[device].append(span)
-        elif not told["hlo_op"].startswith(("while", "call", "conditional")) and not name.startswith("end:"):
+        elif not arguments["hlo_op"].startswith(("while", "call", "conditional")) and not name.startswith("end:"):
             spans[device].append(span)
             names[name] += event["dur"]
     computing = {device: union(each) for device, each in spans.items()}
@@ -142,12 +142,12 @@ def recorded() -> dict[str, object]:
     kernels = Table("kernel", "time on all devices, ms .2f")
     for name, time in sorted(names.items(), key=lambda item: -item[1])[:6]:
         kernels.add(f"`{name}`", time / 1e3)
-    FIGURES["trace"] = {"ms": f"{length / 1e3:.1f}", "events": f"{len(found):,}"} | trace["otherData"]
-    threads = {e["tid"]: e["args"]["name"].partition("/")[0] for e in found if e.get("name") == "thread_name"}
+    FIGURES["trace"] = {"ms": f"{length / 1e3:.1f}", "events": f"{len(events):,}"} | trace["otherData"]
+    threads = {e["tid"]: e["args"]["name"].partition("/")[0] for e in events if e.get("name") == "thread_name"}
     rows = Table("rows", "how many d", "bars ,d")
     for name in sorted(set(threads.values())):
-        own = {tid for tid, one in threads.items() if one == name}
-        rows.add(f"`{name}`", len(own), sum(e.get("ph") == "X" and e["tid"] in own for e in found))
+        own = {tid for tid, thread in threads.items() if thread == name}
+        rows.add(f"`{name}`", len(own), sum(e.get("ph") == "X" and e["tid"] in own for e in events))
     say(seventh=f"{table['7'].waits + table['7']['all-reduce']:.1f}")
     draw("recorded", picture(computing, sums, arrived, length))
     RECORDINGS["recorded"] = str(KEPT.relative_to(Path(__file__).parents[2]))
@@ -159,9 +159,9 @@ def simulated() -> None:
     """The same step, of the same size, on 8 idealised H100."""
     inputs = {"w": jnp.zeros((LAYERS, WIDTH, WIDTH)), "x": jnp.zeros((ROWS, WIDTH))}
     program = over({"data": 8}, lambda w, x: {"w": step(w, x)}, inputs, {"w": P(), "x": P("data")}, {"w": P()})
-    found = predict(program, "8xH100").timeline
-    draw_steps("simulated", {"": found})
-    say(simulated=f"{1e6 * found.seconds:,.0f}", exposed=f"{100 * found.exposed_seconds / found.seconds:.0f}")
+    timeline = predict(program, "8xH100").timeline
+    draw_steps("simulated", {"": timeline})
+    say(simulated=f"{1e6 * timeline.seconds:,.0f}", exposed=f"{100 * timeline.exposed_seconds / timeline.seconds:.0f}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def run() -> str:
     assert f"{bigram:.4f}" == f"{baseline(Run()):.4f}" and losses == sorted(losses, reverse=True)
     assert losses[-1] < bigram - 0.3
     assert TRAINED_SHARE == 0.9 and KEPT == 2 and Run().schedule.final == 0.1, "nine tenths, two newest, a tenth"
-    printed = [f"{what:13} {text}" for what, text in lines(card).items()] + [""]
+    printed = [f"{label:13} {text}" for label, text in lines(card).items()] + [""]
     sizes = Run().sizes
     assert any(f"width {sizes.width}, hidden {sizes.hidden}, num_layers {sizes.num_layers}" in line for line in printed)
     for step, loss in row["evaluations"]:
@@ -44,14 +44,14 @@ def run() -> str:
 
 @example("measured", "predicted, idealised", "compiled")
 def gpu() -> dict[str, str]:
-    kept = json.loads((FOLDER / "nvidia-h200.json").read_text())
+    record = json.loads((FOLDER / "nvidia-h200.json").read_text())
     (cpu,) = recorded_rows("cpu").values()
-    trained = {name: row for name, row in kept["rows"].items() if name.startswith("train ")}
+    trained = {name: row for name, row in record["rows"].items() if name.startswith("train ")}
     printed = {}
     for key, (name, row) in zip(("small", "large"), trained.items(), strict=True):
-        card = {"rows": {name: row}, "cards": [kept["cards"][row["card"]]]}
-        printed[key] = "\n".join(f"{what:13} {text}" for what, text in lines(card).items())
+        card = {"rows": {name: row}, "cards": [record["cards"][row["card"]]]}
+        printed[key] = "\n".join(f"{label:13} {text}" for label, text in lines(card).items())
     same = trained["train compiler data=1"]
-    assert all(same[what] == cpu[what] for what in ("sizes", "schedule", "batch", "seed"))
+    assert all(same[field] == cpu[field] for field in ("sizes", "schedule", "batch", "seed"))
     say(here=f"{same['validation_loss']:.4f}", cpu=f"{cpu['validation_loss']:.4f}")
     return printed

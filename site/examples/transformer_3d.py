@@ -59,19 +59,19 @@ def numbers() -> Table:
         count, repeats = (4, 2) if pipe > 1 else (1, 16)
         own = {"min_size": 2**16, "num_microbatches": count, "num_repeats": repeats, "rows": 32 // data // count}
         case = Case("", dict(zip(AXES, mesh, strict=True)), SIZES.replace(**large, **own))
-        held = sum(size for size, _, _ in part_bytes(case))
-        whole = held - parts_over_data(case) if data > 1 else held
+        resident = sum(size for size, _, _ in part_bytes(case))
+        whole = resident - parts_over_data(case) if data > 1 else resident
         # 4 gathers or scatters per layer forward, again in the recomputation, and backward.
         over_tensor = 12 * 16 / pipe * (tensor - 1) / tensor * 4 * 32 // data * 1024 * 2048
         bubble = 100 * (1 - repeats * count / ticks_of(case)) if pipe > 1 else 0.0
-        sizes = (size / MIB for size in (held, whole, gathered(case), permuted(case), over_tensor))
+        sizes = (size / MIB for size in (resident, whole, gathered(case), permuted(case), over_tensor))
         table.add(" x ".join(map(str, mesh)), *sizes, bubble)
-    one, piped = table["8 x 1 x 1"], table["1 x 8 x 1"]
+    data_only, piped = table["8 x 1 x 1"], table["1 x 8 x 1"]
     assert 1.7 < piped.resident / table["2 x 2 x 2"].resident < 2.1, "holds twice as much as the others"
     assert all(table[name]["whole on data"] < 1.1 for name in ("2 x 2 x 2", "8 x 1 x 1", "4 x 1 x 2")), (
         "next to nothing"
     )
-    assert one["gathered over data"] / one.resident - 7 < 0.01, "D - 1 times what is held"
+    assert data_only["gathered over data"] / data_only.resident - 7 < 0.01, "D - 1 times what is held"
     holdings(dict.fromkeys(AXES, 2), numbers_layers=((2, 4), ("pipe", None), ("stage", "its layers")))
     holdings({"data": 2, "tensor": 2}, numbers_up=((4, 8), (None, ("tensor", "data")), ("width", "hidden")))
     say(head=f"{32_000 * 2048 / (12 * 2048**2):.1f}", millions=f"{BILLION.count / 1e6:.0f}")
@@ -115,23 +115,25 @@ def gathers() -> dict[str, Table]:
     for name in (TICKS, ONCE):
         module = parse(program(TASK, WAYS[name], realistic(TASK, num_microbatches=8), located))
         many.add(name, *(x for where in names for x in exposed_over_data(module, machine(where))[1:]))
-    ticks, kept, once = table.rows.values()
-    more, fewer = many.rows.values()
-    assert ticks["sent over data"] > 2 * once["sent over data"] == 2 * kept["sent over data"], "sends twice as much"
-    assert kept.calibrated < once.calibrated < once.step / ticks.step * ticks.calibrated
-    assert kept.calibrated / ticks.calibrated < kept.step / ticks.step
+    ticks, all_kept, once = table.rows.values()
+    many_ticks, many_once = many.rows.values()
+    assert ticks["sent over data"] > 2 * once["sent over data"] == 2 * all_kept["sent over data"], "sends twice as much"
+    assert all_kept.calibrated < once.calibrated < once.step / ticks.step * ticks.calibrated
+    assert all_kept.calibrated / ticks.calibrated < all_kept.step / ticks.step
     assert 0.85 * ticks.step < once.step < 0.92 * ticks.step, "an eighth shorter, or a little more or less"
     assert once.temporaries > ticks.temporaries, "more is held"
-    assert kept.temporaries > 1.8 * once.temporaries and kept["over data"] < once["over data"]
-    assert more["over data"] > 2.5 * ticks["over data"] and fewer["over data"] < 1.2 * once["over data"], (
+    assert all_kept.temporaries > 1.8 * once.temporaries and all_kept["over data"] < once["over data"]
+    assert many_ticks["over data"] > 2.5 * ticks["over data"] and many_once["over data"] < 1.2 * once["over data"], (
         "hardly at all"
     )
-    assert more["8xH100"] > 1.2 * fewer["8xH100"], "a fifth and more"
+    assert many_ticks["8xH100"] > 1.2 * many_once["8xH100"], "a fifth and more"
     for name, mesh in (("cube", (2, 2, 2)), ("flat", (4, 1, 2))):
         repeats, microbatches, rings = MESHES[mesh]
         assert rings, "products are rings"
         say(**{f"{name}_repeats": repeats, f"{name}_microbatches": microbatches})
-    say(times=f"{more['8xA5000'] / fewer['8xA5000']:.2f}", shorter=f"{100 * (1 - once.step / ticks.step):.0f}")
+    say(
+        times=f"{many_ticks['8xA5000'] / many_once['8xA5000']:.2f}", shorter=f"{100 * (1 - once.step / ticks.step):.0f}"
+    )
     return {"gathers": table, "by_axis": by_axis, "many": many}
 
 
@@ -183,7 +185,7 @@ class Step:
 
 def stacks_and_specs(config, mesh, repeats):
     """Shapes of the parameters in stages, and their specs."""
-    found, sizes = [], config.sizes
+    all_specs, sizes = [], config.sizes
     begin = shard_map_with_specs(
         lambda params: init_3d(params, repeats, config.least, *AXES),
         abstract_mesh(dict(zip(AXES, mesh, strict=True))),
@@ -192,10 +194,10 @@ def stacks_and_specs(config, mesh, repeats):
 
     def placed(params):
         parts, specs = begin(params)
-        found.append(specs)
+        all_specs.append(specs)
         return parts
 
-    return jax.eval_shape(placed, shapes_of(model_of(sizes), sizes.heads)), found[0]
+    return jax.eval_shape(placed, shapes_of(model_of(sizes), sizes.heads)), all_specs[0]
 
 
 def ours(config, mesh):
@@ -219,7 +221,7 @@ def placed(config, mesh):
     Each axis becomes axes of size 2: the compiler's groups may be a part of one, and need a name.
     """
     shapes, specs = stacks_and_specs(config, mesh, MESHES[mesh][0])
-    sizes, one = config.sizes, model_of(config.sizes)
+    sizes, model = config.sizes, model_of(config.sizes)
     names = {
         axis: [f"{axis}{i}" for i in range(size.bit_length() - 1)] or [axis]
         for axis, size in zip(AXES, mesh, strict=True)
@@ -232,7 +234,7 @@ def placed(config, mesh):
             "qkv": {"kernel": qkv.reshape(sizes.layers, sizes.width, -1)},
             "out": {"kernel": out.reshape(sizes.layers, -1, sizes.width)},
         }
-        return full_loss(replace(one, layer=jax.checkpoint(one.layer)), {**params, "layers": layers}, batch)
+        return full_loss(replace(model, layer=jax.checkpoint(model.layer)), {**params, "layers": layers}, batch)
 
     def step(params, batch):
         loss, gradients = jax.value_and_grad(loss_of)(params, batch)
@@ -251,20 +253,29 @@ def guided(config, mesh):
     """The strategy ``compiler`` of ``meshcraft train``, which treats the devices of ``pipe`` as more of ``data``."""
 
     class Sizes3d(strategy.ModelSizes):
-        """Sizes of a model whose vocabulary is not that of bytes."""
+        """Sizes of a model whose vocabulary is not the 256 bytes."""
 
         def model(self):
             return model_of(config.sizes)
 
     (data, pipe, tensor), s = mesh, config.sizes
     shape, sizes = {"data": data * pipe, "tensor": tensor}, Sizes3d(s.width, s.inner, s.layers, s.heads, s.seq)
-    made = strategy.compiler(sizes, abstract_mesh(shape), strategy.StrategyOptions(remat=True, min_size=config.least))
+    compiler_strategy = strategy.compiler(
+        sizes, abstract_mesh(shape), strategy.StrategyOptions(remat=True, min_size=config.least)
+    )
 
     def step(params, batch):
-        loss, gradients = made.loss_and_gradients(params, batch)
+        loss, gradients = compiler_strategy.loss_and_gradients(params, batch)
         return {"loss": loss, "gradients": gradients}
 
-    return Step(step, sizes.shapes(), made.specs, made.batch_spec, {"loss": P(), "gradients": made.specs}, shape)
+    return Step(
+        step,
+        sizes.shapes(),
+        compiler_strategy.specs,
+        compiler_strategy.batch_spec,
+        {"loss": P(), "gradients": compiler_strategy.specs},
+        shape,
+    )
 
 
 def compiled(step, config=LARGE):
@@ -281,15 +292,15 @@ def peers() -> Table:
         name = " x ".join(map(str, mesh))
         for kind, make in {"ours": ours, "placed": placed, "guided": guided}.items():
             table.add((name, kind), *compiled(make(LARGE, mesh)))
-        own, told, led = (table[f"{name}, {kind}"] for kind in ("ours", "placed", "guided"))
-        assert own.ms < told.ms and own.resident < told.resident, name
-        assert (own.ms < led.ms) == (name != "1 x 8 x 1"), name
-        assert (own.resident < led.resident) == (name != "8 x 1 x 1"), name
+        our_row, placed_row, guided_row = (table[f"{name}, {kind}"] for kind in ("ours", "placed", "guided"))
+        assert our_row.ms < placed_row.ms and our_row.resident < placed_row.resident, name
+        assert (our_row.ms < guided_row.ms) == (name != "1 x 8 x 1"), name
+        assert (our_row.resident < guided_row.resident) == (name != "8 x 1 x 1"), name
     assert table["8 x 1 x 1, ours"].resident < 1.1 * table["8 x 1 x 1, guided"].resident, "hardly more"
     assert table["1 x 8 x 1, placed"].ms / table["1 x 8 x 1, ours"].ms > 5
-    led, ticks, useful = table["1 x 8 x 1, guided"], 2 * 16 + 7, 2 * 16
-    bound = ticks / useful * (led.ms - led.exposed)
-    assert led.ms < bound, "the bound of a pipeline of eight"
+    guided_row, ticks, useful = table["1 x 8 x 1, guided"], 2 * 16 + 7, 2 * 16
+    bound = ticks / useful * (guided_row.ms - guided_row.exposed)
+    assert guided_row.ms < bound, "the bound of a pipeline of eight"
     say(idle=ticks - useful, ticks=ticks, useful=useful, bound=f"{bound:.1f}")
     return table
 
@@ -308,8 +319,8 @@ def barrier() -> Table:
     def add(mesh, with_barrier):
         step = ours(LARGE, mesh)
         exported = step.exported(LARGE)
-        held = memory(parse(exported), exported).temporaries / GIB
-        table.add((" x ".join(map(str, mesh)), with_barrier), held, *compiled(step))
+        temporaries = memory(parse(exported), exported).temporaries / GIB
+        table.add((" x ".join(map(str, mesh)), with_barrier), temporaries, *compiled(step))
 
     with patch.dict(MESHES, {(4, 1, 2): (16, 1, False), (8, 1, 1): (16, 1, False)}):
         add((4, 1, 2), "yes")
@@ -338,16 +349,16 @@ def fsdp_row(table, mesh, fsdp, by_compiler):
     config = LARGE if fsdp else replace(LARGE, least=10**12)
     step, flops = ours(config, mesh), flops_per_token(BILLION) * 32 * BILLION.seq
     exported = step.exported(config)
-    found = predict(exported, H100, model_flops=flops)
-    held = sum(leaf.local_bytes(step.mesh) for leaf in exported.inputs if leaf.role == "state")
+    prediction = predict(exported, H100, model_flops=flops)
+    state_bytes = sum(leaf.local_bytes(step.mesh) for leaf in exported.inputs if leaf.role == "state")
     figures = compiled(step, config) if by_compiler else [math.nan] * 3
     table.add(
         (" x ".join(map(str, mesh)), "on" if fsdp else "off"),
-        1e3 * found.timeline.seconds,
-        1e3 * found.timeline.exposed_seconds,
-        found.mfu,
-        held / GIB,
-        found.memory.temporaries / GIB,
+        1e3 * prediction.timeline.seconds,
+        1e3 * prediction.timeline.exposed_seconds,
+        prediction.mfu,
+        state_bytes / GIB,
+        prediction.memory.temporaries / GIB,
         *figures,
     )
 

@@ -1,4 +1,4 @@
-"""The recorded attacks on the grader, beside stock nbgrader, and the recorded mutations and faults."""
+"""The recorded attacks on the grader and on stock nbgrader, and the recorded mutations and faults."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ PROOF = Path(__file__).parents[2] / "autograder" / "proof"
 RESULTS, FUZZ, SOAK = (PROOF / name for name in ("attacks/results.json", "attacks/fuzz.json", "soak.json"))
 # The stage at which a mutation ended, in the fuzzer's terms.
 ENDS = {
-    "wire": "read as no message",
+    "wire": "not readable as a message",
     "header": "refused by its header",
     "audit or lens": "refused by the audit, or could not be counted",
     "compiler": "refused by the compiler",
@@ -32,7 +32,7 @@ KINDS = {
     "tracer": "the process that submissions' processes are forked from",
     "submission": "a submission's own process",
     "executor": "the process that runs Programs",
-    "other": "another: a trial of the sandbox, a step of its start",
+    "other": "another: a test of the sandbox, a step of its startup",
 }
 PACKAGES = ("python", "jax", "numpy")
 LEFT_BEHIND = ("lost", "doubled", "different", "left")
@@ -49,7 +49,7 @@ def controls():
 @example("measured")
 def runs() -> Table:
     """Every recorded run, and the number of attacks withstood."""
-    table = Table(("sandbox", "started by"), "attacks d", "verdict as it must be d", "canaries seen d", "left behind d")
+    table = Table(("sandbox", "started by"), "attacks d", "expected verdict d", "canaries seen d", "left behind d")
     for where, run in kept()["runs"].items():
         backend, _, user = where.partition(", ")
         right = sum(row["found"] == row["expected"] for row in run["rows"])
@@ -57,7 +57,7 @@ def runs() -> Table:
             (backend, user), len(run["rows"]), right, sum(len(row["canaries"]) for row in run["rows"]), len(run["left"])
         )
     versions = {tuple(run["versions"][name] for name in PACKAGES) for run in kept()["runs"].values()}
-    packages = (", ".join(f"{n} {v}" for n, v in zip(PACKAGES, found, strict=True)) for found in sorted(versions))
+    packages = (", ".join(f"{n} {v}" for n, v in zip(PACKAGES, values, strict=True)) for values in sorted(versions))
     say(packages="; ".join(packages))
     return table
 
@@ -68,9 +68,9 @@ def control() -> Table:
     groups, tried = {attack.name: attack.group for attack in find_attacks()}, controls()
     table = Table("group", "tried on stock nbgrader d", "let through d")
     for group, title in GROUPS.items():
-        those = [found for name, found in tried.items() if groups.get(name) == group]
-        table.add(title, len(those), sum(found.let_through for found in those))
-    say(tried=len(tried), through=sum(found.let_through for found in tried.values()))
+        outcomes = [outcome for name, outcome in tried.items() if groups.get(name) == group]
+        table.add(title, len(outcomes), sum(outcome.let_through for outcome in outcomes))
+    say(tried=len(tried), through=sum(outcome.let_through for outcome in tried.values()))
     return table
 
 
@@ -81,8 +81,10 @@ def attacks() -> str:
     for group, title in GROUPS.items():
         parts += [f"### {title[0].upper()}{title[1:]}", "", "| attack | verdict | stock nbgrader |", "|---|---|---|"]
         for attack in (attack for attack in find_attacks() if attack.group == group):
-            said = "" if attack.name not in tried else "let through" if tried[attack.name].let_through else "stopped"
-            parts.append(f"| **{attack.name.replace('_', ' ')}**: {plain(attack.says)} | `{attack.verdict}` | {said} |")
+            outcome = "" if attack.name not in tried else "let through" if tried[attack.name].let_through else "stopped"
+            parts.append(
+                f"| **{attack.name.replace('_', ' ')}**: {plain(attack.says)} | `{attack.verdict}` | {outcome} |"
+            )
         parts.append("")
     return "\n".join(parts).strip()
 
@@ -97,27 +99,27 @@ def plain(text: str) -> str:
 @example("measured")
 def mutations() -> Table:
     """The outcomes of the recorded campaign's mutations."""
-    found = json.loads(FUZZ.read_text())
-    layers = list(found["stages"])
+    campaign = json.loads(FUZZ.read_text())
+    layers = list(campaign["stages"])
     table = Table("outcome", *(f"{layer} ,d" for layer in layers), "all ,d")
     for end in ENDS:
-        counts = [found["stages"][layer].get(end, 0) for layer in layers]
+        counts = [campaign["stages"][layer].get(end, 0) for layer in layers]
         if any(counts):
             table.add(ENDS[end], *counts, sum(counts))
-    say(mutated=f"{found['mutations']:,}", seed=found["seed"], failures=len(found["failures"]))
-    say(fuzzed=f"Python {found['python']} and jax {found['jax']}")
+    say(mutated=f"{campaign['mutations']:,}", seed=campaign["seed"], failures=len(campaign["failures"]))
+    say(fuzzed=f"Python {campaign['python']} and jax {campaign['jax']}")
     return table
 
 
 @example("measured")
 def faults() -> dict[str, Table]:
     """The counts of the recorded soak."""
-    found = json.loads(SOAK.read_text())
+    soak = json.loads(SOAK.read_text())
     killed, afterwards = Table("killed", "times d"), Table("afterwards", "submissions d")
-    for kind, count in sorted(found["kills"].items(), key=lambda entry: -entry[1]):
+    for kind, count in sorted(soak["kills"].items(), key=lambda entry: -entry[1]):
         killed.add(KINDS[kind], count)
-    for what in LEFT_BEHIND:
-        afterwards.add(what, len(found[what]))
-    say(submissions=found["submissions"], kills=sum(found["kills"].values()), starts=found["runs"] + 1)
-    say(soaked=f"Python {found['python']} and jax {found['jax']}")
+    for state in LEFT_BEHIND:
+        afterwards.add(state, len(soak[state]))
+    say(submissions=soak["submissions"], kills=sum(soak["kills"].values()), starts=soak["runs"] + 1)
+    say(soaked=f"Python {soak['python']} and jax {soak['jax']}")
     return {"killed": killed, "afterwards": afterwards}

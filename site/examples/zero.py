@@ -47,7 +47,7 @@ WAYS = {
     STACKED: WRONG["stacks_the_parts_of_a_microbatch"],
     IN_PLACE: zero2_step,
 }
-# Stage 1 with accumulation: the same step, but for where its one reduce-scatter is.
+# Stage 1 with accumulation: the same step, except for where its one reduce-scatter is.
 STAGE_1 = WRONG["scatters_once_after_all_microbatches"]
 CONFIG = AdamW(learning_rate=3e-4)
 # The size that the steps are judged at.
@@ -100,21 +100,21 @@ def hybrid(parts, state, specs, batch):
 
 def specs_over(size: int):
     """The specs of ``shard_params``; here no leaf's largest dim is that of the layers."""
-    found = []
+    specs = []
 
     def local(params):
-        found.append(shard_params(params, "data", 16384)[1])
+        specs.append(shard_params(params, "data", 16384)[1])
         return jnp.zeros(())
 
     mesh = abstract_mesh({"data": size})
     jax.eval_shape(jax.shard_map(local, mesh=mesh, in_specs=P(), out_specs=P()), SHAPES)
-    return found[0]
+    return specs[0]
 
 
 def measured(step, mesh: dict[str, int], moments: bool, parameters: bool) -> Prediction:
     """The analyses of a step that reuses the buffers of parameters and moments; 64 rows a device.
 
-    What a device holds enters and leaves as its own, stacked: a part, or a copy of the whole.
+    Each device's arrays, parts or copies of the whole, enter and leave stacked along the first dim.
     """
     axes, specs, devices = tuple(mesh), specs_over(mesh["data"]), math.prod(mesh.values())
 
@@ -130,8 +130,8 @@ def measured(step, mesh: dict[str, int], moments: bool, parameters: bool) -> Pre
     def local(params, m, v, count, batch):
         params, m, v = jax.tree.map(lambda leaf: leaf[0], (params, m, v))
         params, state, loss, _ = step(params, {"m": m, "v": v, "count": count}, specs, batch)
-        found = {"params": params, "m": state["m"], "v": state["v"], "loss": loss}
-        return jax.tree.map(lambda leaf: leaf[None], varying(found, axes))
+        outputs = {"params": params, "m": state["m"], "v": state["v"], "loss": loss}
+        return jax.tree.map(lambda leaf: leaf[None], varying(outputs, axes))
 
     rows = jax.ShapeDtypeStruct((64 * devices, 2048), "float32")
     inputs: dict[str, Any] = {"params": resident(parameters), "m": resident(moments), "v": resident(moments)}
@@ -160,9 +160,14 @@ def stages() -> Table:
         "measured, W .3f",
     )
     for name, (step, mesh, moments, parameters, formula, form) in ways.items():
-        found = measured(step, mesh, moments, parameters)
+        prediction = measured(step, mesh, moments, parameters)
         row = table.add(
-            name, formula, found.memory.arguments / COUNT, found.memory.peak / COUNT, form, sent(found) / (4 * COUNT)
+            name,
+            formula,
+            prediction.memory.arguments / COUNT,
+            prediction.memory.peak / COUNT,
+            form,
+            sent(prediction) / (4 * COUNT),
         )
         assert 0 < row["at the peak"] - formula < 2.1 and abs(row.measured / row["sent"] - 1) < 0.005
     return table
@@ -182,12 +187,17 @@ def microbatches() -> dict[str, Table]:
     """4,096 rows a device in more and more microbatches: whole gradients added up, or parts of them."""
     tables = {}
     for where in ("8xH100", "8xA5000"):
-        columns = [f"ZeRO-{i} {what}" for what in ("sends, GiB .1f", "holds, GiB .2f", "step, ms .0f") for i in (1, 2)]
+        columns = [
+            f"ZeRO-{i} {column}" for column in ("sends, GiB .1f", "holds, GiB .2f", "step, ms .0f") for i in (1, 2)
+        ]
         tables[f"on_{where}"] = table = Table("microbatches", *columns)
         for number in (1, 2, 4, 8, 16):
             pair = [predicted(function, number, 4096, where) for function in (STAGE_1, zero2_step)]
-            found = [(sent(one) / 2**30, one.memory.temporaries / 2**30, 1e3 * one.timeline.seconds) for one in pair]
-            row = table.add(number, *(figure for both in zip(*found, strict=True) for figure in both))
+            figures = [
+                (sent(prediction) / 2**30, prediction.memory.temporaries / 2**30, 1e3 * prediction.timeline.seconds)
+                for prediction in pair
+            ]
+            row = table.add(number, *(figure for values in zip(*figures, strict=True) for figure in values))
             assert math.isclose(row["ZeRO-2 sends"] / row["ZeRO-1 sends"], (number + 1) / 2, rel_tol=1e-3)
             faster = row["ZeRO-2 step"] < row["ZeRO-1 step"]
             assert faster == (number <= (4 if where == "8xH100" else 8)), "where ZeRO-2 is the faster one"
@@ -203,8 +213,8 @@ def microbatches() -> dict[str, Table]:
 
 @example("predicted, idealised", "predicted, calibrated")
 def gradients() -> Table:
-    """Where the gradient is whole: four steps with the same results."""
-    found = {name: predicted(function) for name, function in WAYS.items()}
+    """Four steps with the same results, which differ in where the gradient is whole."""
+    predictions = {name: predicted(function) for name, function in WAYS.items()}
     table = Table(
         "gradients",
         "step, ms .1f",
@@ -214,18 +224,18 @@ def gradients() -> Table:
         "resident, GiB .2f",
         "times .1f",
     )
-    for name, one in found.items():
-        seconds = one.timeline.seconds, one.calibrated_seconds, one.timeline.exposed_seconds
-        figures = *(1e3 * each for each in seconds), sent(one) / 2**30
-        held = one.memory.temporaries / 2**30
-        table.add(name, *figures, held, one.memory.temporaries / found[IN_PLACE].memory.temporaries)
+    for name, prediction in predictions.items():
+        seconds = prediction.timeline.seconds, prediction.calibrated_seconds, prediction.timeline.exposed_seconds
+        figures = *(1e3 * each for each in seconds), sent(prediction) / 2**30
+        resident = prediction.memory.temporaries / 2**30
+        table.add(name, *figures, resident, prediction.memory.temporaries / predictions[IN_PLACE].memory.temporaries)
     for name, picture in ((WHOLE, "before"), (AFTER, "after"), (STACKED, "stacked"), (IN_PLACE, "in_place")):
-        draw(f"held_{picture}", memory_svg(found[name].memory, MACHINE.memory_bytes), "predicted")
-    draw_steps("timeline", {"": found[IN_PLACE].timeline})
+        draw(f"held_{picture}", memory_svg(predictions[name].memory, MACHINE.memory_bytes), "predicted")
+    draw_steps("timeline", {"": predictions[IN_PLACE].timeline})
     layer = 2 * 4 * 4096 * 16384
     part = 4 * COUNT / 8
     # A reduce-scatter frees one matrix's gradient while the other's is computed.
-    assert part + layer / 2 < found[IN_PLACE].memory.temporaries < part + layer
+    assert part + layer / 2 < predictions[IN_PLACE].memory.temporaries < part + layer
     assert 0.93 * table[WHOLE].calibrated < table[IN_PLACE].calibrated < table[WHOLE].calibrated, "gains little time"
     assert table[STACKED].step < table[WHOLE].step < table[AFTER].step
     assert 0.45 < table[IN_PLACE].exposed / table[IN_PLACE].step < 0.55, "half of it is exposed"

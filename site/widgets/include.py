@@ -16,19 +16,19 @@ def figures() -> dict[str, dict]:
     ``gather`` has the latency and the rate of a large all-gather by the number of devices, ``permute`` those of a
     transfer to a neighbour. Rates are per second, in FLOPs or bytes.
     """
-    found = {}
-    for one in MACHINES:
-        if one.calibrated or one.name in ("2x8xA100", "8xH100-sharp"):
+    rates = {}
+    for machine in MACHINES:
+        if machine.calibrated or machine.name in ("2x8xA100", "8xH100-sharp"):
             continue
-        sizes = [n for n in (2, 4, 8, 16, 32, 64) if n <= one.num_devices]
-        found[one.name] = {
-            "device": one.device,
-            "flops": one.efficiency.matmul * one.peak("bf16"),
-            "memory": one.efficiency.memory * one.memory_bandwidth,
-            "gather": {n: one.transfer("all_gather", tuple(range(n)), 1e9, 1e9) for n in sizes},
-            "permute": {n: one.transfer("collective_permute", tuple(range(n)), 1e9, 1e9) for n in sizes},
+        sizes = [n for n in (2, 4, 8, 16, 32, 64) if n <= machine.num_devices]
+        rates[machine.name] = {
+            "device": machine.device,
+            "flops": machine.efficiency.matmul * machine.peak("bf16"),
+            "memory": machine.efficiency.memory * machine.memory_bandwidth,
+            "gather": {n: machine.transfer("all_gather", tuple(range(n)), 1e9, 1e9) for n in sizes},
+            "permute": {n: machine.transfer("collective_permute", tuple(range(n)), 1e9, 1e9) for n in sizes},
         }
-    return found
+    return rates
 
 
 def on_files(files, config, **_):

@@ -179,8 +179,8 @@
       requireSizes(S, M, 2);
       if (name === "zb_v") return { ...made, R: 2, route: "v", orders: zeroBubbleV(S, M) };
       if (S % 2 || M % 2 || M < 2 * S) {
-        throw new Undefined("DualPipe takes an even number of stages, and of microbatches an even number that is at least " +
-          `twice as many, not ${S} and ${M}`, S % 2 ? { S: S + 1 } : { M: Math.max(2 * S, M + (M % 2)) });
+        throw new Undefined("DualPipe takes an even number of stages, and an even number of microbatches that is at least " +
+          `twice as large, not ${S} and ${M}`, S % 2 ? { S: S + 1 } : { M: Math.max(2 * S, M + (M % 2)) });
       }
       const half = { M: M / 2, microbatches: M / 2, R: 2, route: "both" };
       return { ...made, ...half, orders: each((stage) => bothWays(stage, S, M / 2)) };

@@ -29,9 +29,9 @@ def test_the_oracle_of_the_mlp_is_the_course_models_layer_without_norm_and_resid
 
 def sent(shift, size=8, count=1):
     """Evidence of one permute over ``size`` devices."""
-    one = Collective("collective_permute", ("tensor",), size, 100, 100.0, count, "mine:1", (25,), "f32", shift)
+    permute = Collective("collective_permute", ("tensor",), size, 100, 100.0, count, "mine:1", (25,), "f32", shift)
     case = replace(TASKS["ring_gather_matmul"].cases[0], mesh={"tensor": size})
-    return Evidence(case, (), (), {}, {}, Costs(0, 0, 0, (one,), {}), Memory(0, 0, 0, 0, ()), "mine:2")
+    return Evidence(case, (), (), {}, {}, Costs(0, 0, 0, (permute,), {}), Memory(0, 0, 0, 0, ()), "mine:2")
 
 
 @pytest.mark.parametrize(
@@ -48,14 +48,14 @@ def test_zeros_can_be_typed_like_what_is_added_to_them():
 
     def local(x, y):
         zeros, same = vary_alike(jnp.zeros(()), x)
-        both = vary_alike(x, y)
-        seen.extend(varying_axes(array) for array in (zeros, same, *both))
-        return zeros + both[0].sum() + both[1].sum()
+        pair = vary_alike(x, y)
+        seen.extend(varying_axes(array) for array in (zeros, same, *pair))
+        return zeros + pair[0].sum() + pair[1].sum()
 
     mesh = make_mesh({"data": 2, "tensor": 2})
     specs, out_specs = (P("data"), P("tensor")), P("data", "tensor")
-    each = jax.shard_map(lambda x, y: local(x, y)[None, None], mesh=mesh, in_specs=specs, out_specs=out_specs)
-    jax.eval_shape(each, jnp.zeros(2), jnp.zeros(2))
+    sharded = jax.shard_map(lambda x, y: local(x, y)[None, None], mesh=mesh, in_specs=specs, out_specs=out_specs)
+    jax.eval_shape(sharded, jnp.zeros(2), jnp.zeros(2))
     assert [set(axes) for axes in seen] == [{"data"}, {"data"}, {"data", "tensor"}, {"data", "tensor"}]
 
 
@@ -76,7 +76,7 @@ def test_layers_in_a_scan_with_remat_have_the_gradients_of_one_device(dtype):
 
         return loss
 
-    one = stack(lambda x, k: x @ k, lambda x, k: x @ k)
+    one_device = stack(lambda x, k: x @ k, lambda x, k: x @ k)
     several = jax.shard_map(
         stack(lambda x, k: ring_gather_matmul(x, k, "tensor"), lambda x, k: matmul_ring_scatter(x, k, "tensor")),
         mesh=make_mesh({"data": 2, "tensor": 4}),
@@ -87,9 +87,11 @@ def test_layers_in_a_scan_with_remat_have_the_gradients_of_one_device(dtype):
     def gradients(function):
         return jax.jit(jax.grad(lambda k, x: jnp.sum(function(k, x).astype(jnp.float32) ** 2), (0, 1)))((up, down), x)
 
-    for found, wanted in zip(jax.tree.leaves(gradients(several)), jax.tree.leaves(gradients(one)), strict=True):
-        assert found.dtype == wanted.dtype == jnp.dtype(dtype)
-        off = jnp.max(jnp.abs(found - wanted).astype(jnp.float32)) / jnp.max(jnp.abs(wanted).astype(jnp.float32))
+    for gradient, expected in zip(
+        jax.tree.leaves(gradients(several)), jax.tree.leaves(gradients(one_device)), strict=True
+    ):
+        assert gradient.dtype == expected.dtype == jnp.dtype(dtype)
+        off = jnp.max(jnp.abs(gradient - expected).astype(jnp.float32)) / jnp.max(jnp.abs(expected).astype(jnp.float32))
         assert off < (1e-5 if dtype == "float32" else 0.05)
 
 

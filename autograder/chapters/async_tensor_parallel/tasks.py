@@ -61,9 +61,9 @@ def unseen(rng: np.random.Generator) -> tuple[dict[str, int], dict[str, Any]]:
 def draw_product(name: str, rng: np.random.Generator, case: Case[Product]) -> dict[str, Any]:
     """Rows and gradients of any size, and a kernel that preserves it."""
     shapes = WRAPPINGS[name].input_shapes(case)
-    found = {name: rng.uniform(0.5, 2) * rng.standard_normal(shape.shape) for name, shape in shapes.items()}
-    found["kernel"] /= np.sqrt(len(found["kernel"]))
-    return {name: array.astype(np.float32) for name, array in found.items()}
+    inputs = {name: rng.uniform(0.5, 2) * rng.standard_normal(shape.shape) for name, shape in shapes.items()}
+    inputs["kernel"] /= np.sqrt(len(inputs["kernel"]))
+    return {name: array.astype(np.float32) for name, array in inputs.items()}
 
 
 def product(inputs: dict[str, Any], case: Case[Product]) -> dict[str, Any]:
@@ -79,23 +79,23 @@ def product(inputs: dict[str, Any], case: Case[Product]) -> dict[str, Any]:
 
 
 _SENTENCES = {
-    GATHER: "the rows of the one with index `i` belong at place `{}` of the result's, and not at place `i`.",
+    GATHER: "the rows of the one with index `i` belong at place `{}` of the result, and not at place `i`.",
     SCATTER: "the one with index `i` leaves with part `{}` of the rows, and not with part `i`.",
 }
 
 
 def ring_oracle(inputs: dict[str, Any], case: Case[Product], kind: str) -> dict[str, Any]:
     """The product, its rows in the order that the case requires."""
-    place, given = places(case, parts_of(case)), dict(inputs)
+    place, reordered = places(case, parts_of(case)), dict(inputs)
     moved, back = ("x", "gradients") if kind == GATHER else ("upstream", "values")
-    if moved in given:
-        given[moved] = _chunks(given[moved], np.argsort(place))
-    found = product(given, case)
+    if moved in reordered:
+        reordered[moved] = _chunks(reordered[moved], np.argsort(place))
+    results = product(reordered, case)
     if kind == SCATTER:
-        return {**found, back: _chunks(found[back], place)}
-    if back in found:
-        found[back] = {**found[back], "x": _chunks(found[back]["x"], place)}
-    return found
+        return {**results, back: _chunks(results[back], place)}
+    if back in results:
+        results[back] = {**results[back], "x": _chunks(results[back]["x"], place)}
+    return results
 
 
 def _chunks(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
@@ -105,7 +105,7 @@ def _chunks(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 
 def _permuted(evidence: list[Evidence], features: str) -> Fact:
-    """Permutes send (n-1)/n of the rows forward, as much again backward, and at most once more for the kernel."""
+    """Require permutes of (n-1)/n of the rows forward, as much again backward, and at most once more for the kernel."""
 
     def form(e: Evidence, most: bool) -> float:
         once = (parts_of(e.case) - 1) * chunk_bytes(e.case, getattr(e.case.sizes, features))
@@ -116,7 +116,7 @@ def _permuted(evidence: list[Evidence], features: str) -> Fact:
 
 
 def equal_ways(e: Evidence) -> Fact:
-    """Equal bytes travel in both directions along the axis, each by the shorter path."""
+    """Require equal bytes in both directions along the axis, each by the shorter path."""
     forth = back = 0.0
     for c in e.costs.collectives:
         if c.kind == "collective_permute" and c.shift is not None:
@@ -130,22 +130,22 @@ def equal_ways(e: Evidence) -> Fact:
             f"{e.case.place} a device sends {forth:,.0f} bytes towards higher places on the axis and "
             f"{back:,.0f} towards lower ones. Which way does each half go?"
         )
-    how = {"direction": Direction.EXACTLY, "unit": Unit.BYTES, "weight": 2}
+    options = {"direction": Direction.EXACTLY, "unit": Unit.BYTES, "weight": 2}
     sent = f"{forth:,.0f} up, {back:,.0f} down"
-    return facts.case_fact(e, "bytes each way", Kind.COMMUNICATION, message, sent, "equal", **how)
+    return facts.case_fact(e, "bytes each way", Kind.COMMUNICATION, message, sent, "equal", **options)
 
 
 def ring_facts(evidence: TaskEvidence, kind: str, both_ways: bool) -> list[Fact]:
     where = {
         GATHER: "After k steps, whose rows does a device hold, and where do they belong in the result? ",
-        SCATTER: "Which rows has a partial sum been made of when it arrives, and where does it end? ",
+        SCATTER: "When a partial sum arrives, which rows is it for, and on which device does it end? ",
     }
-    back = "Is every device's product differentiated, and does what flows back end on the device that it belongs to? "
+    back = "Is every device's product differentiated, and does each gradient end on the device that it belongs to? "
     late = (
         "What does each transfer wait for, and what is computed meanwhile? In an iteration of a loop, a transfer can "
-        "hide behind what needs neither its result nor gives its operand."
+        "hide behind computations that neither use its result nor compute its input."
     )
-    resident = "Which array is as large as all rows, and must all of it be there at once?"
+    resident = "Which array is as large as all rows together, and must all of it exist at once?"
     slow = "What is read, written or copied in every step besides the products, and how large is it?"
     differentiated = [e for e in evidence.cases if e.case.sizes.backward]
     common = [
@@ -173,7 +173,7 @@ def _ring(name: str, points: float, *, both_ways: bool) -> Task:
     (d_in, d_out), (wide_in, wide_out) = (small, large) if kind == GATHER else (small[::-1], large[::-1])
     sizes, naive = Product(rows=2, d_in=d_in, d_out=d_out), "gathers_then_multiplies"
     batched = sizes.replace(rows=4, batch=5, **{"d_out" if kind == GATHER else "d_in": 7})
-    # Half of twice as many rows: with fewer, a product is bound by its kernel, and halving would show nothing.
+    # Half of twice as many rows: with fewer, a product would be bound by its kernel, and halving would show nothing.
     tokens = TOKENS * (2 if both_ways else 1)
     at_scale = Product(rows=tokens // 8, d_in=wide_in, d_out=wide_out, backward=False)
 
@@ -244,8 +244,8 @@ def mlp_oracle(inputs: dict[str, Any], case: Case[Mlp]) -> dict[str, Any]:
         of_params, rows = (jax.tree.map(lambda a: np.broadcast_to(a.sum(0), a.shape), x) for x in (of_params, rows))
     of_params["down"]["bias"] = rows.sum((1, 3), np.float64).astype(np.float32).reshape(-1)
     for layer, leaf in (("up", "kernel"), ("down", "kernel"), ("up", "bias")):
-        found = of_params[layer][leaf]
-        of_params[layer][leaf] = found.reshape(-1, *found.shape[2:])
+        gradient = of_params[layer][leaf]
+        of_params[layer][leaf] = gradient.reshape(-1, *gradient.shape[2:])
     shape = inputs["x"].shape
     return {"values": values.reshape(shape), "gradients": {"params": of_params, "x": of_x.reshape(shape)}}
 
@@ -258,11 +258,11 @@ def plain(params: Any, x: Any) -> Any:
 
 @cache
 def _grouped() -> Any:
-    def one(params, x, upstream):
+    def run(params, x, upstream):
         value, transpose = jax.vjp(plain, params, x)
         return value, *transpose(upstream * value)
 
-    return compile_oracle(jax.vmap(one, in_axes=(None, 0, 0)))
+    return compile_oracle(jax.vmap(run, in_axes=(None, 0, 0)))
 
 
 def _both_ways(params: Any, x: Any, upstream: Any) -> Any:
@@ -271,17 +271,17 @@ def _both_ways(params: Any, x: Any, upstream: Any) -> Any:
 
 def mlp_facts(evidence: TaskEvidence) -> list[Fact]:
     exposed = (
-        "Which transfer is it, and of which pass? What is computed in the same iteration that neither needs its result "
-        "nor gives its operand?"
+        "Which transfer is it, and in which pass? What is computed in the same iteration that neither uses its result "
+        "nor computes its input?"
     )
     slow = (
-        "Little may be exposed, and yet it takes longer than waiting would: what does the backward pass read and write "
-        "in every step that it would not without a ring?"
+        "Little may be exposed, and yet this is slower than waiting: what does the backward pass read and write in "
+        "every step of a ring that it would not without one?"
     )
     bias = "Which bias belongs to a device's own features and which to finished rows, and how often is each added?"
-    back = "Does each ring's derivative give every gradient its own rows, and a kernel's the sum over all of them?"
-    kept = (
-        "How many arrays of a kernel's size does the backward pass have at once, and how many gradients do they make?"
+    back = "Does each device get the gradient of its own rows, and is a kernel's gradient the sum over all of them?"
+    resident = (
+        "How many arrays as large as a kernel does the backward pass have at once, and how many gradients do they form?"
     )
 
     def form(e: Evidence) -> float:
@@ -290,16 +290,16 @@ def mlp_facts(evidence: TaskEvidence) -> list[Fact]:
     def permutes_alone(cases: list[Evidence], over: Any = None) -> Fact:
         return byte_facts.only_collectives("other collectives", cases, ("collective_permute",), over)
 
-    # JAX sums gradients of what is the same over the other axes, over these.
-    own, shared = ([e for e in evidence.programs if e.case.sizes.shared is wanted] for wanted in (False, True))
-    others = facts.worst([permutes_alone(own), *([permutes_alone(shared, tensor_of)] if shared else [])])
+    # If layers are the same over the other axes, JAX sums their gradients over these axes.
+    own, shared = ([e for e in evidence.programs if e.case.sizes.shared is flag] for flag in (False, True))
+    other_collectives = facts.worst([permutes_alone(own), *([permutes_alone(shared, tensor_of)] if shared else [])])
     return [
         *facts.values_and_gradients(evidence.cases, bias, back, norm="gradients/params"),
         byte_facts.bytes_sent("permute bytes", evidence.programs, "collective_permute", form, times=(4, 6)),
-        others,
+        other_collectives,
         limits.exposed_within(evidence, EXPOSED, exposed, weight=4, than=limits.NAIVE),
         limits.time_within(evidence, MLP_TIME, slow, weight=2, than=limits.NAIVE),
-        limits.temporaries_within(evidence, MLP_TEMPORARIES, kept, weight=2, than=limits.NAIVE),
+        limits.temporaries_within(evidence, MLP_TEMPORARIES, resident, weight=2, than=limits.NAIVE),
     ]
 
 

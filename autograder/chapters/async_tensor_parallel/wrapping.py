@@ -88,11 +88,11 @@ def wrap_product(name: str, function: Any, case: Case[Product]) -> Wrapped:
     def run(x, kernel):
         result = function(x, kernel, axis)
         rows = s.rows * (n if split else 1)
-        wanted = jax.ShapeDtypeStruct((*x.shape[:-2], rows, s.d_out), np.float32)
-        if not hasattr(result, "shape") or (result.shape, result.dtype) != (wanted.shape, wanted.dtype):
+        expected = jax.ShapeDtypeStruct((*x.shape[:-2], rows, s.d_out), np.float32)
+        if not hasattr(result, "shape") or (result.shape, result.dtype) != (expected.shape, expected.dtype):
             raise Mismatch(
                 f"{case.place} {name} gets {describe(x)} and {describe(kernel)} and gives "
-                f"{describe(result)}, expected {describe(wanted)}"
+                f"{describe(result)}, expected {describe(expected)}"
             )
         return result
 
@@ -121,7 +121,7 @@ def mlp_shapes(case: Case[Mlp]) -> dict[str, Any]:
 
 
 def wrap_mlp(function: Any, case: Case[Mlp]) -> Wrapped:
-    """All leaves enter varying over all axes, shared ones over one.
+    """All leaves enter varying over all axes, or over the feature axis alone if they are shared.
 
     The cotangent depends on the result, so the backward pass starts only after it.
     """

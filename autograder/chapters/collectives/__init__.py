@@ -34,7 +34,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "All other dims stay whole.": ("values",),
         "Results have the dtype of `x`": ("values",),
         "Any size of the axis works, 1 included; the axis need not be called `data`": ("values", "gradients"),
-        "The only collective is `lax.ppermute`.": ("other collectives",),
+        "The only collective that they may use is `lax.ppermute`.": ("other collectives",),
         "A loop's carry must keep its type.": (),
         **_EVERY_RING,
         "the chunks of all devices in order of their index.": ("values",),
@@ -55,7 +55,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     **{f"puzzle_{name}": {_PICTURE: ("values",)} for name in ("rows", "crossed", "slices")},
     "puzzle_block": {
-        "Now for any array and any mesh.": ("values",),
+        "Now answer for any array and any mesh.": ("values",),
         "The block's shape, with as many dims as ``shape``.": ("values",),
     },
     "puzzle_copies": {"Count the devices that hold the same block": ("values",)},

@@ -64,7 +64,7 @@ def test_a_wrong_number_is_told_what_it_would_mean():
     case = Case("", MESH, Questions(seed=0))
     assert "cut into 4 equal parts" in block_means(case, (32, 16), P(("data", "tensor")), (8, 16))
     assert "as many dims as the array, here 2" in block_means(case, (32, 16), P("data"), (8,))
-    assert "do not make up its 32" in block_means(case, (32, 16), P("data"), (128, 16))
+    assert "which has size 32" in block_means(case, (32, 16), P("data"), (128, 16))
     assert "There would be 8 different blocks" in copies_mean(case, (32,), P("data"), 1)
     assert "cannot be divided into groups of 3" in copies_mean(case, (32,), P("data"), 3)
 
@@ -74,7 +74,7 @@ def test_a_wrong_collective_is_told_what_it_would_leave():
     explanation = collective_means(case, ("psum", "tensor"), blocks, ("all_gather", "tensor"))
     assert "the whole sum of what those 2 devices hold" in explanation
     assert "[4, 4] before and [4, 8] after" in explanation
-    assert "differ in it alone" in collective_means(case, ("all_gather", "data"), blocks, ("all_gather", "tensor"))
+    assert "differ along it alone" in collective_means(case, ("all_gather", "data"), blocks, ("all_gather", "tensor"))
     assert "name alone" in collective_means(case, ("lax.all_gather", "tensor"), blocks, ("all_gather", "tensor"))
     assert "is not what JAX calls" in collective_means(case, ("reduce_scatter", "data"), blocks, ("psum", "data"))
 

@@ -30,13 +30,13 @@ MEANS = {
     "psum": "the whole sum of what those {n} devices hold, the same on each",
     "pmean": "the whole mean of what those {n} devices hold, the same on each",
     "psum_scatter": "one of {n} parts of the sum of what those devices hold",
-    "all_to_all": "a part of what each of those {n} devices held, one of them its own",
+    "all_to_all": "a part of what each of those {n} devices held, including its own",
     "ppermute": "what one other of those {n} devices held",
 }
 
 
 def _cases(*meshes: dict[str, int], sizes: Callable[[int], Sizes]) -> tuple[Case[Any], ...]:
-    """A case for each mesh, the first two before all others in a check; ``sizes`` takes the case's number."""
+    """A case for each mesh; a check runs the first two before all others. ``sizes`` takes the case's number."""
     named = {mesh_text(mesh): mesh for mesh in meshes}
     return tuple(Case(name, mesh, sizes(i), quick=i < 2) for i, (name, mesh) in enumerate(named.items()))
 
@@ -48,7 +48,7 @@ def _task(
     cases: tuple[Case[Any], ...],
     unseen: Callable[[np.random.Generator], Case[Any]],
 ) -> Task:
-    """The task for a function of plain data; ``answer`` is the right one."""
+    """The task for a function of plain data; ``answer`` returns the right result."""
     return Task(
         wrapping=wrappings("collectives")[name],
         kind="value",
@@ -132,17 +132,17 @@ def collective_puzzle(name: str, collective: str, over: int) -> Task:
 def collective_means(case: Case[Any], found: Any, blocks: list[tuple[int, ...]], right: tuple[str, str]) -> str:
     """A wrong collective's result on a device, compared with the picture."""
     if not isinstance(found, tuple) or len(found) != 2:
-        return "Expected two texts: JAX's name of the collective, and the axis that it runs over."
+        return "Expected two strings: JAX's name for the collective, and the axis that it runs over."
     name, axis = found
     if isinstance(name, str) and name not in MEANS and name.removeprefix("jax.").removeprefix("lax.") in MEANS:
         return f"Give the name alone, without the module: not {name!r}."
     if not isinstance(name, str) or name not in MEANS:
         return f"{name!r} is not what JAX calls any of these: {', '.join(MEANS)}."
     if not isinstance(axis, str) or axis not in case.mesh:
-        return f"{axis!r} is no axis of this mesh, whose axes are {' and '.join(map(repr, case.mesh))}."
+        return f"{axis!r} is not an axis of this mesh, whose axes are {' and '.join(map(repr, case.mesh))}."
     result = f"After {name} over {axis!r} each device would hold {MEANS[name].format(n=case.mesh[axis])}"
     if name == right[0]:
-        return f"{result}. An axis brings together devices that differ in it alone: which have to talk to each other?"
+        return f"{result}. An axis connects devices that differ along it alone: which ones have to exchange data?"
     return f"{result}; in the picture it has a block {list(blocks[0])} before and {list(blocks[1])} after."
 
 
@@ -175,7 +175,7 @@ def block_means(case: Case[Any], shape: tuple[int, ...], spec: P, answer: Any) -
     dim = next((d for d in range(len(shape)) if answer[d] != right[d]), 0)
     length = answer[dim]
     if type(length) is not int or length < 1 or shape[dim] % length:
-        return f"{prefix}Blocks of {show(length)} along dim {dim} do not make up its {shape[dim]}."
+        return f"{prefix}Blocks of {show(length)} cannot fill dim {dim}, which has size {shape[dim]}."
     parts = shape[dim] // length
     times = "it is not cut at all" if parts == 1 else f"it is cut into {parts} equal parts"
     return (

@@ -86,17 +86,17 @@ def _oracle(name: str, inputs: dict[str, Any], case: Case[Chunks]) -> dict[str, 
 
 
 def bytes_form(case: Case[Chunks], name: str) -> float:
-    """The closed form: (n-1)/n of the array that is whole somewhere, twice for an all-reduce, again for a gradient."""
+    """The closed form: (n-1)/n of the whole array, doubled for an all-reduce, and doubled again with a gradient."""
     times = (2 if name == "ring_all_reduce" else 1) * (2 if case.sizes.backward else 1)
     return times * (axis_size(case) - 1) * chunk_bytes(case)
 
 
 _WHERE = "Which chunk does each device hold after each step, and where does it belong? "
-_BACK = "It is linear, so its gradient is its transpose: is every chunk's way differentiated? "
+_BACK = "The function is linear, so its gradient is its transpose: is the path of every chunk differentiated? "
 _HELD = (
-    "What arrives can be put in its place, added or passed on at once: which array is kept longer than that, or made "
-    "larger than it must be? If you add up arrivals in a row (a + b + c …), the compiler makes one kernel of it, and "
-    "all of them are in memory until it runs."
+    "A chunk that arrives can be put in its place, added or passed on at once: which array is kept longer than that, "
+    "or is larger than necessary? If you add several arrivals in a row (a + b + c …), the compiler makes one kernel "
+    "of it, and all of them are in memory until it runs."
 )
 
 
@@ -140,7 +140,7 @@ _SENTENCES = {
 
 
 def ring(name: str, naive: str) -> Task:
-    """The task of one of the four, and the mutant that shows the naive baseline's memory."""
+    """The task for one of the four; ``naive`` is the mutant that shows the naive baseline's memory."""
     wrapping = wrappings("collectives")[name]
     return Task(
         wrapping=wrapping,

@@ -23,7 +23,7 @@ RINGS = ("ring_all_gather", "ring_reduce_scatter", "ring_all_reduce", "ring_all_
 
 @dataclass(frozen=True, kw_only=True)
 class Chunks(Ordered):
-    """A ring's chunks, ``[chunk, depth, width]`` without the dims that are 0; ``backward``: with gradients."""
+    """A ring's chunks, ``[chunk, depth, width]`` without the dims that are 0; ``backward`` requests gradients too."""
 
     chunk: int
     width: int
@@ -61,7 +61,8 @@ def _wrap_ring(name: str) -> Wrapping:
             wanted = jax.ShapeDtypeStruct(leaves, dtype)
             if not hasattr(result, "shape") or (result.shape, result.dtype) != (wanted.shape, wanted.dtype):
                 raise Mismatch(
-                    f"{case.place} {name} gets {describe(x)} and gives {describe(result)}, expected {describe(wanted)}"
+                    f"{case.place} {name} got {describe(x)} and returned {describe(result)}, "
+                    f"expected {describe(wanted)}"
                 )
             return as_varying(result, axis)
 
@@ -88,7 +89,7 @@ def axes_of(case: Case[Any]) -> tuple[str, str]:
 
 
 def questions(case: Case[Questions]) -> list[tuple[tuple[int, ...], P]]:
-    """Shapes and specs on the case's mesh: axes alone, in both orders, all on one dim, and unsplit dims."""
+    """Shapes and specs on the case's mesh: single axes, two in either order, all on one dim, and unsplit dims."""
     rng = np.random.default_rng(case.sizes.seed)
     axes = list(case.mesh)
     first, last = axes[0], axes[-1]

@@ -1,4 +1,4 @@
-"""The contract of ``context_parallel``: attention over a sequence that no device holds."""
+"""The contract of ``context_parallel``: attention over a sequence that no device holds whole."""
 
 from autograder.chapters.context_parallel.merge import MERGE_ATTENTION
 from autograder.chapters.context_parallel.order import ZIGZAG_ORDER
@@ -27,7 +27,7 @@ EXPLAINED_IN = {
 
 NUMBERS, STEP = ("values", "gradients"), ("values", "gradients", "gradient norm")
 SENT, OTHERS, HELD, TIME = ("permute bytes",), ("other collectives",), ("live temporaries",), ("predicted time",)
-# Pieces of the notebook's text, and the facts that hold them.
+# Pieces of the notebook's text, and the facts that enforce them.
 PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "merge_attention": {
         "To combine the means over two sets, you must know": (),
@@ -71,7 +71,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "cp_transformer_step": {
         "With two chunks on a device, its positions are not contiguous.": ("values",),
         "the chunk decides, not the device": ("values",),
-        "The loss is the mean over all that count on all devices": ("values",),
+        "The loss is the mean over all tokens that count, on all devices": ("values",),
         "each device has a share of every leaf's gradient, and all shares are added": ("gradients", "gradient norm"),
         "Keys and values that travel do not change that": (),
         "Its attention then goes around the ring once more:": SENT,

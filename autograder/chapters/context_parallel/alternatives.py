@@ -83,43 +83,43 @@ def that_starts_at_home(q, k, v, order, axis_name):
 
 
 def the_other_way_round(q, k, v, order, axis_name):
-    """Everything travels to the device before; keys and values as one array."""
+    """Everything travels to the previous device; keys and values as one array."""
     size = lax.axis_size(axis_name)
     to_previous = [(i, (i - 1) % size) for i in range(size)]
 
-    def held(step):
+    def chunks_of(step):
         return jnp.array(order)[(lax.axis_index(axis_name) + step) % size]
 
     def send(x):
         return lax.ppermute(x, axis_name, to_previous)
 
     def forward(q, k, v):
-        def add(found, kv, step):
-            return merge_attention(found, attend_chunks(q, kv[0], kv[1], held(0), held(step)))
+        def add(merged, kv, step):
+            return merge_attention(merged, attend_chunks(q, kv[0], kv[1], chunks_of(0), chunks_of(step)))
 
         def pass_on(carry, step):
-            found, kv = carry
+            merged, kv = carry
             coming = send(kv)
-            return (add(found, kv, step), coming), None
+            return (add(merged, kv, step), coming), None
 
         kv = jnp.stack([k, v])
         nothing = vary_alike(0 * q, jnp.full(q.shape[:-1], -jnp.inf), q)[:2]
-        (found, kv), _ = lax.scan(pass_on, (nothing, kv), jnp.arange(size - 1))
-        out, lse = add(found, kv, size - 1)
+        (merged, kv), _ = lax.scan(pass_on, (nothing, kv), jnp.arange(size - 1))
+        out, lse = add(merged, kv, size - 1)
         return out, (q, k, v, out, lse)
 
     def backward(saved, upstream):
         q, k, v, out, lse = saved
 
         def own(kv, step):
-            of_q, *of_kv = attend_chunks_backward(q, kv[0], kv[1], out, lse, upstream, held(0), held(step))
+            of_q, *of_kv = attend_chunks_backward(q, kv[0], kv[1], out, lse, upstream, chunks_of(0), chunks_of(step))
             return of_q, jnp.stack(of_kv)
 
         def pass_on(carry, step):
             of_q, kv, total = carry
             coming, arriving = send(kv), send(total)
-            more, mine = own(kv, step)
-            return (of_q + more, coming, arriving + mine), None
+            of_own_q, mine = own(kv, step)
+            return (of_q + of_own_q, coming, arriving + mine), None
 
         kv = jnp.stack([k, v])
         of_q, total = own(kv, 0)
@@ -171,7 +171,7 @@ def by_sums_of_losses(params, batch, model, order, key, rate, data_axis, context
 
 
 def by_replicated_parameters(params, batch, model, order, key, rate, data_axis, context_axis, learning_rate):
-    """One all-reduce at the end, of the gradient and the loss in one call; the mask is given a weight first."""
+    """One all-reduce at the end, of the gradient and the loss in one call; the mask's share is computed first."""
     axes = (context_axis, data_axis)
     own = batch["mask"].sum()
     share = own / jnp.maximum(lax.psum(own, axes), 1)
@@ -192,10 +192,10 @@ def by_replicated_parameters(params, batch, model, order, key, rate, data_axis, 
         return share * model.loss(params["head"], x, batch["targets"], batch["mask"])
 
     mine, back = jax.vjp(loss_of, params)
-    one = jnp.ones(())
+    cotangent = jnp.ones(())
     for axis in axes:
-        one = as_varying(one, axis)
-    loss, (gradients,) = lax.psum((mine, back(one)), axes)
+        cotangent = as_varying(cotangent, axis)
+    loss, (gradients,) = lax.psum((mine, back(cotangent)), axes)
     return jax.tree.map(lambda leaf, g: leaf - learning_rate * g, params, gradients), loss
 
 

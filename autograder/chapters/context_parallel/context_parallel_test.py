@@ -28,14 +28,14 @@ def test_the_derivative_of_the_ring_equals_central_differences_with_masked_block
     ring = partial(ring_attention, order=order, axis_name="context")
     attend = jax.jit(jax.shard_map(ring, mesh=make_mesh({"context": 3}), in_specs=spec, out_specs=spec))
     _, back = jax.vjp(attend, q, k, v)
-    for at, gradient in enumerate(back(jnp.asarray(upstream))):
+    for argument, gradient in enumerate(back(jnp.asarray(upstream))):
         for index in ((0, 0, 0, 0), (0, 2, 1, 2), (0, 5, 0, 1)):
-            moved = [np.array([q, k, v][at]) for _ in range(2)]
-            moved[0][index] += 1e-2
-            moved[1][index] -= 1e-2
+            shifted = [np.array([q, k, v][argument]) for _ in range(2)]
+            shifted[0][index] += 1e-2
+            shifted[1][index] -= 1e-2
             high, low = (
-                np.sum(np.float64(attend(*[one if i == at else x for i, x in enumerate((q, k, v))])) * upstream)
-                for one in moved
+                np.sum(np.float64(attend(*[array if i == argument else x for i, x in enumerate((q, k, v))])) * upstream)
+                for array in shifted
             )
             assert float(gradient[index]) == pytest.approx((high - low) / 2e-2, rel=2e-2, abs=2e-3)
 
@@ -48,9 +48,9 @@ def test_pieces_of_a_chunk_and_chunks_that_nobody_sees_make_the_same_attention(m
     out, lse = attend_chunks(q, k, v, order, order)
     expected, back = jax.vjp(attention, q, k, v)
     np.testing.assert_allclose(out, expected, rtol=0, atol=2e-6)
-    found = attend_chunks_backward(q, k, v, out, lse, upstream, order, order)
-    for one, other in zip(found, back(upstream), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=5e-6)
+    gradients = attend_chunks_backward(q, k, v, out, lse, upstream, order, order)
+    for gradient, reference in zip(gradients, back(upstream), strict=True):
+        np.testing.assert_allclose(gradient, reference, rtol=0, atol=5e-6)
     nothing = attend_chunks(q, k, v, order, order + 3)
     assert not np.any(nothing[0]) and np.all(np.isneginf(nothing[1]))
     same = merge_attention((out, lse), nothing)
@@ -59,7 +59,7 @@ def test_pieces_of_a_chunk_and_chunks_that_nobody_sees_make_the_same_attention(m
 
 
 def test_live_memory_of_the_ring_grows_with_the_tokens_of_a_device():
-    found = []
+    temporaries = []
     for tokens in (8192, 16_384, 32_768):
         q, k = (jax.ShapeDtypeStruct((1, tokens, heads, 64), np.float32) for heads in (8, 4))
         spec, order = P(None, "context"), zigzag_order(8)
@@ -72,16 +72,16 @@ def test_live_memory_of_the_ring_grows_with_the_tokens_of_a_device():
         mapped = jax.shard_map(local, mesh=abstract_mesh({"context": 8}), in_specs=spec, out_specs=results)
         inputs = {"q": q, "k": k, "v": k, "upstream": q}
         program = export(
-            lambda mapped=mapped, **given: mapped(*given.values()),
+            lambda mapped=mapped, **arrays: mapped(*arrays.values()),
             inputs,
             dict.fromkeys(inputs, spec),
             mesh={"context": 8},
             out_specs=results,
         )
-        held = memory(parse(program), program)
-        assert held.largest_numbers <= 8 * (tokens // 8) * KEYS_AT_ONCE < 8 * tokens**2 // 8
-        found.append(held.temporaries)
-    assert found[2] < 2.1 * found[1]
+        usage = memory(parse(program), program)
+        assert usage.largest_numbers <= 8 * (tokens // 8) * KEYS_AT_ONCE < 8 * tokens**2 // 8
+        temporaries.append(usage.temporaries)
+    assert temporaries[2] < 2.1 * temporaries[1]
 
 
 def test_tokens_are_put_in_the_order_of_devices_and_back():

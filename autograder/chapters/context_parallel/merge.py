@@ -20,7 +20,7 @@ ONE = {"data": 1}
 
 
 def draw_partials(rng: np.random.Generator, case: Case[Partials]) -> dict[str, Any]:
-    """Partial results near each other and far apart; some queries see one of the two sets of keys, some neither."""
+    """Partial results near each other and far apart; some queries see only one of the two sets of keys, or neither."""
     inputs = draw_leaves(rng, WRAPPING.input_shapes(case))
     partials, sign = inputs["partials"], rng.choice([-1, 1], (case.sizes.queries, case.sizes.num_heads))
     for name, (start, step) in {"first": (0, 4), "second": (0, 6)}.items():
@@ -33,7 +33,7 @@ def draw_partials(rng: np.random.Generator, case: Case[Partials]) -> dict[str, A
 
 
 def merge_oracle(inputs: dict[str, Any], case: Case[Partials]) -> dict[str, Any]:
-    """In float64, from the weights of both."""
+    """Merge in float64, from the weights of both."""
     del case
     first, second = (jax.tree.map(np.float64, inputs["partials"][name]) for name in ("first", "second"))
     upstream = jax.tree.map(np.float64, inputs["upstream"])
@@ -49,29 +49,27 @@ def merge_oracle(inputs: dict[str, Any], case: Case[Partials]) -> dict[str, Any]
     return jax.tree.map(np.float32, {"values": values, "gradients": gradients})
 
 
-# The largest error, as a share of the largest element, that lost digits may explain.
+# The largest error, as a share of the largest element, that lost digits can explain.
 LITTLE = 1e-2
 DIGITS = (
-    "Results near zero are right, so the formula is, and digits are lost: near 10,000 float32 has steps of 0.001, and "
-    "so has the logarithm of a sum. Which differences are exact, and do the two weights add up to 1?"
+    "Results near zero are right, so the formula is right, but digits are lost: near 10,000, float32 has steps of "
+    "0.001, and so does the logarithm of a sum. Which differences are exact, and do the two weights add up to 1?"
 )
 
 
 def merge_facts(evidence: TaskEvidence) -> list[Fact]:
-    values = (
-        "By how much of the whole sum does each result count, and what if a query has no key in one set, or in both?"
-    )
+    values = "What share of the whole sum does each result have, and what if a query has no key in one set, or in both?"
     back = "Each `lse` changes both weights, and with them both results: which of these derivatives is missing?"
     infinite = "Is there an infinite derivative, or NaN, on a side that `jnp.where` did not choose?"
-    asked = (DIGITS, DIGITS) if _loses_digits(evidence.cases) else (values, back)
+    hints = (DIGITS, DIGITS) if _loses_digits(evidence.cases) else (values, back)
     return [
-        facts.arrays_match("values", evidence.cases, "values", asked[0], weight=2, not_finite=values),
-        facts.arrays_match("gradients", evidence.cases, "gradients", asked[1], not_finite=infinite),
+        facts.arrays_match("values", evidence.cases, "values", hints[0], weight=2, not_finite=values),
+        facts.arrays_match("gradients", evidence.cases, "gradients", hints[1], not_finite=infinite),
     ]
 
 
 def _loses_digits(cases: list[Evidence]) -> bool:
-    """Whether results are wrong by little, and only where log-sum-exps are in the thousands."""
+    """Return True if results are only slightly wrong, and only where log-sum-exps are in the thousands."""
     off = {True: [0.0], False: [0.0]}
     for e in cases:
         for leaf, expected in e.expected.items():
@@ -81,7 +79,7 @@ def _loses_digits(cases: list[Evidence]) -> bool:
 
 
 def _unseen_partials(rng: np.random.Generator) -> Case[Partials]:
-    queries, heads, size, reach = (int(rng.choice(some)) for some in ((6, 9), (4, 7), (3, 8), (0, 3000, 8000)))
+    queries, heads, size, reach = (int(rng.choice(choices)) for choices in ((6, 9), (4, 7), (3, 8), (0, 3000, 8000)))
     return Case(UNSEEN, ONE, Partials(queries=queries, num_heads=heads, head_dim=size, reach=reach))
 
 

@@ -31,16 +31,16 @@ def gathers_keys_and_values(q, k, v, order, axis_name):
     def gather(x):
         return lax.all_gather(x, axis_name, axis=1, tiled=True)
 
-    def held():
+    def chunk_numbers():
         return jnp.array(order)[lax.axis_index(axis_name)], jnp.array(order).reshape(-1)
 
     def forward(q, k, v):
-        out, lse = attend_chunks(q, gather(k), gather(v), *held())
+        out, lse = attend_chunks(q, gather(k), gather(v), *chunk_numbers())
         return out, (q, k, v, out, lse)
 
     def backward(saved, upstream):
         q, k, v, out, lse = saved
-        of_q, *of_kv = attend_chunks_backward(q, gather(k), gather(v), out, lse, upstream, *held())
+        of_q, *of_kv = attend_chunks_backward(q, gather(k), gather(v), out, lse, upstream, *chunk_numbers())
         return of_q, *(lax.psum_scatter(x, axis_name, scatter_dimension=1, tiled=True) for x in of_kv)
 
     attend: Any = jax.custom_vjp(lambda q, k, v: forward(q, k, v)[0])
@@ -53,7 +53,7 @@ def saves_every_block(q, k, v, order, axis_name):
     size = lax.axis_size(axis_name)
     to_next = [(i, (i + 1) % size) for i in range(size)]
 
-    def held(step):
+    def chunks_of(step):
         return jnp.array(order)[(lax.axis_index(axis_name) - step) % size]
 
     def send(arrays):
@@ -61,30 +61,32 @@ def saves_every_block(q, k, v, order, axis_name):
 
     def forward(q, k, v):
         def pass_on(carry, step):
-            found, block = carry
+            merged, block = carry
             coming = send(block)
-            found = merge_attention(found, attend_chunks(q, block[0], block[1], held(0), held(step)))
-            return (found, coming), block
+            merged = merge_attention(merged, attend_chunks(q, block[0], block[1], chunks_of(0), chunks_of(step)))
+            return (merged, coming), block
 
         nothing: Any = vary_alike(jnp.zeros_like(q), jnp.full(q.shape[:-1], -jnp.inf), q)[:2]
-        (found, last), every = lax.scan(pass_on, (nothing, (k, v)), jnp.arange(size - 1))
-        out, lse = merge_attention(found, attend_chunks(q, last[0], last[1], held(0), held(size - 1)))
-        return out, (q, jax.tree.map(lambda some, x: jnp.concatenate([some, x[None]]), every, last), out, lse)
+        (merged, last), blocks = lax.scan(pass_on, (nothing, (k, v)), jnp.arange(size - 1))
+        out, lse = merge_attention(merged, attend_chunks(q, last[0], last[1], chunks_of(0), chunks_of(size - 1)))
+        return out, (q, jax.tree.map(lambda stacked, x: jnp.concatenate([stacked, x[None]]), blocks, last), out, lse)
 
     def backward(saved, upstream):
-        q, every, out, lse = saved
+        q, blocks, out, lse = saved
 
         def own(block, step):
-            of_q, *of_kv = attend_chunks_backward(q, block[0], block[1], out, lse, upstream, held(0), held(step))
+            of_q, *of_kv = attend_chunks_backward(
+                q, block[0], block[1], out, lse, upstream, chunks_of(0), chunks_of(step)
+            )
             return of_q, tuple(of_kv)
 
         def pass_on(carry, numbered):
             (of_q, of_kv), (step, block) = carry, numbered
-            arriving, (more, own_kv) = send(of_kv), own(block, step)
-            return (of_q + more, jax.tree.map(jnp.add, arriving, own_kv)), None
+            arriving, (own_q, own_kv) = send(of_kv), own(block, step)
+            return (of_q + own_q, jax.tree.map(jnp.add, arriving, own_kv)), None
 
-        first, others = (jax.tree.map(lambda x, part=part: x[part], every) for part in (0, slice(1, None)))
-        (of_q, of_kv), _ = lax.scan(pass_on, own(first, 0), (jnp.arange(1, size), others))
+        first, later = (jax.tree.map(lambda x, part=part: x[part], blocks) for part in (0, slice(1, None)))
+        (of_q, of_kv), _ = lax.scan(pass_on, own(first, 0), (jnp.arange(1, size), later))
         return of_q, *send(of_kv)
 
     attend: Any = jax.custom_vjp(lambda q, k, v: forward(q, k, v)[0])

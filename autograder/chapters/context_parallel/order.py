@@ -37,7 +37,7 @@ def given(case: Case[Any]) -> dict[str, Any]:
 
 
 def in_sequence(x: np.ndarray, case: Case[Any], dim: int) -> np.ndarray:
-    """The chunks of ``x`` along ``dim``, from the order of devices to that of the sequence."""
+    """The chunks of ``x`` along ``dim``, moved from device order to sequence order."""
     return _chunks(x, np.argsort(np.ravel(order_of(case))), dim)
 
 
@@ -70,7 +70,7 @@ def _most_loaded(e: Evidence) -> Fact:
     most, mean, message = e.costs.flops, mean_work(e.case), ""
     if most > LOADED * mean:
         message = (
-            f"{e.case.place} the device with most work computes {most / mean:.2f} times the mean over all "
+            f"{e.case.place} the device with the most work computes {most / mean:.2f} times the mean over all "
             "devices. How many pairs of chunks does each device compute? These numbers should be equal."
         )
     return facts.case_fact(
@@ -80,7 +80,7 @@ def _most_loaded(e: Evidence) -> Fact:
 
 def order_facts(evidence: TaskEvidence) -> list[Fact]:
     values = "Which chunk is on no device, or on two?"
-    slow = "For which device do the others wait, and which chunks does it have?"
+    slow = "Which device do the others wait for, and which chunks does it have?"
     return [
         facts.arrays_match("values", evidence.cases, "values", values),
         facts.worst([_most_loaded(e) for e in evidence.programs]),

@@ -85,16 +85,14 @@ KEPT = (
 
 
 def ring_facts(evidence: TaskEvidence) -> list[Fact]:
-    values = (
-        "After how many steps has a device seen which keys, and which of them are in the result twice, or not at all?"
-    )
-    back = "Whose keys has a device when it adds to a sum, and on which device does that sum end?"
-    late = "Which transfer, forward or backward, waits for what is computed in the same step, or is waited for?"
-    kept = (
+    values = "Which keys has a device seen after each step, and which of them are in the result twice, or not at all?"
+    back = "Whose keys does a device have when it adds to a sum, and on which device does that sum end?"
+    late = "Which transfer, forward or backward, waits for a computation in the same step, or makes one wait?"
+    resident = (
         "How many devices' keys and values are on one device at the same time, and what would JAX's own derivative of "
         "your loop save in every step?"
     )
-    slow = "What is computed that nobody sees, or computed again?"
+    slow = "What is computed that no query sees, or computed again?"
     large = evidence.at_scale
     if large and large.costs.flops <= 1.02 * evidence.references.get("flops", {}).get(limits.REFERENCE, 0):
         slow = "No more is multiplied than in the reference: what is copied, saved or waited for in every step?"
@@ -111,7 +109,7 @@ def ring_facts(evidence: TaskEvidence) -> list[Fact]:
             few=lambda e, sent: KEPT if e.case.sizes.backward and sent >= _ring_bytes(e, (1, -1)) else "",
         ),
         byte_facts.only_collectives("other collectives", evidence.programs, ("collective_permute",)),
-        limits.temporaries_within(evidence, TEMPORARIES, kept, weight=2),
+        limits.temporaries_within(evidence, TEMPORARIES, resident, weight=2),
         limits.exposed_within(evidence, EXPOSED, late, weight=3, than=limits.NAIVE),
         limits.time_within(evidence, TIME, slow, weight=2),
     ]

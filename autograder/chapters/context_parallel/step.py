@@ -29,11 +29,11 @@ STEP_TEMPORARIES = 1.25
 def draw_step(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str, Any]:
     """Parameters and batches; devices count different numbers of tokens, and one of several counts none at all.
 
-    Where no sequence is split so few count that their shares on all devices have a sum below 1.
+    Where no sequence is split, so few tokens count that the shares of all devices add up to less than 1.
     """
     s, data, shards = case.sizes, groups_of(case, context_of), shards_of(case)
 
-    def one():
+    def draw_masked():
         most = 1 if shards > 1 else 0.25
         shares = rng.permutation(np.linspace(0 if data * shards > 2 else 0.25, most, data * shards))
         own = s.rows * s.seq // shards
@@ -41,10 +41,10 @@ def draw_step(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str, Any]
         mask = counted.reshape(data, shards, s.rows, -1).swapaxes(1, 2).reshape(data * s.rows, s.seq)
         return {**draw_batch(rng, s, rows_of(case)), "mask": mask}
 
-    scale = 0.3 * min(1.0, (_STEP.width / s.width) ** 0.5)  # scores of wide layers would else be decided by rounding
+    scale = 0.3 * min(1.0, (_STEP.width / s.width) ** 0.5)  # otherwise rounding would decide scores of wide layers
     return {
         "params": draw_leaves(rng, params_by_head(case), scale),
-        "batch": stacked(one, s.steps),
+        "batch": stacked(draw_masked, s.steps),
         "key": draw_keys(rng),
         "learning_rate": draw_rate(rng, s.rate_scale),
     }
@@ -106,12 +106,12 @@ def _permuted(e: Evidence, times: tuple[int, int]) -> float:
 
 
 def step_facts(evidence: TaskEvidence) -> list[Fact]:
-    values = "Over which tokens is the returned loss a mean, and which position and which key has each chunk?"
-    whose = "Which positions do this device's tokens have?"
+    values = "Over which tokens is the returned loss a mean, and which position and which key does each chunk have?"
+    positions = "Which positions do this device's tokens have?"
     back = "Which devices have a share of this leaf's gradient, and which tokens does each share count?"
-    kept = "Which activations of a layer stay until the backward pass gets there?"
+    activations = "Which activations of a layer are kept until the backward pass gets there?"
     return [
-        *facts.values_and_gradients(evidence.cases, values, back, step=True, first_loss=whose),
+        *facts.values_and_gradients(evidence.cases, values, back, step=True, first_loss=positions),
         byte_facts.bytes_sent(
             "all-reduce bytes",
             evidence.programs,
@@ -127,7 +127,7 @@ def step_facts(evidence: TaskEvidence) -> list[Fact]:
             least=lambda e: _permuted(e, (3, -3)),
         ),
         byte_facts.only_collectives("other collectives", evidence.programs, ("all_reduce", "collective_permute")),
-        limits.temporaries_within(evidence, STEP_TEMPORARIES, kept, weight=2),
+        limits.temporaries_within(evidence, STEP_TEMPORARIES, activations, weight=2),
     ]
 
 
@@ -147,15 +147,17 @@ _WIDE = {
 def _unseen_step(rng: np.random.Generator) -> Case[StepSizes]:
     mesh = dict(zip(axis_names(rng, 2), ((1, 4), (2, 2), (2, 3))[rng.integers(3)], strict=True))
     steps, seq = int(rng.choice([1, 2])), 24
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "steps": steps,
         "rate_scale": float(rng.uniform(2.4, 6.4)) / steps,
         "turn": int(rng.integers(2)),
     }
-    how["shuffled"] = bool(rng.integers(2))
-    # Four features a head, as in the other cases.
-    how |= {} if rng.integers(2) else {"width": 16, "num_heads": 4, "hidden": 20, "vocab": 28}
-    return Case(UNSEEN, mesh, _STEP.replace(seq=seq, max_seq=seq, dropout=0.15, chunks=int(rng.integers(1, 3)), **how))
+    options["shuffled"] = bool(rng.integers(2))
+    # Four features per head, as in the other cases.
+    options |= {} if rng.integers(2) else {"width": 16, "num_heads": 4, "hidden": 20, "vocab": 28}
+    return Case(
+        UNSEEN, mesh, _STEP.replace(seq=seq, max_seq=seq, dropout=0.15, chunks=int(rng.integers(1, 3)), **options)
+    )
 
 
 CP_TRANSFORMER_STEP = Task(

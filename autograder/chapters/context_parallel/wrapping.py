@@ -45,7 +45,7 @@ class Heads(Sizes):
         length: Tokens of a chunk.
         chunks: Chunks of a device: one in contiguous order, or two in zigzag order.
         turn: The number of places by which devices' chunks are moved along the axis.
-        shuffled: Whether chunks are in no order at all; ``turn`` then seeds it.
+        shuffled: Whether chunks are in random order; ``turn`` is then the seed.
         large: Whether the exponentials of scores overflow.
         num_heads: Heads of the queries.
         num_kv_heads: Heads of the keys and values.
@@ -125,36 +125,36 @@ def wrap_merge(function: Any, case: Case[Partials]) -> Wrapped:
 
     def local(partials, upstream):
         def merge(first, second):
-            found = tuple_of("merge_attention", function(first, second), "out", "lse")
+            result = tuple_of("merge_attention", function(first, second), "out", "lse")
             expected = {"out": out, "lse": lse}
-            same_shapes("merge_attention", dict(zip(expected, found, strict=True)), expected, case)
-            unseen = found[1] == -jnp.inf
-            return {"out": found[0], "lse": jnp.where(unseen, 0, found[1])}, unseen.astype(jnp.float32)
+            same_shapes("merge_attention", dict(zip(expected, result, strict=True)), expected, case)
+            unseen = result[1] == -jnp.inf
+            return {"out": result[0], "lse": jnp.where(unseen, 0, result[1])}, unseen.astype(jnp.float32)
 
         first, second = ((partials[name]["out"], partials[name]["lse"]) for name in ("first", "second"))
         values, back, unseen = jax.vjp(merge, first, second, has_aux=True)
-        gradients = [dict(zip(("out", "lse"), found, strict=True)) for found in back(upstream)]
+        gradients = [dict(zip(("out", "lse"), pair, strict=True)) for pair in back(upstream)]
         return {
             "values": {**values, "lse_is_infinite": unseen},
             "gradients": dict(zip(("first", "second"), gradients, strict=True)),
         }
 
-    one = {"out": out, "lse": lse}
-    inputs = {"partials": ({"first": one, "second": one}, P()), "upstream": (one, P())}
+    struct = {"out": out, "lse": lse}
+    inputs = {"partials": ({"first": struct, "second": struct}, P()), "upstream": (struct, P())}
     return on_mesh(local, case, inputs, {"values": P(), "gradients": P()})
 
 
 def wrap_ring(function: Any, case: Case[Heads]) -> Wrapped:
-    """The result, and the gradients of half of ``upstream`` times its square, so that both passes follow each other."""
+    """The result, and gradients of half of ``upstream`` times its square, so that the backward pass comes second."""
     s, axis, block = case.sizes, context_of(case), _block(case)
     seq = s.length * s.chunks * shards_of(case)
 
     def local(q, k, v, upstream=None):
         def attend(q, k, v):
-            found = function(q, k, v, _order(case), axis)
-            if not hasattr(found, "shape") or (found.shape, found.dtype) != (q.shape, q.dtype):
-                raise Mismatch(f"ring_attention returned {describe(found)}, expected {describe(q)}")
-            return varying(found, case.mesh)
+            result = function(q, k, v, _order(case), axis)
+            if not hasattr(result, "shape") or (result.shape, result.dtype) != (q.shape, q.dtype):
+                raise Mismatch(f"ring_attention returned {describe(result)}, expected {describe(q)}")
+            return varying(result, case.mesh)
 
         q, k, v = varying((q, k, v), case.mesh)
         if upstream is None:
@@ -172,32 +172,32 @@ def wrap_ring(function: Any, case: Case[Heads]) -> Wrapped:
     return on_mesh(local, case, {**inputs, "upstream": (q, block)}, {"values": block, "gradients": block})
 
 
-def _checked_order(found: Any, devices: int) -> tuple[tuple[int, int], ...]:
-    """Return ``found`` if it is a pair of chunk numbers for each device.
+def _checked_order(order: Any, devices: int) -> tuple[tuple[int, int], ...]:
+    """Return ``order`` if it is a pair of chunk numbers for each device.
 
     Raises:
         Mismatch: It is not.
     """
-    pairs = isinstance(found, tuple | list) and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in found)
-    if not pairs or not all(isinstance(number, int) for pair in found for number in pair):
-        raise Mismatch(f"zigzag_order returned {describe(found)}, expected a tuple with a pair of integers per device")
-    if len(found) != devices:
-        raise Mismatch(f"zigzag_order({devices}) returned {len(found)} pairs, expected {devices}, one for each device")
-    for device, pair in enumerate(found):
+    pairs = isinstance(order, tuple | list) and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in order)
+    if not pairs or not all(isinstance(number, int) for pair in order for number in pair):
+        raise Mismatch(f"zigzag_order returned {describe(order)}, expected a tuple with a pair of integers per device")
+    if len(order) != devices:
+        raise Mismatch(f"zigzag_order({devices}) returned {len(order)} pairs, expected {devices}, one for each device")
+    for device, pair in enumerate(order):
         for number in pair:
             if not 0 <= number < 2 * devices:
                 raise Mismatch(
                     f"zigzag_order({devices}) gives chunk {number} to device {device}; "
                     f"the chunks are 0 to {2 * devices - 1}"
                 )
-    return tuple(map(tuple, found))
+    return tuple(map(tuple, order))
 
 
 # --8<-- [start:products]
 def wrap_order(function: Any, case: Case[Chunks]) -> Wrapped:
-    """The products of causal attention in that order, without a softmax: for each chunk the mean of its results.
+    """The products of causal attention in that order, without a softmax: for each chunk, the mean of its results.
 
-    Every device is given all queries, keys and values, so that nothing is sent but these means.
+    Every device is given all queries, keys and values, so that only these means are sent.
     """
     length, axis, devices = case.sizes.length, context_of(case), shards_of(case)
 
@@ -246,14 +246,14 @@ def wrap_step(function: Any, case: Case[StepSizes]) -> Wrapped:
     def local(params, batch, key, learning_rate):
         key = jax.random.wrap_key_data(key)
 
-        def one(params, step):
-            number, part = step
+        def step(params, numbered):
+            number, part = numbered
             own, rate, order = jax.random.fold_in(key, number), case.sizes.dropout, _order(case)
-            found = function(params, part, model_of(case), order, own, rate, *axes, learning_rate)
-            return varying(state_and_loss("cp_transformer_step", "params", found, params, case), axes)
+            result = function(params, part, model_of(case), order, own, rate, *axes, learning_rate)
+            return varying(state_and_loss("cp_transformer_step", "params", result, params, case), axes)
 
         numbers = np.arange(case.sizes.steps, dtype=np.int32)
-        after, losses, gradients = sgd_steps(one, varying(params, axes), (numbers, batch), learning_rate)
+        after, losses, gradients = sgd_steps(step, varying(params, axes), (numbers, batch), learning_rate)
         after, gradients = jax.tree.map(lambda leaf: leaf[None], (after, gradients))
         return {"values": {"loss": losses[None], "params": after}, "gradients": gradients}
 

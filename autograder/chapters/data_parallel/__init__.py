@@ -45,7 +45,7 @@ PROMISES = {
         "| all-reduce |": ("all-reduces",),
         "| bytes sent per device |": ("all-reduce bytes",),
         "| any other collective |": ("other collectives",),
-        "the mean over those of ``axis_names`` that the leaf's spec does not name": ("values",),
+        "the mean over the axes in ``axis_names`` that the leaf's spec does not name": ("values",),
     },
     "train_step_dp": {
         "The gradient of a replicated parameter must come out replicated": (),

@@ -46,7 +46,7 @@ def by_sums_divided(gradients, specs, axis_names):
 
 
 def by_buckets(gradients, specs, axis_names):
-    """All leaves that need a mean over the same axes as one flat array."""
+    """Average all leaves that need a mean over the same axes as one flat array."""
     leaves, tree = jax.tree.flatten(gradients)
     every = [open_axes(spec, axis_names) for spec in tree.flatten_up_to(specs)]
     for axes in {*every} - {()}:
@@ -68,7 +68,7 @@ def sum_of(model, params, part):
 
 
 def kernels(params):
-    """The leaves with weight decay: each leaf under ``layers`` as it is in one layer."""
+    """Mark the leaves with weight decay; a leaf under ``layers`` has the dims that it has in one layer."""
     return {
         part: jax.tree.map(lambda p: len(p.shape[1:] if part == "layers" else p.shape) > 1, tree)  # noqa: B023
         for part, tree in params.items()

@@ -16,7 +16,7 @@ from solutions.data_parallel import fold_key_over_axes, overlapped_gradients, sy
 
 
 def _share(batch: Any, axis_name: str) -> Any:
-    """Fraction of all valid rows on all devices that are in a part of the batch."""
+    """A function that returns the fraction of all devices' valid rows that are in a part of the batch."""
     count = lax.psum(jnp.sum(batch["mask"]), axis_name)
     return lambda part: jnp.sum(part["mask"]) / count
 
@@ -40,7 +40,7 @@ def reduces_after_the_backward_pass(params, batch, model, axis_name, num_microba
 
 
 def reduces_one_bucket_at_the_end(params, batch, model, axis_name, num_microbatches):
-    """The same as one flat array: communication cannot start before the last gradient is complete."""
+    """The same, as one flat array: communication cannot start before the last gradient is complete."""
     share = _share(batch, axis_name)
     loss, total = _accumulated(params, in_microbatches(batch, num_microbatches), model, axis_name, share)
     flat, back = jax.flatten_util.ravel_pytree(total)

@@ -45,7 +45,7 @@ def case_over(mesh: dict[str, int], sizes: Named, *names: str, quick: bool = Fal
 
 
 def unseen_over(rng: np.random.Generator, sizes: Named) -> Case[Named]:
-    """Unseen axes of any names and sizes, of which the function receives at least one."""
+    """Unseen axes with any names and sizes; the function receives at least one of them."""
     mesh = unseen_mesh(rng, (2, 4), (4, 2), (2, 2, 2), (3, 2), (6,), (5,))
     chosen = {*map(str, rng.permutation(list(mesh))[: rng.integers(1, len(mesh) + 1)])}
     return replace(case_over(mesh, sizes, *(axis for axis in mesh if axis in chosen)), name=UNSEEN)
@@ -83,7 +83,7 @@ def _keys(e: Evidence) -> Fact:
     named = " and ".join(e.case.sizes.names)
     message = f"{e.case.place}, over {named or 'no axis'}: {wrong}" if wrong else ""
     limit = f"different over {named}, and only there" if named else "equal everywhere"
-    return facts.case_fact(e, "values", Kind.VALUES, message, "other keys" if wrong else "such keys", limit)
+    return facts.case_fact(e, "values", Kind.VALUES, message, "wrong keys" if wrong else "right keys", limit)
 
 
 def _mistakes(e: Evidence) -> Iterator[str]:
@@ -103,29 +103,29 @@ def _mistakes(e: Evidence) -> Iterator[str]:
         other = same_place.setdefault(place, device)
         if first[device] != first[other]:
             yield (
-                f"the devices at {_at(other, mesh)} and {_at(device, mesh)} hold different keys, though they differ "
-                "only along axes that were not named. What would a dropout mask do there?"
+                f"the devices at {_at(other, mesh)} and {_at(device, mesh)} hold different keys, although these "
+                "devices differ only along axes that were not named. Would their dropout masks be the same?"
             )
     holder: dict[tuple[int, ...], tuple[int, ...]] = {}
     for device in same_place.values():
         other = holder.setdefault(first[device], device)
         if other != device:
             yield (
-                f"the devices at {_at(other, mesh)} and {_at(device, mesh)} hold the same key. Do all named axes "
-                "count, and does each place give a number of its own?"
+                f"the devices at {_at(other, mesh)} and {_at(device, mesh)} hold the same key. Do you use all named "
+                "axes, and does each place along them get a different number?"
             )
     if names and given in holder:
         yield (
-            f"the device at {_at(holder[given], mesh)} still holds the key that was given. Whoever draws from that key "
-            "for something that is equal everywhere gets the same numbers there"
+            f"the device at {_at(holder[given], mesh)} still holds the key that was given. Code that draws from that "
+            "key for something that is equal everywhere gets the same numbers there"
         )
     apart = np.subtract(e.expected["values/second"], e.expected["values/first"]).reshape(-1, 2)[0].tolist()
-    other = "which differs in the first of its two words, as `split`'s do" if apart[0] else "that of the next seed"
+    other = "which differs in the first of its two words, as keys from `split` do" if apart[0] else "the next seed's"
     for device, key in second.items():
         if names and [(b - a) % 2**32 for a, b in zip(first[device], key, strict=True)] == apart:
             yield (
-                f"the device at {_at(device, mesh)} holds the key with a number added: the next key holds the same and "
-                "one more, so another run with a key not far away meets this one's"
+                f"the device at {_at(device, mesh)} holds the given key plus a number: from the next key it gets one "
+                "more, so runs that start from nearby keys end up with the same keys"
             )
         if key in holder and (names or first == second):
             yield (
@@ -195,7 +195,7 @@ def sync_facts(evidence: TaskEvidence) -> list[Fact]:
     def form(e: Evidence) -> float:
         return sum(all_reduce_bytes(n, size) for n, size in _reduced(e.case))
 
-    one, cases = "One for each leaf that needs a mean, over all the axes that it needs one over.", evidence.cases
+    one, cases = "Each leaf that needs a mean needs one, over all of its axes at once.", evidence.cases
     return [
         facts.arrays_match("values", cases, "values", "Which axes does this leaf's spec name? ", weight=2),
         byte_facts.times_sent("all-reduces", cases, "all_reduce", lambda e: len(_reduced(e.case)), one, fewer=True),
@@ -263,16 +263,16 @@ def step_facts(evidence: TaskEvidence) -> list[Fact]:
         return STEPS * (len(params_in(e)) + 2) if axis_size(e.case) > 1 else 0
 
     once = (
-        f"In {STEPS} steps, one a step for each leaf, for the loss and for the number that counts: where does each of "
-        "yours run?"
+        f"Each of the {STEPS} steps needs one for each leaf, one for the loss and one for the unmasked count: where "
+        "does each of yours run?"
     )
-    counted = "Devices and microbatches hold different numbers of rows that count: what does each add to the mean? "
-    too_much = "How many rows' activations are there at that moment, and how many are in a microbatch?"
+    counted = "Devices and microbatches hold different numbers of unmasked rows: what does each add to the mean? "
+    too_much = "For how many rows are activations in memory at that moment, and how many rows are in a microbatch?"
     sent = byte_facts.bytes_sent(
         "all-reduce bytes", evidence.cases, "all_reduce", lambda e: STEPS * ring_bytes(e, 2), weight=2
     )
-    updated = "Where gradients are right, look at the update: which leaves does decay pull, and by what multiple? "
-    alone = f"{counted}The gradient is that of the loss alone, without decay. "
+    updated = "If the gradients are right, look at the update: which leaves does weight decay change, and by how much? "
+    alone = f"{counted}It is the gradient of the loss alone, without weight decay. "
     return [
         *facts.values_and_gradients(evidence.cases, updated, alone, step=True),
         sent,
@@ -322,7 +322,7 @@ TRAIN_STEP_DP = Task(
 
 # overlapped_gradients: the reductions run during the last microbatch's backward pass.
 
-# Relative to the exposed time of one synchronisation after the backward pass; also advice on the compiled schedule.
+# Relative to the exposed time of one synchronisation after the backward pass; also used for the compiled schedule.
 EXPOSED = 0.35
 
 
@@ -348,11 +348,11 @@ def _loss_of_each_device(sizes: ModelSizes) -> Any:
 
 def overlap_facts(evidence: TaskEvidence) -> list[Fact]:
     exposed = (
-        "Which computation is left to hide a reduction behind when it begins, and is the sum that it needs computed by "
-        "then? Computations run in the order in which your program has them."
+        "When a reduction begins, which computation is left to hide it behind, and has the sum that it needs been "
+        "computed by then? Computations run in the order in which they appear in your program."
     )
-    share = "Each device gives its own share of the mean over all that count on all devices. "
-    each = "Is every microbatch weighed by what counts in it on all devices, and each layer's sum complete? "
+    share = "Each device returns its own share of the mean over all unmasked rows on all devices. "
+    each = "Is every microbatch weighted by its share of all devices' unmasked rows, and is each layer's sum complete? "
     return [
         *facts.values_and_gradients(evidence.cases, share, each),
         byte_facts.bytes_sent(

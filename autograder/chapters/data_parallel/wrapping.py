@@ -31,7 +31,7 @@ class Named(Sizes):
 
 @dataclass(frozen=True, kw_only=True)
 class Leaves(Named):
-    """A tree with every kind of leaf: the unit of their dims, and the number of places by which kinds are rotated."""
+    """A tree with every kind of leaf: ``unit`` scales their dims, and kinds are rotated by ``turn`` places."""
 
     unit: int = 16
     turn: int = 0
@@ -63,7 +63,7 @@ def _each_device(x: jax.Array, case: Case[Any]) -> jax.Array:
 
 
 def wrap_keys(function: Any, case: Case[Named]) -> Wrapped:
-    """Two keys are folded in one Program, to show whether the result depends on the key."""
+    """Fold two keys in one Program, to show whether the result depends on the key."""
 
     def fold(data):
         key = function(jax.random.wrap_key_data(data), case.sizes.names)
@@ -80,7 +80,7 @@ def wrap_keys(function: Any, case: Case[Named]) -> Wrapped:
     return on_mesh(local, case, {"keys": ({"first": KEY, "second": KEY}, P())}, {"values": P(*case.mesh)})
 
 
-# The kind of leaf of each name; a case may rotate them, so that no name reveals how its leaf is split.
+# The kind of leaf for each name; a case may rotate them, so that no name reveals how its leaf is split.
 _LEAVES = {
     "norm": {"scale": 0},
     "up": {"kernel": 1, "bias": 2},

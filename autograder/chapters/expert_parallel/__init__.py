@@ -62,9 +62,9 @@ PROMISES = {
     "dispatch": {
         "Write it without": ("FLOPs",),
         "A token is copied to the place of each of its choices": ("values",),
-        "In the backward pass, a token's gradient is the sum of those of its places": ("gradients",),
+        "In the backward pass, a token's gradient is the sum of the gradients of its places": ("gradients",),
         **MOVING,
-        "zeros in places that no token has": ("values",),
+        "zeros in places that no token takes": ("values",),
     },
     "combine": {
         "A dropped choice adds nothing, and its gate gets no gradient": BOTH,
@@ -90,7 +90,7 @@ PROMISES = {
         "| predicted time |": ("predicted time",),
         "| all-to-all over `axis_name` |": ("all-to-all bytes",),
         "| any other collective |": ("other collectives",),
-        "``(y, logits)``: as ``moe_layer``": BOTH,
+        "``(y, logits)``, as ``moe_layer`` returns them": BOTH,
     },
     "moe_step": {
         "Everything else is the same on all devices": (),

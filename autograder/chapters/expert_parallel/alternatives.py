@@ -23,7 +23,7 @@ def by_sorting_choices(logits, bias, k, capacity):
 
 
 def token_by_token(logits, bias, k, capacity):
-    """A loop over tokens that carries how many places are taken; the largest score is taken out ``k`` times."""
+    """A loop over tokens that carries how many places are taken; the largest score is removed ``k`` times."""
     gates = jax.nn.softmax(logits)
 
     def choose(scores, _):
@@ -57,7 +57,7 @@ def with_the_loss_of_all_tokens(logits, bias, k, rate, axes):
 
 
 def in_one_message(logits, bias, k, rate, axes):
-    """Counts by one-hot rows, each share of them divided by all devices before it is added up."""
+    """Counts by one-hot rows; each share is divided by the number of devices before it is added up."""
     num_experts, devices = logits.shape[1], lax.psum(1, axes)
     log_gates = jax.nn.log_softmax(logits)
     chosen = jax.nn.one_hot(lax.top_k(jnp.exp(log_gates) + bias, k)[1], num_experts)
@@ -68,7 +68,7 @@ def in_one_message(logits, bias, k, rate, axes):
 
 
 def by_a_table_of_tokens(x, experts, places, num_experts, capacity):
-    """Which token has each place, and then one gather."""
+    """Builds a table of the token in each place, then gathers once."""
     tokens = jnp.broadcast_to(jnp.arange(x.shape[0])[:, None], experts.shape)
     table = jnp.full((num_experts, capacity), x.shape[0]).at[experts, places].set(tokens, mode="drop")
     return x.at[table].get(mode="fill", fill_value=0)
@@ -86,9 +86,9 @@ def choice_by_choice(x, experts, places, num_experts, capacity):
 
 def with_a_product_over_choices(y, gates, experts, places):
     """A small product over a token's choices."""
-    kept = places < y.shape[1]
-    each = y[experts, jnp.where(kept, places, 0)]
-    return jnp.einsum("tk,tkd->td", jnp.where(kept, gates, 0), each)
+    served = places < y.shape[1]
+    outputs = y[experts, jnp.where(served, places, 0)]
+    return jnp.einsum("tk,tkd->td", jnp.where(served, gates, 0), outputs)
 
 
 def adding_choice_by_choice(y, gates, experts, places):
@@ -103,7 +103,7 @@ def adding_choice_by_choice(y, gates, experts, places):
 
 
 def with_a_dim_for_devices(params, x, k, capacity, axis_name):
-    """Devices in a dim of their own, which the all-to-all replaces."""
+    """Devices in a separate dim, which the all-to-all replaces."""
     logits, n = x @ params["router"]["kernel"], lax.axis_size(axis_name)
     gates, experts, places = route(logits, params["router"]["bias"], k, capacity)
     sent = dispatch(x, experts, places, logits.shape[1], capacity).reshape(n, -1, capacity, x.shape[1])
@@ -147,7 +147,7 @@ def one_chunk_ahead(params, x, k, capacity, axis_name, num_chunks):
 
 
 def with_dims_for_devices_and_chunks(params, x, k, capacity, axis_name, num_chunks):
-    """Devices and chunks in dims of their own; each chunk's results are put where they belong."""
+    """Devices and chunks in separate dims; each chunk's results are put where they belong."""
     logits, n = x @ params["router"]["kernel"], lax.axis_size(axis_name)
     gates, experts, places = route(logits, params["router"]["bias"], k, capacity)
     sent = dispatch(x, experts, places, logits.shape[1], capacity)
@@ -160,7 +160,7 @@ def with_dims_for_devices_and_chunks(params, x, k, capacity, axis_name, num_chun
 
 
 def _loss(params, batch, model, layer_of):
-    """The whole loss; ``layer_of(weights, tokens)`` gives a layer's result, and its losses."""
+    """The whole loss; ``layer_of(weights, tokens)`` returns a layer's result and its losses."""
 
     def layer(x, weights):
         x, normed = model.attend(weights, x)

@@ -35,8 +35,8 @@ def test_layers_drop_tokens_and_keep_others_apart_from_ties(name):
         inputs = TASKS[name].draw(np.random.default_rng(0), case)
         logits = inputs["x"] @ inputs["params"]["router"]["kernel"]
         bias, s = inputs["params"]["router"]["bias"], case.sizes
-        each = [places_of(part, bias, s.k, s.capacity)[2] for part in logits.reshape(-1, s.tokens, s.num_experts)]
-        assert any(np.any(places == s.capacity) for places in each), case.name
+        all_places = [places_of(part, bias, s.k, s.capacity)[2] for part in logits.reshape(-1, s.tokens, s.num_experts)]
+        assert any(np.any(places == s.capacity) for places in all_places), case.name
 
 
 def test_one_expert_chosen_by_all_is_a_plain_mlp_times_its_gate():
@@ -75,9 +75,9 @@ def test_groups_do_not_matter_where_nothing_is_dropped():
 def test_a_step_subtracts_its_gradient_which_is_large_enough_to_see_and_leaves_the_bias():
     for case in TASKS["moe_step"].cases:
         inputs = TASKS["moe_step"].draw(np.random.default_rng(2), case)
-        found = TASKS["moe_step"].oracle(inputs, case)
+        result = TASKS["moe_step"].oracle(inputs, case)
         for (path, before), gradients in zip(
-            jax.tree.leaves_with_path(inputs["params"]), jax.tree.leaves(found["gradients"]), strict=True
+            jax.tree.leaves_with_path(inputs["params"]), jax.tree.leaves(result["gradients"]), strict=True
         ):
             largest = np.max(np.abs(inputs["learning_rate"] * gradients))
             bias = [entry.key for entry in path][-2:] == ["router", "bias"]

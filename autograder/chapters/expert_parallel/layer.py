@@ -30,28 +30,28 @@ def draw_layer(rng: np.random.Generator, case: Case[Layer]) -> dict[str, Any]:
 
 @lru_cache(maxsize=32)
 def _layer_of_each_device(k: int, capacity: int) -> Any:
-    def one(params, x, upstream):
+    def run(params, x, upstream):
         values, back = jax.vjp(lambda params, x: moe(params, x, k, capacity), params, x)
         return values, back((upstream["y"], upstream["logits"]))
 
-    return compile_oracle(jax.vmap(one, in_axes=(None, 0, 0)))
+    return compile_oracle(jax.vmap(run, in_axes=(None, 0, 0)))
 
 
 def layer_oracle(inputs: dict[str, Any], case: Case[Layer]) -> dict[str, Any]:
     """Each device's tokens compete for places separately; an expert's gradient is the sum over those it served."""
     s, n = case.sizes, devices_of(case)
     rows = jax.tree.map(lambda a: a.reshape(n, s.tokens, -1), (inputs["x"], inputs["upstream"]))
-    found = _layer_of_each_device(s.k, s.capacity)(inputs["params"], *rows)
-    (y, logits), (of_params, of_x) = jax.tree.map(np.asarray, found)
+    results = _layer_of_each_device(s.k, s.capacity)(inputs["params"], *rows)
+    (y, logits), (of_params, of_x) = jax.tree.map(np.asarray, results)
 
-    def kept(gradient, spec):
+    def summed(gradient, spec):
         if not any(spec):
             return gradient
         # Devices are numbered in order of the mesh; those along ``expert`` share a copy of the experts.
         grid = gradient.reshape(*case.mesh.values(), *gradient.shape[1:])
         return grid.sum(list(case.mesh).index(expert_of(case)), dtype=np.float64).astype(np.float32)
 
-    gradients = jax.tree.map(kept, of_params, expert_specs(of_params, case))
+    gradients = jax.tree.map(summed, of_params, expert_specs(of_params, case))
     flat = {"y": y, "logits": logits, "x": of_x}
     flat = {name: leaf.reshape(-1, leaf.shape[-1]) for name, leaf in flat.items()}
     values = {"y": flat["y"], "logits": flat["logits"]}
@@ -65,25 +65,25 @@ def traveling(e: Evidence, layers: int = 1) -> float:
 
 
 def layer_facts(evidence: TaskEvidence) -> list[Fact]:
-    """Right numbers, and nothing sent but tokens to their experts and back."""
-    whose = (
-        "Whose tokens did this expert serve, in which places, and which of its choices does a token get back? And does "
-        "every token get the shared expert's part, as it is? "
+    """Require right numbers, and nothing sent except tokens to their experts and back."""
+    hint = (
+        "Whose tokens did this expert serve, in which places, and which choices' results does a token get back? And "
+        "does every token get the shared expert's output, unscaled? "
     )
 
     def over(case: Case[Any]) -> tuple[str]:
         return (expert_of(case),)
 
     return [
-        facts.arrays_match("values", evidence.cases, "values", whose),
-        facts.arrays_match("gradients", evidence.cases, "gradients", whose, weight=2),
+        facts.arrays_match("values", evidence.cases, "values", hint),
+        facts.arrays_match("gradients", evidence.cases, "gradients", hint, weight=2),
         byte_facts.bytes_sent("all-to-all bytes", evidence.programs, "all_to_all", traveling, axes=over),
         byte_facts.only_collectives("other collectives", evidence.programs, ("all_to_all",)),
     ]
 
 
 def moe_layer_facts(evidence: TaskEvidence) -> list[Fact]:
-    zeros = "Which products have a dim for all experts, and how many of the numbers in it are zeros?"
+    zeros = "Which products have a dim for all experts, and how many of the numbers along it are zeros?"
     return [
         *layer_facts(evidence),
         limits.flops_within(evidence, 1.1, zeros, weight=2),
@@ -99,7 +99,7 @@ EXPOSED, GAINED = 0.5, 0.2
 
 def overlapped_facts(evidence: TaskEvidence) -> list[Fact]:
     waits = (
-        "Look at the timeline: what does the device wait for, forward and backward, and which other places could their "
+        "Look at the timeline: what does the device wait for, forward and backward, and which other places could the "
         "experts compute in the meantime?"
     )
     return [
@@ -109,10 +109,10 @@ def overlapped_facts(evidence: TaskEvidence) -> list[Fact]:
     ]
 
 
-# As many experts at both sizes, and as many places as choices, so that the programs compare.
+# As many experts at both sizes, and as many places as choices, so that the programs can be compared.
 _LAYER = Layer(tokens=128, width=16, hidden=12, num_experts=64, k=4, capacity=8, num_chunks=4)
 _ODD = Layer(tokens=10, width=6, hidden=8, num_experts=6, k=2, capacity=3, num_chunks=3)
-# Experts as small and as many as in DeepSeek-V3's proportions, where tokens take about as long as products.
+# Many small experts, in DeepSeek-V3's proportions: sending tokens takes about as long as the products.
 _LARGE = _LAYER.replace(tokens=8192, width=2048, hidden=1024, capacity=512)
 
 
@@ -121,7 +121,7 @@ def _unseen_layer(rng: np.random.Generator) -> Case[Layer]:
     return unseen_case(rng, sizes, (3,), (4,), (6,), (2, 3))
 
 
-def _layer(name: str, **how: Any) -> Task:
+def _layer(name: str, **options: Any) -> Task:
     return Task(
         wrapping=WRAPPINGS[name],
         cases=(
@@ -139,7 +139,7 @@ def _layer(name: str, **how: Any) -> Task:
         oracle=layer_oracle,
         at_scale=(Case("expert=8, 64 experts of width 2048", {"expert": 8}, _LARGE), "expert=8"),
         stretches=({"tokens": 512, "capacity": 32}, {"width": 256, "hidden": 128}),
-        **how,
+        **options,
     )
 
 

@@ -70,9 +70,9 @@ def combine_oracle(inputs: dict[str, Any], case: Case[Routing]) -> dict[str, Any
 
 
 def _flops(evidence: TaskEvidence) -> Fact:
-    """At most the products of a weighted sum over a token's choices, forward and backward: nothing times experts."""
+    """Allow only the products of a weighted sum over a token's choices, forward and backward: none over experts."""
 
-    def look(e: Evidence) -> Fact:
+    def fact(e: Evidence) -> Fact:
         s = e.case.sizes
         most, message = 6 * s.tokens * s.k * s.width, ""
         if e.costs.flops > most:
@@ -82,26 +82,26 @@ def _flops(evidence: TaskEvidence) -> Fact:
             )
         return facts.case_fact(e, "FLOPs", Kind.COMPUTE, message, e.costs.flops, most, unit=Unit.FLOPS)
 
-    return facts.worst([look(e) for e in evidence.programs], "FLOPs", Kind.COMPUTE)
+    return facts.worst([fact(e) for e in evidence.programs], "FLOPs", Kind.COMPUTE)
 
 
-# Of each function, the questions about values and about gradients.
-ASKED = {
+# For each function, the questions about values and about gradients.
+HINTS = {
     "dispatch": (
         "Is every token in the places of all its choices, and where does a dropped choice go? ",
-        "From which places does a token's gradient come, and what does a dropped choice add to it? ",
+        "Which places does a token's gradient come from, and what does a dropped choice add to it? ",
     ),
     "combine": (
-        "Is it the sum over a token's choices of gate times result, and what does a dropped choice read? ",
-        "Do a gate and what it scales both carry a gradient, and what does a dropped choice give to its gate, and to "
-        "the place that it read? ",
+        "Is each result the sum over a token's choices of gate times output, and what does a dropped choice read? ",
+        "Do a gate and what it scales both carry a gradient, and what gradient does a dropped choice give to its gate "
+        "and to the place that it read? ",
     ),
 }
 
 
 def moving_facts(name: str, evidence: TaskEvidence) -> list[Fact]:
     too_much = "Which array has a dim for tokens and one for experts or places?"
-    values, gradients = ASKED[name]
+    values, gradients = HINTS[name]
     return [
         facts.arrays_match("values", evidence.cases, "values", values),
         facts.arrays_match("gradients", evidence.cases, "gradients", gradients, weight=2),
@@ -110,14 +110,15 @@ def moving_facts(name: str, evidence: TaskEvidence) -> list[Fact]:
     ]
 
 
-# `array.at[...].set` keeps who wrote each place for its derivative, and takes 3.3 times as much; a mask, 5 or more.
+# `array.at[...].set` saves which token wrote each place for its derivative, and takes 3.3 times as much; a mask takes
+# 5 times or more.
 MOVING_TEMPORARIES = 4
 _MOVED = Routing(tokens=20, num_experts=6, k=2, capacity=5, width=12)
 # At the realistic size, 64 experts with a quarter more places than choices.
 _MANY = _MOVED.replace(tokens=8192, num_experts=64, capacity=320, width=1024)
 
 
-def _moving(name: str, **how: Any) -> Task:
+def _moving(name: str, **options: Any) -> Task:
     return Task(
         wrapping=WRAPPINGS[name],
         points=2,
@@ -134,7 +135,7 @@ def _moving(name: str, **how: Any) -> Task:
         at_scale=(Case("64 experts, width 1024", ALONE, _MANY), "6 experts"),
         stretches=({"tokens": 1024, "capacity": 320}, {"num_experts": 64}, {"width": 256}),
         naive_memory="multiplies_by_a_one_hot_mask" if name == "dispatch" else "multiplies_by_a_mask_of_gates",
-        **how,
+        **options,
     )
 
 

@@ -44,15 +44,15 @@ def gathers_every_place(params, x, k, capacity, axis_name):
     logits = x @ params["router"]["kernel"]
     gates, experts, places = route(logits, params["router"]["bias"], k, capacity)
     own, first = params["experts"]["up"].shape[0], lax.axis_index(axis_name) * params["experts"]["up"].shape[0]
-    every = lax.all_gather(dispatch(x, experts, places, logits.shape[1], capacity), axis_name, axis=1, tiled=True)
-    computed = expert_mlp(params["experts"], lax.dynamic_slice_in_dim(every, first, own))
-    every = lax.all_gather(computed, axis_name, tiled=True)
-    returned = lax.dynamic_slice_in_dim(every, lax.axis_index(axis_name) * capacity, capacity, axis=1)
+    gathered = lax.all_gather(dispatch(x, experts, places, logits.shape[1], capacity), axis_name, axis=1, tiled=True)
+    computed = expert_mlp(params["experts"], lax.dynamic_slice_in_dim(gathered, first, own))
+    gathered = lax.all_gather(computed, axis_name, tiled=True)
+    returned = lax.dynamic_slice_in_dim(gathered, lax.axis_index(axis_name) * capacity, capacity, axis=1)
     return expert_mlp(params["shared"], x) + combine(returned, gates, experts, places), logits
 
 
 def waits_for_every_place(params, x, k, capacity, axis_name, num_chunks):
-    """One transfer each way: the layer as it was."""
+    """One transfer each way: the layer without chunks."""
     return moe_layer(params, x, k, capacity, axis_name)
 
 

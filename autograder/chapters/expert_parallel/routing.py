@@ -24,7 +24,7 @@ ALONE = {"data": 1}
 
 
 def places_of(logits: np.ndarray, bias: np.ndarray, k: int, capacity: int) -> tuple[np.ndarray, ...]:
-    """``(gates, experts, places)`` by a loop over tokens; of equal scores the first counts as larger."""
+    """``(gates, experts, places)`` by a loop over tokens; of several equal scores, the first counts as the largest."""
     gates = np.asarray(jax.nn.softmax(logits))
     experts = np.argsort(-(gates + bias), axis=1, kind="stable")[:, :k].astype(np.int32)
     taken, places = np.zeros(logits.shape[1], np.int32), np.zeros_like(experts)
@@ -35,7 +35,7 @@ def places_of(logits: np.ndarray, bias: np.ndarray, k: int, capacity: int) -> tu
 
 
 def draw_route(rng: np.random.Generator, case: Case[Routing]) -> dict[str, Any]:
-    """Logits in steps of a half, so that many are equal, and experts that are preferred or not."""
+    """Logits in steps of a half, so that many are equal, and biases for and against experts."""
     s = case.sizes
     shift = s.large * OVERFLOWS * rng.choice([-1, 1], (s.tokens, 1))
     return {
@@ -47,12 +47,12 @@ def draw_route(rng: np.random.Generator, case: Case[Routing]) -> dict[str, Any]:
 
 def route_oracle(inputs: dict[str, Any], case: Case[Routing]) -> dict[str, Any]:
     logits, s = inputs["logits"], case.sizes
-    found = places_of(logits, inputs["bias"], s.k, s.capacity)
+    results = places_of(logits, inputs["bias"], s.k, s.capacity)
     upstream = np.zeros_like(logits)
-    np.put_along_axis(upstream, found[1], inputs["upstream"], 1)
+    np.put_along_axis(upstream, results[1], inputs["upstream"], 1)
     of_logits = np.asarray(jax.vjp(jax.nn.softmax, logits)[1](upstream)[0])
     return {
-        "values": dict(zip(("gates", "experts", "places"), found, strict=True)),
+        "values": dict(zip(("gates", "experts", "places"), results, strict=True)),
         "gradients": {"logits": of_logits, "bias": np.zeros_like(inputs["bias"])},
     }
 
@@ -60,15 +60,15 @@ def route_oracle(inputs: dict[str, Any], case: Case[Routing]) -> dict[str, Any]:
 def route_facts(evidence: TaskEvidence) -> list[Fact]:
     values = {
         "values/experts": (
-            "What is added to a gate for the choice, which of equal scores wins, and in what order are the choices? "
+            "What is added to a gate for the choice, which of several equal scores wins, and how are choices ordered? "
         ),
         "values/gates": (
-            "The experts are right. Of which numbers is a gate, is it more than the softmax, and what of a choice that "
-            "has no place? "
+            "The experts are right. Which numbers is a gate computed from, is it more than the softmax, and what is "
+            "the gate of a choice that has no place? "
         ),
         "values/places": "The experts are right. Which tokens come first, and when is an expert full? ",
     }
-    gradients = "Which of the results carry a gradient, and of which function of the logits are they? "
+    gradients = "Which of the results carry a gradient, and through which function of the logits does it flow? "
     return [
         facts.parts_match("values", evidence.cases, values, weight=2),
         facts.arrays_match("gradients", evidence.cases, "gradients", gradients, weight=2),
@@ -84,7 +84,7 @@ ROUTE = Task(
         Case("one choice of 5 experts", ALONE, Routing(tokens=17, num_experts=5, k=1, capacity=3), quick=True),
         Case("all of 3 experts", ALONE, Routing(tokens=8, num_experts=3, k=3, capacity=6)),
         Case("5 tokens, large logits", ALONE, Routing(tokens=5, num_experts=9, k=2, capacity=2, large=True)),
-        # More than 8-bit integers count, and than bfloat16 tells apart.
+        # More than 8-bit integers can count, and than bfloat16 can tell apart.
         Case("700 tokens", ALONE, Routing(tokens=700, num_experts=2, k=1, capacity=500)),
     ),
     unseen=lambda rng: unseen_case(rng, unseen_routing(rng), (1,)),
@@ -105,7 +105,7 @@ def unseen_routing(rng: np.random.Generator, **more: Any) -> Routing:
 
 
 def draw_balance(rng: np.random.Generator, case: Case[Routing]) -> dict[str, Any]:
-    """Every device prefers experts of its own, so a mean of products is no product of means."""
+    """Every device prefers different experts, so a mean of products is not a product of means."""
     s, n = case.sizes, devices_of(case)
     preferred = 1.5 * rng.standard_normal((n, 1, s.num_experts))
     logits = rng.standard_normal((n, s.tokens, s.num_experts)) + preferred
@@ -133,7 +133,7 @@ def _balance(logits: jax.Array, bias: jax.Array, upstream: jax.Array, k: int) ->
 
 
 def balance_oracle(inputs: dict[str, Any], case: Case[Routing]) -> dict[str, Any]:
-    """The losses over all tokens; each device's gradient is that of its own loss, of which the mean is taken."""
+    """The losses over all tokens: means of the devices' losses; each device has the gradient of its own loss."""
     s, n = case.sizes, devices_of(case)
     balance, z, load, gradients = _balance(inputs["logits"], inputs["bias"], inputs["upstream"], s.k)
     after = inputs["bias"] + np.float32(s.rate) * np.sign(np.float32(1 / s.num_experts) - np.asarray(load))
@@ -144,15 +144,17 @@ def balance_oracle(inputs: dict[str, Any], case: Case[Routing]) -> dict[str, Any
 
 
 def balance_facts(evidence: TaskEvidence) -> list[Fact]:
-    whose = (
-        "A mean of products is not the product of means: which of the two factors must be known of all tokens? And is "
-        "the bias in the choice alone, and does every choice of a token count? "
+    balance = (
+        "A mean of products is not the product of means: which of the two factors must be over all tokens? Is the "
+        "bias used only in the choice, and does every choice of a token count? "
     )
     back = "Which factor carries a gradient, and is it the mean over this device's tokens alone or over all? "
     values = {
-        "values/balance": whose,
-        "values/z": "Of what is the square taken, and over which tokens is the mean? ",
-        "values/bias": "By how much does a bias change, which way, and what of an expert with exactly its share? ",
+        "values/balance": balance,
+        "values/z": "What is squared, and over which tokens is the mean? ",
+        "values/bias": (
+            "By how much does a bias change, in which direction, and what happens to an expert with exactly its share? "
+        ),
     }
 
     def most(e: Evidence) -> float:
@@ -166,7 +168,7 @@ def balance_facts(evidence: TaskEvidence) -> list[Fact]:
             evidence.cases,
             ("all_reduce",),
             most,
-            "How few numbers say how often each expert was chosen?",
+            "How few numbers are enough to say how often each expert was chosen?",
         ),
         byte_facts.only_collectives("other collectives", evidence.cases, ("all_reduce",)),
     ]
@@ -175,8 +177,8 @@ def balance_facts(evidence: TaskEvidence) -> list[Fact]:
 _BALANCE = Routing(tokens=11, num_experts=6, k=2, rate=0.25)
 BALANCING_LOSS = Task(
     wrapping=WRAPPINGS["balancing_loss"],
-    # No `point`: it is about a mean of products that is no product of means, which values and gradients show. One that
-    # gathers choices to count them has understood that, and sends little next to what the tokens are.
+    # No core facts: it is about a mean of products that is not a product of means, which values and gradients show. An
+    # answer that gathers choices to count them has understood that, and sends little compared with the tokens.
     points=3,
     cases=(
         Case("data=2 x expert=4", {"data": 2, "expert": 4}, _BALANCE.replace(num_experts=12, k=3), quick=True),

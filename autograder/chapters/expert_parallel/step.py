@@ -38,7 +38,7 @@ def draw_step(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str, Any]
     params = draw_leaves(rng, moe_shapes(s), rng.uniform(0.2, 0.4))
     layers, bias = params["layers"], params["layers"]["moe"]["router"]["bias"]
     layers["moe"]["router"]["bias"] = np.float32(rng.uniform(-0.1, 0.1, bias.shape))
-    layers["norm"]["scale"] += 1  # else experts read so little that an update of them is lost in rounding
+    layers["norm"]["scale"] += 1  # otherwise experts read so little that an update of them is lost in rounding
     return {
         "params": params,
         "batch": stacked(
@@ -70,8 +70,8 @@ def step_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]
 def _bytes_of(case: Case[StepSizes]) -> tuple[float, float]:
     """Bytes of a device's own experts, and of all other leaves."""
     shapes = moe_shapes(case.sizes)
-    every = zip(jax.tree.leaves(shapes), jax.tree.leaves(expert_specs(shapes, case, 1)), strict=True)
-    sizes = [(4 * leaf.size, any(spec)) for leaf, spec in every]
+    leaves_and_specs = zip(jax.tree.leaves(shapes), jax.tree.leaves(expert_specs(shapes, case, 1)), strict=True)
+    sizes = [(4 * leaf.size, any(spec)) for leaf, spec in leaves_and_specs]
     own = sum(size for size, split in sizes if split) / case.mesh[expert_of(case)]
     return own, sum(size for size, split in sizes if not split)
 
@@ -83,25 +83,25 @@ def _averaged(most: bool) -> Callable[[Evidence], float]:
     """
 
     def total(e: Evidence) -> float:
-        s, (own, others) = e.case.sizes, _bytes_of(e.case)
+        s, (own, other_bytes) = e.case.sizes, _bytes_of(e.case)
         data, n = e.case.mesh[data_of(e.case)], devices_of(e.case)
         counts, bias = 4 * s.num_layers * s.num_experts, 4 * s.num_layers * s.num_experts
         if not most:
-            return s.steps * (all_reduce_bytes(data, own) + all_reduce_bytes(n, others - bias + counts))
-        every = others + 3 * counts + 4 * (4 * s.num_layers + 4)
+            return s.steps * (all_reduce_bytes(data, own) + all_reduce_bytes(n, other_bytes - bias + counts))
+        reduced_bytes = other_bytes + 3 * counts + 4 * (4 * s.num_layers + 4)
         return s.steps * (
-            all_reduce_bytes(data, own) + sum(all_reduce_bytes(size, every) for size in e.case.mesh.values())
+            all_reduce_bytes(data, own) + sum(all_reduce_bytes(size, reduced_bytes) for size in e.case.mesh.values())
         )
 
     return total
 
 
 def step_facts(evidence: TaskEvidence) -> list[Fact]:
-    whose = "Over which axes do devices have copies of this leaf, and whose tokens has its gradient? "
+    gradients = "Over which axes do devices have copies of this leaf, and whose tokens contribute to its gradient? "
     own = "Which devices have a copy of an expert?"
-    router = "And are both losses of the router in it, with their weights, each the mean over layers?"
+    router = "And does it include both losses of the router, with their weights, each as the mean over layers?"
     return [
-        *facts.values_and_gradients(evidence.cases, gradients=whose, step=True, first_loss=router),
+        *facts.values_and_gradients(evidence.cases, gradients=gradients, step=True, first_loss=router),
         byte_facts.bytes_sent(
             "all-reduce bytes", evidence.cases, "all_reduce", _averaged(True), least=_averaged(False), hint=own
         ),

@@ -25,7 +25,7 @@ class Routing(Sizes):
     """Tokens of a device on their way to experts.
 
     Attributes:
-        tokens, num_experts, k, capacity: As the functions are given them.
+        tokens, num_experts, k, capacity: As passed to the functions.
         width: Features of a token.
         rate: Rate of the bias rule.
         large: Whether the exponentials of logits overflow.
@@ -96,33 +96,33 @@ def stacked_specs(specs: Any, case: Case[Any]) -> Any:
 
 
 def stacked(leaves: Any, specs: Any, case: Case[Any]) -> Any:
-    """Each device's own copy of a leaf, so copies that differ are seen."""
+    """Each device's own copy of a leaf, to detect copies that differ."""
     leaves = varying(leaves, case.mesh)
     return jax.tree.map(lambda leaf, spec: leaf[None] if holders_of(spec, case) else leaf, leaves, specs)
 
 
-def _tuple(name: str, found: Any, like: tuple[Any, ...], parts: tuple[str, ...], case: Case[Any]) -> Any:
-    """``found``, if it is a tuple of arrays like these.
+def _tuple(name: str, results: Any, like: tuple[Any, ...], parts: tuple[str, ...], case: Case[Any]) -> Any:
+    """``results``, if it is a tuple of arrays like these.
 
     Raises:
         Mismatch: It is not.
     """
-    for part, result, struct in zip(parts, output_checks.tuple_of(name, found, *parts), like, strict=True):
+    for part, result, struct in zip(parts, output_checks.tuple_of(name, results, *parts), like, strict=True):
         output_checks.same_shapes(f"{name}, as {part!r},", result, struct, case)
-    return found
+    return results
 
 
-def _pulled_back(function: Callable[..., Any], given: tuple[Any, ...], upstream: Any) -> tuple[Any, Any]:
-    """Results of ``function``, and gradients of ``given`` when ``upstream`` flows back into the first ones."""
-    values, back, others = jax.vjp(function, *given, has_aux=True)
-    return (values, others), back(upstream)
+def _pulled_back(function: Callable[..., Any], args: tuple[Any, ...], upstream: Any) -> tuple[Any, Any]:
+    """Results of ``function``, and gradients of ``args`` when ``upstream`` flows back into the first ones."""
+    values, back, aux = jax.vjp(function, *args, has_aux=True)
+    return (values, aux), back(upstream)
 
 
 def choices(sizes: Routing) -> dict[str, Any]:
-    """What ``route`` returns, by name."""
-    every = sizes.tokens, sizes.k
-    integers = array(*every, dtype=np.int32)
-    return {"gates": array(*every), "experts": integers, "places": integers}
+    """Shapes of the results of ``route``, by name."""
+    shape = sizes.tokens, sizes.k
+    integers = array(*shape, dtype=np.int32)
+    return {"gates": array(*shape), "experts": integers, "places": integers}
 
 
 def wrap_route(function: Any, case: Case[Routing]) -> Wrapped:
@@ -130,12 +130,12 @@ def wrap_route(function: Any, case: Case[Routing]) -> Wrapped:
 
     def local(logits, bias, upstream):
         def gates(logits, bias):
-            found = function(logits, bias, s.k, s.capacity)
-            gates, *others = _tuple("route", found, tuple(choices(s).values()), tuple(choices(s)), case)
-            return gates, others
+            results = function(logits, bias, s.k, s.capacity)
+            gates, *indices = _tuple("route", results, tuple(choices(s).values()), tuple(choices(s)), case)
+            return gates, indices
 
-        (found, others), back = _pulled_back(gates, (logits, bias), upstream)
-        values = dict(zip(choices(s), (found, *others), strict=True))
+        (gate_values, indices), back = _pulled_back(gates, (logits, bias), upstream)
+        values = dict(zip(choices(s), (gate_values, *indices), strict=True))
         return {"values": values, "gradients": dict(zip(("logits", "bias"), back, strict=True))}
 
     inputs = {
@@ -147,28 +147,28 @@ def wrap_route(function: Any, case: Case[Routing]) -> Wrapped:
 
 
 def wrap_balance(function: Any, case: Case[Routing]) -> Wrapped:
-    s, every = case.sizes, tuple(case.mesh)
+    s, axes = case.sizes, tuple(case.mesh)
     like = array(), array(), array(s.num_experts)
 
     def local(logits, bias, upstream):
         def losses(logits):
             parts = ("balance", "z", "bias")
-            found = varying(
-                _tuple("balancing_loss", function(logits, bias, s.k, s.rate, every), like, parts, case), every
+            results = varying(
+                _tuple("balancing_loss", function(logits, bias, s.k, s.rate, axes), like, parts, case), axes
             )
-            return found[:2], found[2]
+            return results[:2], results[2]
 
-        (found, after), (back,) = _pulled_back(losses, (logits,), tuple(varying(upstream, every)))
-        means = [jax.lax.pmean(loss, every) for loss in found]
+        (own_losses, after), (back,) = _pulled_back(losses, (logits,), tuple(varying(upstream, axes)))
+        means = [jax.lax.pmean(loss, axes) for loss in own_losses]
         values = {"balance": means[0], "z": means[1], "bias": after[None]}
         return {"values": values, "gradients": back}
 
     inputs = {
-        "logits": (array(devices_of(case) * s.tokens, s.num_experts), P(every)),
+        "logits": (array(devices_of(case) * s.tokens, s.num_experts), P(axes)),
         "bias": (array(s.num_experts), P()),
         "upstream": (array(2), P()),
     }
-    results = {"values": {"balance": P(), "z": P(), "bias": P(every)}, "gradients": P(every)}
+    results = {"values": {"balance": P(), "z": P(), "bias": P(axes)}, "gradients": P(axes)}
     return on_mesh(local, case, inputs, results)
 
 
@@ -178,12 +178,12 @@ def wrap_dispatch(function: Any, case: Case[Routing]) -> Wrapped:
 
     def local(x, experts, places_of, upstream):
         def placed(x):
-            found = function(x, experts, places_of, s.num_experts, s.capacity)
-            output_checks.same_shapes("dispatch", found, places, case)
-            return varying(found, case.mesh)
+            result = function(x, experts, places_of, s.num_experts, s.capacity)
+            output_checks.same_shapes("dispatch", result, places, case)
+            return varying(result, case.mesh)
 
-        found, back = jax.vjp(placed, x)
-        return {"values": found, "gradients": back(upstream)[0]}
+        values, back = jax.vjp(placed, x)
+        return {"values": values, "gradients": back(upstream)[0]}
 
     chosen = choices(s)
     inputs = {
@@ -201,12 +201,12 @@ def wrap_combine(function: Any, case: Case[Routing]) -> Wrapped:
 
     def local(y, gates, experts, places, upstream):
         def combined(y, gates):
-            found = function(y, gates, experts, places)
-            output_checks.same_shapes("combine", found, tokens, case)
-            return varying(found, case.mesh)
+            result = function(y, gates, experts, places)
+            output_checks.same_shapes("combine", result, tokens, case)
+            return varying(result, case.mesh)
 
-        found, back = jax.vjp(combined, y, gates)
-        return {"values": found, "gradients": dict(zip(("y", "gates"), back(upstream), strict=True))}
+        values, back = jax.vjp(combined, y, gates)
+        return {"values": values, "gradients": dict(zip(("y", "gates"), back(upstream), strict=True))}
 
     inputs = {"y": (array(s.num_experts, s.capacity, s.width), P(axis))}
     inputs |= {name: (struct, P(axis)) for name, struct in choices(s).items()}
@@ -238,24 +238,24 @@ def wrap_layer(name: str, chunked: bool = False) -> Callable[[Any, Case[Layer]],
     """Wrap a layer, forward and backward: a cotangent flows into its output and another into its logits."""
 
     def wrap(function: Any, case: Case[Layer]) -> Wrapped:
-        s, every, shapes = case.sizes, tuple(case.mesh), layer_params(case.sizes)
-        specs, more = expert_specs(shapes, case), ((case.sizes.num_chunks,) if chunked else ())
+        s, axes, shapes = case.sizes, tuple(case.mesh), layer_params(case.sizes)
+        specs, extra_args = expert_specs(shapes, case), ((case.sizes.num_chunks,) if chunked else ())
         like = array(s.tokens, s.width), array(s.tokens, s.num_experts)
 
         def local(params, x, upstream):
             def layer(params, x):
-                found = function(params, x, s.k, s.capacity, expert_of(case), *more)
-                return varying(_tuple(name, found, like, ("y", "logits"), case), every)
+                results = function(params, x, s.k, s.capacity, expert_of(case), *extra_args)
+                return varying(_tuple(name, results, like, ("y", "logits"), case), axes)
 
-            (y, logits), back = jax.vjp(layer, varying(params, every), x)
+            (y, logits), back = jax.vjp(layer, varying(params, axes), x)
             of_params, of_x = back((upstream["y"], upstream["logits"]))
             gradients = {"params": stacked(of_params, specs, case), "x": of_x}
             return {"values": {"y": y, "logits": logits}, "gradients": gradients}
 
         rows = devices_of(case) * s.tokens
         x, logits = array(rows, s.width), array(rows, s.num_experts)
-        inputs = {"params": (shapes, specs), "x": (x, P(every)), "upstream": ({"y": x, "logits": logits}, P(every))}
-        results = {"values": P(every), "gradients": {"params": stacked_specs(specs, case), "x": P(every)}}
+        inputs = {"params": (shapes, specs), "x": (x, P(axes)), "upstream": ({"y": x, "logits": logits}, P(axes))}
+        results = {"values": P(axes), "gradients": {"params": stacked_specs(specs, case), "x": P(axes)}}
         return on_mesh(local, case, inputs, results, {"params": "state"})
 
     return wrap
@@ -275,26 +275,26 @@ def moe_shapes(sizes: StepSizes) -> Any:
 
 
 def wrap_step(function: Any, case: Case[StepSizes]) -> Wrapped:
-    s, every, shapes = case.sizes, tuple(case.mesh), moe_shapes(case.sizes)
+    s, mesh_axes, shapes = case.sizes, tuple(case.mesh), moe_shapes(case.sizes)
     specs, model, axes = expert_specs(shapes, case, skip=1), build_moe(s), (data_of(case), expert_of(case))
 
     def local(params, batch, learning_rate):
-        def one(params, rows):
-            found = function(params, rows, model, s.capacity, *axes, learning_rate)
-            return varying(output_checks.state_and_loss("moe_step", "params", found, params, case), every)
+        def step(params, rows):
+            result = function(params, rows, model, s.capacity, *axes, learning_rate)
+            return varying(output_checks.state_and_loss("moe_step", "params", result, params, case), mesh_axes)
 
-        after, losses, gradients = sgd_steps(one, varying(params, every), batch, learning_rate)
+        after, losses, gradients = sgd_steps(step, varying(params, mesh_axes), batch, learning_rate)
         after, gradients = (stacked(tree, specs, case) for tree in (after, gradients))
         return {"values": {"loss": losses[None], "params": after}, "gradients": gradients}
 
     tokens = array(s.steps, devices_of(case) * s.rows, s.seq, dtype=np.int32)
     inputs = {
         "params": (shapes, specs),
-        "batch": ({"inputs": tokens, "targets": tokens}, P(None, every)),
+        "batch": ({"inputs": tokens, "targets": tokens}, P(None, mesh_axes)),
         "learning_rate": (LEARNING_RATE, P()),
     }
-    kept = stacked_specs(specs, case)
-    results = {"values": {"loss": P(every), "params": kept}, "gradients": kept}
+    param_specs = stacked_specs(specs, case)
+    results = {"values": {"loss": P(mesh_axes), "params": param_specs}, "gradients": param_specs}
     return on_mesh(local, case, inputs, results, {"params": "state"})
 
 

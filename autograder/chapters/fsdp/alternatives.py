@@ -181,7 +181,11 @@ def ends_of_fsdp_train_step(shards, specs, batch, model, axis_name):
 
 
 def ahead(stack, x, gather, model):
-    """All layers but the last, each overlapping the next one's gather: the last one's input and weights, all inputs."""
+    """Run all layers but the last, each overlapping the next one's gather.
+
+    Returns:
+        ``((input, weights) of the last layer, inputs of the others)``.
+    """
 
     def step(carry, part):
         (x, whole), coming = carry, gather(part)

@@ -1,4 +1,4 @@
-"""The contract of ``fsdp``: rewriting an answer changes no program, and cotangents of gathered leaves."""
+"""The contract of ``fsdp``: rewriting an answer changes no program, and gradients of gathered leaves are means."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_mechanical_rewrites_change_no_program(task):
 
 
 def test_gradients_of_gather_params_are_means_over_devices():
-    """Means of the cotangents of each device's copy of a split leaf."""
+    """A split leaf's gradient is the mean of the cotangents of the devices' copies."""
     task = TASKS["gather_params"]
     inputs = task.draw(np.random.default_rng(0), task.cases[0])
     expected = task.oracle(inputs, task.cases[0])["gradients"]["first"]["kernel"]

@@ -78,7 +78,7 @@ def whole_and_split(e: Evidence) -> tuple[list[Leaf], list[Leaf]]:
 
 
 def bytes_of(leaves: list[Leaf]) -> int:
-    """Total bytes of whole float32 leaves."""
+    """Total bytes of these float32 leaves, unsplit."""
     return sum(4 * math.prod(leaf.shape) for leaf in leaves)
 
 
@@ -94,7 +94,7 @@ def _both_ways(
     allowed: tuple[str, ...] = (),
     over: Callable[[Case[Any]], str] | None = None,
 ) -> Any:
-    """Bytes of all-gathers, at most ``times`` all parts, and of reduce-scatters; and any other communication."""
+    """Facts about bytes of all-gathers (``times`` those of all parts) and reduce-scatters, and other collectives."""
     axes: Any = lambda case: (axis_of(case),)  # noqa: E731
     kinds = ("all_gather", "reduce_scatter")
     return [
@@ -114,7 +114,7 @@ def shard_params_facts(evidence: TaskEvidence) -> list[Fact]:
 
     cases = evidence.cases
     return [
-        facts.arrays_match("values", cases, "values", "Put together, the parts must give back the leaf. "),
+        facts.arrays_match("values", cases, "values", "Joined together, the parts must equal the leaf. "),
         facts.specs_match(
             cases,
             lambda e: [_rule(e.case, leaf.shape) for leaf in e.inputs],
@@ -126,8 +126,8 @@ def shard_params_facts(evidence: TaskEvidence) -> list[Fact]:
 
 
 KEPT = (
-    "Of a leaf that is split, a device keeps its part of the mean over devices; of one that is whole, its own "
-    "gradient as it is: which is this one? "
+    "For a split leaf, a device keeps its part of the mean over devices; for a whole one, it keeps its own gradient "
+    "unchanged: which kind is this one? "
 )
 
 
@@ -179,7 +179,7 @@ GATHER_PARAMS = Task(
 
 # fsdp_loss: a model's loss and gradient, with one whole layer at a time.
 
-TOO_MUCH = "Whose weights are whole at that moment? Which of them could be gathered later, or again?"
+TOO_MUCH = "Which layers' weights are whole at that moment? Which of them could be gathered later, or gathered again?"
 
 
 def draw_fsdp_loss(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def _loss_of_each_device(sizes: ModelSizes) -> Any:
 
 
 def fsdp_loss_facts(evidence: TaskEvidence) -> list[Fact]:
-    slow = "What is computed or read more often than it must be?"
+    slow = "What is computed or read more often than necessary?"
     exposed = "The next function, `fsdp_train_step`, gathers one layer while another computes."
     return [
         *facts.values_and_gradients(evidence.cases),
@@ -256,9 +256,9 @@ FSDP_LOSS = Task(
 
 
 def unseen_step(rng: np.random.Generator) -> StepSizes:
-    """Unseen sizes of a step, or of two."""
+    """Unseen sizes for one step or two."""
     model = unseen_model(rng)
-    # The gradient is read off the update, which must not be small compared with the parameter: a Transformer's is.
+    # The gradient is read off the update, which must not be small compared with the parameter, as a Transformer's is.
     steps, largest = (1, 3.0) if "seq" in model else (int(rng.choice([1, 2])), 0.9)
     scale = float(rng.uniform(2 / 3, 1)) * largest / steps
     return StepSizes(**model, min_size=int(rng.choice([32, 100, 160])), steps=steps, rate_scale=scale)
@@ -276,7 +276,7 @@ def draw_step(rng: np.random.Generator, case: Case[StepSizes], axes: Axes, maske
 
 
 def step_oracle(inputs: dict[str, Any], case: Case[StepSizes], axes: Axes) -> dict[str, Any]:
-    """The steps on one device, with all rows; every holder of a leaf gets the same."""
+    """The steps on one device, with all rows; every device that holds a leaf gets the same values."""
     run = sgd_on_one_device(case.sizes.model)
     after, losses, gradients = run(inputs["shards"], (inputs["batch"],), inputs["learning_rate"])
 
@@ -296,12 +296,12 @@ def fsdp_train_step_facts(evidence: TaskEvidence) -> list[Fact]:
     exposed = "The first gather and the end of the last reduce-scatter have nothing to hide behind; the others do."
 
     def averaged(e: Evidence) -> float:
-        """The all-reduces of a step: the gradient of every whole leaf, the loss, and the valid count."""
+        """Bytes of all-reduces: in each step, the gradient of every whole leaf, the loss, and the valid count."""
         size = bytes_of(whole_and_split(e)[0]) + 8
         return e.case.sizes.steps * all_reduce_bytes(axis_size(e.case), size)
 
-    weighted = "What does a device, whose rows may all be padding, add to the mean over all that count? "
-    each = f"{weighted}Is this leaf split or whole, and who averages it? "
+    weighted = "A device's rows may all be padding: what does it add to the mean over all unmasked rows? "
+    each = f"{weighted}Is this leaf split or whole, and where is it averaged? "
     return [
         *facts.values_and_gradients(evidence.cases, weighted, each, step=True),
         # A step that carries each gradient, to overlap its reduce-scatter with the next layer, copies it and takes 1.10
@@ -338,7 +338,7 @@ FSDP_TRAIN_STEP = Task(
 
 
 def _averaged_inside(e: Evidence, most: bool) -> float:
-    """The least, or the most, bytes of whole leaves and the loss: inside a node, or over all devices at once."""
+    """The least, or the most, bytes for averaging whole leaves and the loss: inside a node, or over all devices."""
     inside, across = (e.case.mesh[axis] for axis in hybrid_axes(e.case))
     n = inside * across if most else inside
     return e.case.sizes.steps * all_reduce_bytes(n, bytes_of(whole_and_split(e)[0]) + 4)
@@ -358,7 +358,7 @@ def _between_nodes(e: Evidence, most: bool) -> float:
 
 
 def hybrid_shard_step_facts(evidence: TaskEvidence) -> list[Fact]:
-    whose = "Is this leaf split or whole, and along which axes do devices hold gradients of the same numbers? "
+    whose = "Is this leaf split or whole, and along which axes do devices hold gradients of the same entries? "
 
     def node(case: Case[Any]) -> str:
         return hybrid_axes(case)[0]
@@ -373,7 +373,7 @@ def hybrid_shard_step_facts(evidence: TaskEvidence) -> list[Fact]:
             partial(_averaged_inside, most=True),
             least=partial(_averaged_inside, most=False),
             over=node,
-            hint="Which gradients are means over the node already?",
+            hint="Which gradients are already means over the node?",
         ),
         byte_facts.bytes_sent(
             "bytes between nodes",
@@ -382,7 +382,7 @@ def hybrid_shard_step_facts(evidence: TaskEvidence) -> list[Fact]:
             partial(_between_nodes, most=True),
             least=partial(_between_nodes, most=False),
             over=lambda case: hybrid_axes(case)[1],
-            hint="What is the least that nodes must tell each other?",
+            hint="What is the least that nodes have to send each other?",
         ),
     ]
 

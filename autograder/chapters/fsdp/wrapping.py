@@ -1,6 +1,6 @@
 """Inputs of the functions of ``fsdp``, and the form of their results.
 
-The layout of leaves is the answer of ``shard_params``: the other wrappers receive it with the case.
+The layout of leaves is what ``shard_params`` must compute, so the other wrappers receive it with the case.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Leaves(Sizes):
     Attributes:
         unit: The factor of the leaves' dims.
         min_size: The least size of a leaf that is split.
-        turn: Number of places by which shapes are rotated among the leaves' names; any but 0 reverses their dims too.
+        turn: Number of places by which shapes are rotated among the leaves' names; unless 0, dims are reversed too.
     """
 
     unit: int = 16
@@ -70,7 +70,7 @@ _LEAVES = {
 def leaf_shapes(case: Case[Leaves]) -> dict[str, Any]:
     """A tree with every kind of leaf; rotated ones have reversed dims.
 
-    Some have fewer elements than ``min_size``, and more bytes.
+    Some have fewer elements than ``min_size``, but more bytes.
     """
     u, turn = case.sizes.unit, case.sizes.turn
     shapes = [

@@ -45,7 +45,7 @@ def position_by_search(tick, stage, num_stages, num_microbatches, num_repeats):
 
 
 def position_by_walking_back(tick, stage, num_stages, num_microbatches, num_repeats):
-    """From stage to stage, then from repeat to repeat."""
+    """Walks back from stage to stage, then from repeat to repeat."""
     if tick < 0:
         return None
     if stage > 0:
@@ -182,7 +182,7 @@ def block_of(stage, count, axis_name):
 
 
 def finish(loss_of, params, pipe_axis, data_axis, learning_rate):
-    """Embedding and head: from the one stage that has them, and then over the pipelines."""
+    """Take the step: add up the gradients of embedding and head over the stages, and average them over pipelines."""
     loss, gradients = jax.value_and_grad(loss_of)(params)
     ends = {"embed": gradients["embed"], "head": gradients["head"], "loss": loss}
     ends = lax.pmean(lax.psum(ends, pipe_axis), data_axis)

@@ -32,7 +32,7 @@ def ticks_of(case: Case[Looped]) -> int:
 
 
 def permuted(evidence: TaskEvidence, passes: Any, weight: float = 1) -> Fact:
-    """A stage sends a microbatch in at most every tick, in each of ``passes(sizes)`` over the schedule."""
+    """Limit a stage to one microbatch sent per tick, in each of ``passes(sizes)`` over the schedule."""
 
     def form(e: Evidence) -> float:
         one = 4 * e.case.sizes.rows * (e.case.sizes.seq or 1) * e.case.sizes.width
@@ -67,7 +67,7 @@ def draw(rng: np.random.Generator, case: Case[Looped]) -> dict[str, Any]:
 
 
 def oracle(inputs: dict[str, Any], case: Case[Looped]) -> dict[str, Any]:
-    """Every microbatch of every pipeline through all layers in order, on one device."""
+    """Run every microbatch of every pipeline through all layers in order, on one device."""
     pipelines, stages, count = pipelines_of(case), stages_of(case), case.sizes.num_microbatches
 
     def apart(rows):
@@ -115,13 +115,13 @@ def _on_one_device(sizes: ModelSizes) -> Any:
 
 def execute_facts(evidence: TaskEvidence) -> list[Fact]:
     last = (
-        "Only the last stage's result of the last repeat counts. Which input has stage 0 in each tick: with more "
-        "microbatches than stages, what comes back is early, and with fewer, stage 0 waits for it. Is stage called "
+        "Only the last stage's result of the last repeat counts. Which input does stage 0 take in each tick? With more "
+        "microbatches than stages, what comes back is early, and with fewer, stage 0 waits for it. Is `stage` called "
         "with the microbatch first and then the repeat, and does the ring lead to the next stage?"
     )
     bubble = (
-        "Draw which stage works on what at each of your ticks, and compare it with loop_position: in which ticks "
-        "does a stage compute nothing although a microbatch has arrived for it?"
+        "Draw what each stage works on in each of your ticks, and compare it with loop_position: in which ticks does a "
+        "stage compute nothing although a microbatch has arrived for it?"
     )
     early = "does a repeat begin before its first microbatch is back, or is a part left out at this size?"
     drained = (lambda case: case.sizes.num_repeats * (case.sizes.num_microbatches + stages_of(case) - 1)), "repeat"

@@ -105,8 +105,8 @@ def layers_mean(_: Case[Any], question: Question, answer: Any) -> str:
     if any(type(number) is not int for number in held):
         return f"{start}Expected whole numbers of type int."
     if len(answer) != repeats or len(held) != count // stages:
-        wanted = f"{count_of(repeats, 'tuple')} with {count_of(count // stages, 'layer')} together"
-        return f"{start}Expected {wanted}; these are {len(held)} in {len(answer)}."
+        wanted = f"{count_of(repeats, 'tuple')} with {count_of(count // stages, 'layer')} in total"
+        return f"{start}Expected {wanted}; your answer has {len(held)} in {len(answer)}."
     return (
         f"{start}Follow one microbatch: it goes through stages 0 to {stages - 1} in order, {count_of(repeats, 'time')}."
         " Which layers has it been through when it comes here?"

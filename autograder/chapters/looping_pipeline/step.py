@@ -23,8 +23,8 @@ from course.model import full_loss
 
 # Relative to the synchronisation after the whole backward pass; one repeat of R is left exposed, 1/R of it.
 EXPOSED = 0.5
-# A layer's two products take six in a forward and a backward pass; the reference recomputes one of them. Recomputing
-# both takes eight. Time separates less: a loop over a group's layers, equally right, takes up to 1.9 times as long.
+# A layer's two products become six in a forward and a backward pass; the reference recomputes one of them. Recomputing
+# both makes eight. Time separates less: a loop over a group's layers, equally right, takes up to 1.9 times as long.
 FLOPS, TEMPORARIES = 9 / 7, 1.5
 
 
@@ -89,15 +89,15 @@ def _reduced(e: Evidence) -> tuple[float, float]:
 def step_facts(evidence: TaskEvidence) -> list[Fact]:
     exposed = (
         "After which tick of the backward pass is a repeat's gradient complete, where in your program does its average "
-        "begin, and what is computed after it?"
+        "begin, and what is computed after that?"
     )
     values = (
-        "Has each tick the weights of its own repeat, on every stage, and is each pipeline's loss weighed by how much "
-        "counts in it?"
+        "Does each tick use the weights of its own repeat, on every stage, and is each pipeline's loss weighted by its "
+        "unmasked count?"
     )
-    gradients = "Of which leaves have devices seen different rows, and of which has each stage only a share?"
-    slow = "What is computed more often than it must be?"
-    too_much = "What is kept of every tick until the backward pass comes to it? A tick's input would do."
+    gradients = "For which leaves have devices seen different rows, and for which does each stage have only a share?"
+    slow = "What is computed more often than necessary?"
+    too_much = "What is kept from every tick until the backward pass gets to it? A tick's input would be enough."
     return [
         *facts.values_and_gradients(evidence.cases, values, gradients, step=True),
         limits.exposed_over_within(evidence, EXPOSED, "data", exposed, weight=4, than=limits.NAIVE),
@@ -109,7 +109,7 @@ def step_facts(evidence: TaskEvidence) -> list[Fact]:
             "all_reduce",
             lambda e: _reduced(e)[1],
             least=lambda e: _reduced(e)[0],
-            hint="Is every gradient of this device reduced once in a step, none more often?",
+            hint="Is every gradient of this device reduced exactly once per step?",
         ),
         permuted(evidence, lambda sizes: 2 * sizes.steps),
         byte_facts.only_collectives("other collectives", evidence.programs, ("all_reduce", "collective_permute")),

@@ -1,7 +1,7 @@
 """Inputs of the functions of ``looping_pipeline``, and the form of their results.
 
-Learners compute which layers a stage has, and at which ticks it works: questions and numbers of layers come with
-the case.
+Learners compute which layers a stage has, and at which ticks it works, so questions and layer numbers come with the
+case.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def whole_model(case: Case[Looped]) -> ModelSizes:
 
 
 def model_of(case: Case[Looped]) -> Model:
-    """The model of that size."""
+    """The model of the sizes from ``whole_model``."""
     return build_model(whole_model(case))
 
 
@@ -136,7 +136,7 @@ def _stage(layers: Any, key: jax.Array, case: Case[Looped]) -> Any:
     """The stage passed to the function: this device's layers of a repeat, with dropout as on one device.
 
     ``layers_apart`` is the distance between the indices of their first layers, from repeat to repeat and from stage to
-    stage. In a forward pass, an input with no such microbatch or repeat is NaN.
+    stage. In a forward pass, the result for a microbatch or repeat that does not exist is NaN.
     """
     model, s = model_of(case), case.sizes
     given, apart = (s.rows, s.width), case.given.get("layers_apart", {})
@@ -205,7 +205,7 @@ def wrap_step(function: Any, case: Case[Looped]) -> Wrapped:
 
 _LAYERS = "(stage, num_stages, num_repeats, num_layers)"
 _POSITION = "(tick, stage, num_stages, num_microbatches, num_repeats)"
-_asked = partial(wrap_questions, expected="numbers at most ticks", most=MOST)
+_asked = partial(wrap_questions, expected="numbers for most arguments", most=MOST)
 _STEP = "(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate)"
 WRAPPINGS = (
     Wrapping("layers_of_stage", _LAYERS, partial(_asked, "layers_of_stage"), Stages),

@@ -53,7 +53,7 @@ PROMISES = {
         "| bubble, for 8 stages": ("bubble",),
         "| `ppermute` | at most one per tick": ("permute bytes",),
         "activations are never gathered": ("other collectives",),
-        "On the last stage its output": ("values",),
+        "On the last stage, its output": ("values",),
     },
     "pipeline_loss": {
         "Padding must not count": ("values", "gradients"),

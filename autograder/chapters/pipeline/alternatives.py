@@ -55,7 +55,7 @@ def with_cond(stage, microbatches, arrived, tick, axis_name):
 
 
 def with_zeros_when_idle(stage, microbatches, arrived, tick, axis_name):
-    """Zeroes garbage at once."""
+    """Zeroes garbage immediately."""
     number, last = lax.axis_index(axis_name), lax.axis_size(axis_name) - 1
     count = microbatches.shape[0]
     entering = jnp.take(microbatches, tick, axis=0, mode="clip")
@@ -142,7 +142,7 @@ def in_parts_by_all_to_all(params, batch, key, model, num_microbatches, axis_nam
 
 
 def over_all_devices_at_once(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate):
-    """Sums over each pipeline, embedding and head over both axes at once, divided by the valid count."""
+    """Sums gradients over the pipelines, those of embedding and head over both axes, and divides by the valid count."""
     own = jax.random.fold_in(key, lax.axis_index(data_axis))
     counted = jnp.sum(batch["mask"])
     every = lax.psum(counted, data_axis)

@@ -76,7 +76,7 @@ def one_device_loss(sizes: ModelSizes, count: int) -> Callable[[Any, Any, jax.Ar
 # pipeline_loss: a model's loss over the stages, the same on all of them, and its gradient.
 
 SHARING = ("reduce_scatter", "all_gather", "all_to_all", "collective_broadcast")
-# Relative to the FLOPs of a model whose head every stage computes whole; with an eighth each it takes 0.55 of them.
+# Relative to the FLOPs if every stage computes the whole head; if each computes an eighth, 0.55 of them are needed.
 SPREAD = 0.65
 
 
@@ -91,7 +91,7 @@ def draw_loss(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str, Any]
 
 
 def loss_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]:
-    """The loss of each group's rows on one device, on every stage; gradients of its share of the batch."""
+    """The loss of each group's rows, computed on one device and repeated for all stages; and each group's gradients."""
     groups, stages = groups_of(case, pipe_of), stages_of(case)
     rows = jax.tree.map(lambda a: a.reshape(groups, -1, *a.shape[1:]), inputs["batch"])
     run = _each_group(case.sizes.model, case.sizes.num_microbatches)
@@ -117,15 +117,15 @@ def summed(e: Evidence) -> Evidence:
 
 
 def shared_bytes(e: Evidence, more: int = 16) -> float:
-    """The last stage's outputs in equal parts to all stages, and their gradients back; and the loss itself."""
+    """Bytes for the last stage's outputs, sent in equal parts to all stages, their gradients back, and the loss."""
     return all_reduce_bytes(stages_of(e.case), e.case.sizes.num_microbatches * microbatch_bytes(e.case) + more)
 
 
 def loss_facts(evidence: TaskEvidence) -> list[Fact]:
-    values = "It is the mean over all that counts, wherever that is in the batch, and the same on every stage."
-    gradients = "Which stages have a part in the loss, and is each part counted once, by how much counts in it?"
+    values = "It is the mean over all unmasked rows, wherever they are in the batch, and the same on every stage."
+    gradients = "Which stages have a part in the loss, and is each part counted once, weighted by its unmasked count?"
     uneven = "The layer left over would be on no stage, and nobody would notice."
-    stretch = "Every stage computes the loss of all rows, and one of these losses counts. Could each compute a part?"
+    stretch = "Every stage computes the loss of all rows, but only one of them counts. Could each compute a part?"
     return [
         *facts.values_and_gradients([summed(e) for e in evidence.cases], values, gradients),
         refused("uneven layers", evidence.cases, "a model with one layer too many", uneven),
@@ -135,9 +135,9 @@ def loss_facts(evidence: TaskEvidence) -> list[Fact]:
     ]
 
 
-_LAST_STAGE = "Only the last stage has activations that count; what do the others need of them?"
-# In every case the number of rows differs from stages and layers. Three stages do not divide it; two do, and one of
-# four groups has no valid rows.
+_LAST_STAGE = "Only the last stage has activations that count: how many of them does each other stage need?"
+# In every case the number of rows differs from those of stages and layers. Three stages do not divide it; two do, and
+# one of four groups has no valid rows.
 _MLP: dict[str, Any] = {"width": 16, "hidden": 32, "num_layers": 8, "features": 6, "outputs": 10}
 _SIX = StepSizes(**_MLP, num_microbatches=6, rows=2, dropout=0.25)
 _FEWER = StepSizes(**_MLP, num_microbatches=4, rows=4)
@@ -181,7 +181,7 @@ def draw_step(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str, Any]
 
 
 def step_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]:
-    """The steps on one device, with all rows; every holder of a leaf gets the same."""
+    """The steps on one device, with all rows; every device that holds a leaf gets the same values."""
     groups, stages, steps = groups_of(case, pipe_of), stages_of(case), case.sizes.steps
     run = _steps_on_one_device(case.sizes.model, case.sizes.num_microbatches, groups)
     given = np.arange(steps, dtype=np.int32), np.repeat(inputs["key"][None], steps, 0), inputs["batch"]
@@ -246,11 +246,11 @@ def most_bytes(case: Case[StepSizes]) -> int:
 
 
 def step_facts(evidence: TaskEvidence) -> list[Fact]:
-    values = "Is each pipeline's loss weighed by how much counts in it, and does each use the key of its own place?"
-    gradients = "Of which leaves have devices seen different rows, and of which has each stage only a share?"
+    values = "Is each pipeline's loss weighted by its unmasked count, and does each use the key for its own index?"
+    gradients = "For which leaves have devices seen different rows, and for which does each stage have only a share?"
     too_much = (
-        "What does the backward pass of a tick need, and which of it could be computed again? What is wrapped in "
-        "jax.checkpoint as a whole is all there again while it runs backward: how much is that?"
+        "What does the backward pass of a tick need, and which part of it could be recomputed? Everything inside a "
+        "single jax.checkpoint is in memory at once during its backward pass: how much is that?"
     )
 
     def shared(e: Evidence) -> float:
@@ -277,7 +277,7 @@ _THREE_STEPS = _SIX.replace(num_microbatches=5, steps=3, rate_scale=0.2)
 
 def _unseen_step(rng: np.random.Generator) -> Case[StepSizes]:
     case = unseen_pipelines(rng)
-    # The gradient is read off the update, which must not be small compared with the parameter: a Transformer's is.
+    # The gradient is read off the update, which must not be small compared with the parameter, as a Transformer's is.
     steps, largest = (1, 3.0) if case.sizes.seq else (int(rng.choice([1, 2])), 0.9)
     return case.with_sizes(steps=steps, rate_scale=float(rng.uniform(2 / 3, 1)) * largest / steps)
 

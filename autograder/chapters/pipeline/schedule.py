@@ -44,7 +44,7 @@ def ticks_of(case: Case[Any]) -> int:
 
 
 def permuted(evidence: list[Evidence], passes: Any) -> Fact:
-    """A stage sends its microbatches, or at every tick, in each of ``passes(case)`` over the schedule.
+    """Require a stage to send at least its microbatches, at most one per tick, in each of ``passes(case)`` passes.
 
     With two stages, one may send only forward, and the other only backward.
     """
@@ -60,11 +60,11 @@ def permuted(evidence: list[Evidence], passes: Any) -> Fact:
 
 
 def refused(name: str, cases: list[Evidence], what: str, hint: str) -> Fact:
-    """The leaf ``refused`` of the results records how a call ended that must be refused."""
+    """Require a call to be refused; the leaf ``refused`` of the results records how it ended."""
     wrong = {
         ACCEPTED: ("not refused", f"raised no error. {hint}"),
-        OTHER_ERROR: ("another error", "raised an error that is no ValueError. Does it come from your own check?"),
-        UNNAMED: ("a number is missing", "raised a ValueError, and its message does not name both numbers."),
+        OTHER_ERROR: ("another error", "raised an error that is not a ValueError. Is it from your own check?"),
+        UNNAMED: ("a number is missing", "raised a ValueError whose message does not name both numbers."),
     }
 
     def look(e: Evidence) -> Fact:
@@ -102,9 +102,9 @@ def split_oracle(inputs: dict[str, Any], case: Case[Blocks]) -> dict[str, Any]:
 
 
 def split_facts(evidence: TaskEvidence) -> list[Fact]:
-    hint = "Dropping a row or filling one up trains on a different batch from the one intended."
+    hint = "Dropping a row or adding padding trains on a different batch from the one intended."
     return [
-        facts.arrays_match("values", evidence.cases, "values", "Microbatch 0 is the first rows, in their order."),
+        facts.arrays_match("values", evidence.cases, "values", "Microbatch 0 has the first rows, in order."),
         refused("uneven batch", evidence.cases, "a batch with one row too many", hint),
         byte_facts.only_collectives("communication", evidence.cases, ()),
     ]
@@ -138,7 +138,7 @@ def _has_work(tick: Any, stage: Any, count: int) -> Any:
 
 
 def _counted(case: Case[Blocks]) -> dict[str, np.ndarray]:
-    """The ``[tick, stage]`` at which a stage has work, and at which it receives the previous stage's result."""
+    """Masks ``[tick, stage]`` of where a stage has work, and of where it receives the previous stage's result."""
     tick, stage = np.arange(ticks_of(case))[:, None], np.arange(stages_of(case))
     busy = _has_work(tick, stage, case.sizes.num_microbatches)
     return {"y": busy, "sent": np.concatenate([np.zeros_like(busy[:, :1]), busy[:, :-1]], 1)}
@@ -184,7 +184,7 @@ def _all_ticks(stages: int, count: int) -> Any:
 
 
 def computed(e: Evidence) -> str:
-    """The microbatch as which every stage processed its input, tick by tick, and the right one; empty if all match."""
+    """A grid of the microbatch number that each stage used in each tick, and the right grid; empty if they match."""
     ticks, stages = ticks_of(e.case), stages_of(e.case)
     busy, y = _counted(e.case)["y"], e.measured["values/y"]
     weights, microbatches, arrived = (e.drawn[name] for name in ("weights", "microbatches", "arrived"))
@@ -203,12 +203,12 @@ def computed(e: Evidence) -> str:
         [[cell(tick, stage) if busy[tick, stage] else "." for tick in range(ticks)] for stage in range(stages)]
         for cell in (as_microbatch, lambda tick, stage: str(tick - stage))
     )
-    title = "\nThe microbatch as which a stage computes, with * if of another input, and . where anything will do:"
+    title = "\nThe microbatch number that a stage computes with, * if its input is wrong, . where anything will do:"
     return "" if yours == right else title + grid(yours, right, "stage", "tick")
 
 
 def tick_facts(evidence: TaskEvidence) -> list[Fact]:
-    values = "Which microbatch is this stage at, where does its input come from, and who needs what it computed?"
+    values = "Which microbatch is this stage working on, where is its input from, and which stage needs its result?"
     return [
         facts.arrays_match("values", evidence.cases, "values", values, picture=computed),
         facts.arrays_match("gradients", evidence.cases, "gradients", weight=2),
@@ -293,7 +293,7 @@ def _one_device(groups: int) -> Any:
 
 
 def execute_facts(evidence: TaskEvidence) -> list[Fact]:
-    values = "Which tick does a stage finish a microbatch in, and how many ticks does the last one need?"
+    values = "In which tick does a stage finish a microbatch, and how many ticks pass until the last one is finished?"
     bubble = "How many ticks are there, and does a stage compute once in each?"
     backward = [e for e in evidence.cases if e.case.sizes.backward]
     drained = (lambda case: busy(case) * stages_of(case)), "microbatch"

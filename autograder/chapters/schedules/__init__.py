@@ -1,4 +1,4 @@
-"""The contract of ``schedules``: when each stage does what, and one program that does it."""
+"""The contract of ``schedules``: the order of the passes on each stage, and one program that runs any order."""
 
 from autograder.chapters.schedules.orders import INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autograder.chapters.schedules.passes import SPLIT_BACKWARD
@@ -26,11 +26,11 @@ EXPLAINED_IN = {
     "all-reduce bytes": ("schedules", "Old weights instead of a bubble"),
 }
 
-# Pieces of the notebook's text, and the facts that hold them.
+# Pieces of the notebook's text, and the facts that enforce them.
 PROMISES = {
     "one_f_one_b": {
         "Return a line for each stage. Microbatches are numbered": ("values",),
-        "| valid | every stage has each microbatch once": ("values",),
+        "| valid | every stage runs each microbatch once": ("values",),
         "| time of a step | `3 (M + S - 1)`": ("bubble",),
         "| in flight on stage `s` | at most `min(S - s, M)`": ("in flight",),
         "In 1F1B a stage starts only": (),

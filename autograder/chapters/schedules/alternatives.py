@@ -1,4 +1,4 @@
-"""Right answers for ``schedules`` in other styles: each must pass every fact."""
+"""Alternative implementations of ``schedules``: each must pass every fact."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from jax import lax
 
 
 def by_simulating_1f1b(num_stages, num_microbatches):
-    """Tick by tick: backward if a gradient is there, else forward if that keeps few enough in flight."""
-    lines, there, back = [[] for _ in range(num_stages)], {}, {}
+    """Tick by tick: backward if a gradient is there, else forward if that does not put too many in flight."""
+    lines, forward_ends, backward_ends = [[] for _ in range(num_stages)], {}, {}
     begun, ended = [0] * num_stages, [0] * num_stages
     for time in range(4 * (num_microbatches + num_stages)):
         for stage in range(num_stages):
-            # A stage that is in the second half of a backward pass does nothing new.
-            if back.get((stage, ended[stage] - 1), -1) == time + 1:
+            # A stage that is in the second half of a backward pass starts nothing new.
+            if backward_ends.get((stage, ended[stage] - 1), -1) == time + 1:
                 continue
             last = stage == num_stages - 1
-            ready = there.get((stage, ended[stage])) if last else back.get((stage + 1, ended[stage]))
+            ready = forward_ends.get((stage, ended[stage])) if last else backward_ends.get((stage + 1, ended[stage]))
             if ready is not None and ready <= time and ended[stage] < begun[stage]:
                 lines[stage].append(f"B{ended[stage]}")
-                back[stage, ended[stage]] = time + 2
+                backward_ends[stage, ended[stage]] = time + 2
                 ended[stage] += 1
             elif begun[stage] < num_microbatches and begun[stage] - ended[stage] < num_stages - stage:
-                arrived = 0 if stage == 0 else there.get((stage - 1, begun[stage]), time + 1)
+                arrived = 0 if stage == 0 else forward_ends.get((stage - 1, begun[stage]), time + 1)
                 if arrived <= time:
                     lines[stage].append(f"F{begun[stage]}")
-                    there[stage, begun[stage]] = time + 1
+                    forward_ends[stage, begun[stage]] = time + 1
                     begun[stage] += 1
     return tuple(map(" ".join, lines))
 
 
 def by_counting_1f1b(num_stages, num_microbatches):
-    """By how far the forward passes are ahead of the backward passes."""
+    """Decides by how far the forward passes are ahead of the backward passes."""
 
     def line(stage):
         forward = backward = 0
@@ -71,7 +71,7 @@ def by_merging_two_streams(num_stages, num_microbatches, num_repeats):
 
 
 def with_a_shorter_lead(num_stages, num_microbatches, num_repeats):
-    """Begins with fewer forward passes: as fast where messages take no time, and less is in flight."""
+    """Begins with fewer forward passes: just as fast where messages take no time, with less in flight."""
     groups, rest = divmod(num_microbatches, num_stages)
     if rest:
         raise ValueError(f"groups of {num_stages} do not make {num_microbatches}: {groups} and {rest} more")
@@ -107,7 +107,7 @@ def from_one_f_one_b(num_stages, num_microbatches):
 
 
 def by_three_counters(num_stages, num_microbatches):
-    """As the paper's figure is read: warm up, steady, and drain."""
+    """Follows the paper's figure: warm-up, steady state and drain."""
 
     def line(stage):
         ahead, late = min(num_stages - stage, num_microbatches), min(stage, num_microbatches)
@@ -124,7 +124,7 @@ def by_three_counters(num_stages, num_microbatches):
 
 
 def with_tuples(activation):
-    """What is saved as tuples, and products by ``einsum``."""
+    """Saves tuples, and writes products with ``einsum``."""
 
     def forward(weights, x):
         z = jnp.einsum("rd,dh->rh", x, weights["up"])
@@ -185,39 +185,41 @@ def small_results(stage, loss, table, weights, microbatches, axis_name):
         return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, shape=(table.num_slots[kind], *leaf.shape)), tree)
 
     def put(tree, at, new, when):
-        return jax.tree.map(lambda leaf, one: leaf.at[at].set(jnp.where(when, one, leaf[at])), tree, new)
+        return jax.tree.map(lambda leaf, update: leaf.at[at].set(jnp.where(when, update, leaf[at])), tree, new)
 
     def tick(carry, row):
-        inputs, kept, dys, waiting, y, dx, total, sums = carry
+        inputs, saved_slots, dys, waiting, y, dx, total, sums = carry
         now = {name: lax.dynamic_index_in_dim(column, index, keepdims=False) for name, column in row.items()}
-        part, here = now["repeat"] * lax.axis_size(axis_name) + index, part_of(weights, now["repeat"])
+        part, repeat_weights = now["repeat"] * lax.axis_size(axis_name) + index, part_of(weights, now["repeat"])
         inputs = put(inputs, now["arrived_input"], y, now["arrived_input"] >= 0)
         dys = put(dys, now["arrived_gradient"], dx, now["arrived_gradient"] >= 0)
 
         def f():
             x = lax.select(part == 0, microbatches[now["microbatch"]], inputs[now["inputs"]])
-            y, saved = forward(here, x)
+            y, saved = forward(repeat_weights, x)
             share, dy = jax.value_and_grad(loss)(y, now["microbatch"])
             return nothing | {"y": y, "saved": saved, "share": share, "dy": dy / len(microbatches)}
 
         def i():
-            dx, pending = backward_input(here, part_of(kept, now["saved"]), dys[now["gradients"]])
+            dx, pending = backward_input(repeat_weights, part_of(saved_slots, now["saved"]), dys[now["gradients"]])
             return nothing | {"dx": dx, "pending": pending}
 
         def w():
-            return nothing | {"own": backward_weights(part_of(kept, now["saved"]), part_of(waiting, now["pending"]))}
+            return nothing | {
+                "own": backward_weights(part_of(saved_slots, now["saved"]), part_of(waiting, now["pending"]))
+            }
 
         action = now["action"]
-        found = lax.switch(action, (lambda: nothing, f, i, w))
+        results = lax.switch(action, (lambda: nothing, f, i, w))
         ends = (action == 1) & (part == parts - 1)
-        kept, waiting = (
-            put(kept, now["saved"], found["saved"], action == 1),
-            put(waiting, now["pending"], found["pending"], action == 2),
+        saved_slots, waiting = (
+            put(saved_slots, now["saved"], results["saved"], action == 1),
+            put(waiting, now["pending"], results["pending"], action == 2),
         )
-        dys = put(dys, now["gradients"], found["dy"], ends)
-        sums = jax.tree.map(lambda leaf, one: leaf.at[now["repeat"]].add(one), sums, found["own"])
-        y, dx = (lax.ppermute(found[name], axis_name, ring(axis_name, n)) for name, n in (("y", 1), ("dx", -1)))
-        return (inputs, kept, dys, waiting, y, dx, total + jnp.where(ends, found["share"], 0), sums), None
+        dys = put(dys, now["gradients"], results["dy"], ends)
+        sums = jax.tree.map(lambda leaf, update: leaf.at[now["repeat"]].add(update), sums, results["own"])
+        y, dx = (lax.ppermute(results[name], axis_name, ring(axis_name, n)) for name, n in (("y", 1), ("dx", -1)))
+        return (inputs, saved_slots, dys, waiting, y, dx, total + jnp.where(ends, results["share"], 0), sums), None
 
     places = slots(x, "inputs"), slots(saved, "saved"), slots(y, "gradients"), slots(nothing["pending"], "pending")
     carry = (*places, y, y, nothing["share"], jax.tree.map(jnp.zeros_like, weights))
@@ -239,7 +241,7 @@ def by_conditions(stage, loss, table, weights, microbatches, axis_name):
         return jax.tree.map(lambda leaf: jnp.zeros_like(example, leaf.dtype, (slots, *leaf.shape)), tree)
 
     def put(tree, at, new):
-        return jax.tree.map(lambda leaf, one: lax.dynamic_update_index_in_dim(leaf, one, at, 0), tree, new)
+        return jax.tree.map(lambda leaf, update: lax.dynamic_update_index_in_dim(leaf, update, at, 0), tree, new)
 
     def body(tick, carry):
         now = {name: column[tick, me] for name, column in columns.items()}
@@ -258,23 +260,23 @@ def by_conditions(stage, loss, table, weights, microbatches, axis_name):
             value, slope = jax.value_and_grad(loss)(y, now["microbatch"])
             slope = jnp.where(part == final, slope / count, c["dys"][now["gradients"]])
             value = jnp.where(part == final, value / count, 0.0)
-            kept = put(c["saved"], now["saved"], saved)
+            saved_slots = put(c["saved"], now["saved"], saved)
             return {
                 **c,
                 "y": y,
-                "saved": kept,
+                "saved": saved_slots,
                 "loss": c["loss"] + value,
                 "dys": put(c["dys"], now["gradients"], slope),
             }
 
         def i(c):
-            given = part_of(c["saved"], now["saved"]), c["dys"][now["gradients"]]
-            dx, pending = backward_input(part_of(weights, now["repeat"]), *given)
+            args = part_of(c["saved"], now["saved"]), c["dys"][now["gradients"]]
+            dx, pending = backward_input(part_of(weights, now["repeat"]), *args)
             return {**c, "dx": dx, "pending": put(c["pending"], now["pending"], pending)}
 
         def w(c):
-            more = backward_weights(part_of(c["saved"], now["saved"]), part_of(c["pending"], now["pending"]))
-            return {**c, "sums": jax.tree.map(lambda a, b: a.at[now["repeat"]].add(b), c["sums"], more)}
+            gradients = backward_weights(part_of(c["saved"], now["saved"]), part_of(c["pending"], now["pending"]))
+            return {**c, "sums": jax.tree.map(lambda a, b: a.at[now["repeat"]].add(b), c["sums"], gradients)}
 
         for number, act in enumerate((f, i, w), 1):
             carry = lax.cond(now["action"] == number, act, lambda c: c, carry)
@@ -299,16 +301,16 @@ def with_one_message(stage, loss, table, versions, microbatches, learning_rate, 
     leaves, tree = jax.tree.flatten(gradients)
     value = lax.pcast(value, pipe_axis, to="varying")
     flat = lax.pmean(jnp.concatenate([*(leaf.ravel() for leaf in leaves), value[None]]), data_axis)
-    found, place = [], 0
+    reduced, place = [], 0
     for leaf in leaves:
-        found.append(flat[place : place + leaf.size].reshape(leaf.shape))
+        reduced.append(flat[place : place + leaf.size].reshape(leaf.shape))
         place += leaf.size
-    after = jax.tree.map(lambda w, g: w - learning_rate * g, newest, tree.unflatten(found))
+    after = jax.tree.map(lambda w, g: w - learning_rate * g, newest, tree.unflatten(reduced))
     return {"newest": after, "older": newest}, flat[-1]
 
 
 def weighed_before(stage, loss, table, versions, microbatches, learning_rate, pipe_axis, data_axis):
-    """Every pipeline's loss is divided by their number first, so that all reductions are sums."""
+    """Every pipeline's loss is first divided by the number of pipelines, so that all reductions are sums."""
     pipelines = lax.axis_size(data_axis)
 
     def share(y, microbatch):

@@ -18,13 +18,13 @@ from solutions.schedules import (
 
 
 def gpipes_order(num_stages, num_microbatches):
-    """What JAX makes of a forward pipeline: as fast, and everything in flight."""
+    """The order that JAX derives from a forward pipeline: as fast, but with everything in flight."""
     forward, backward = ([f"{kind}{m}" for m in range(num_microbatches)] for kind in "FB")
     return (" ".join(forward + backward[::-1]),) * num_stages
 
 
 def drains_between_groups(num_stages, num_microbatches):
-    """As many microbatches as stages at a time, each group a GPipe of its own."""
+    """Groups of as many microbatches as there are stages, each run as a separate GPipe."""
     words = []
     for first in range(0, num_microbatches, num_stages):
         group = range(first, min(first + num_stages, num_microbatches))
@@ -41,7 +41,7 @@ def breadth_first(num_stages, num_microbatches, num_repeats):
 
 
 def drains_between_groups_of_repeats(num_stages, num_microbatches, num_repeats):
-    """The interleaved order of as many microbatches as stages, one group after the other."""
+    """The interleaved order for as many microbatches as stages, one group after another."""
     if num_microbatches % num_stages:
         raise ValueError(f"{num_microbatches} microbatches, {num_stages} stages")
 
@@ -54,7 +54,7 @@ def drains_between_groups_of_repeats(num_stages, num_microbatches, num_repeats):
 
 
 def weights_at_once(num_stages, num_microbatches):
-    """1F1B with each backward pass cut in two, and nothing put off."""
+    """1F1B with each backward pass split in two, and nothing postponed."""
     lines = one_f_one_b(num_stages, num_microbatches)
     return tuple(" ".join(f"I{w[1:]} W{w[1:]}" if w[0] == "B" else w for w in line.split()) for line in lines)
 
@@ -65,14 +65,14 @@ def never_splits(num_stages, num_microbatches):
 
 
 def weights_at_the_end(num_stages, num_microbatches):
-    """Every gradient of weights after everything else: all microbatches in flight."""
+    """All gradients of weights after everything else, with all microbatches in flight."""
     lines = one_f_one_b(num_stages, num_microbatches)
     last = " ".join(f"W{m}" for m in range(num_microbatches))
     return tuple(f"{line.replace('B', 'I')} {last}" for line in lines)
 
 
 def differentiates_twice(activation):
-    """``jax.vjp`` once for the input and once for the weights: right, and most of it is computed twice."""
+    """``jax.vjp`` once for the input and once for the weights: right, but most of it is computed twice."""
 
     def layer(weights, x):
         return x + activation(x @ weights["up"]) @ weights["down"]
@@ -91,7 +91,7 @@ def differentiates_twice(activation):
 
 
 def writes_products_as_sums(activation):
-    """Computes the gradients of the weights ahead, in products that are no ``dot_general``."""
+    """Computes the gradients of the weights early, in products that are not a ``dot_general``."""
 
     def product(a, b):
         return (a[:, :, None] * b[None]).sum(1)

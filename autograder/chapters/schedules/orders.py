@@ -1,4 +1,4 @@
-"""``one_f_one_b``, ``interleaved`` and ``zero_bubble``: orders as text, judged by what they cost."""
+"""``one_f_one_b``, ``interleaved`` and ``zero_bubble``: orders as text, judged by their cost."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from autograder.contract.wrapping import wrappings
 from course.schedules import Costs, Measured, Schedule, family, measure, run, text_of, written
 
 Question = tuple[int, ...]
-# All three passes of one length; of a whole backward pass, which is two of them, it makes none or both.
+# All three passes have the same length, so a whole backward pass, which is two of them, takes twice as long.
 PASSES = Costs(1, 1, 1)
 FOLLOW = "Draw it with schedule_svg(written(lines)) and follow one stage: "
 
 
 @dataclass(frozen=True)
 class Order:
-    """What an order may cost.
+    """Limits on the cost of an order.
 
     Attributes:
-        name: In the course's family of schedules.
-        seconds: The longest step, of a question.
-        in_flight: The most microbatches' parts in flight on a stage: ``(stage, *question)``.
-        slow: A question to somebody whose step takes longer.
-        full: A question to somebody who has more in flight.
+        name: Its name in the course's family of schedules.
+        seconds: The longest permitted step for a question.
+        in_flight: The most parts of microbatches in flight on a stage: ``(stage, *question)``.
+        slow: The hint if a step takes longer.
+        full: The hint if more is in flight.
     """
 
     name: str
@@ -51,7 +51,7 @@ ORDERS = {
         "1f1b",
         lambda stages, count: 3 * (count + stages - 1),
         lambda stage, stages, count: min(stages - stage, count),
-        "in the middle of the step, where is a stage idle, and had it begun enough microbatches before?",
+        "where is it idle in the middle of the step, and had it started enough microbatches by then?",
         "which microbatch does it begin that could wait for the backward pass of an earlier one?",
     ),
     "interleaved": Order(
@@ -67,19 +67,19 @@ ORDERS = {
         "zero_bubble",
         lambda stages, count: 3 * count + stages - 1 if count >= stages else 3 * (count + stages - 1),
         lambda stage, stages, count: min(stages, count),
-        "where is a stage idle although a W is left that it could do, and where does a W stand in the way of an I?",
-        "how many microbatches have had their F and not yet their W? Which W could come earlier?",
+        "where is it idle although it still has a W that it could run, and where does a W delay an I?",
+        "how many microbatches have had their F but not yet their W? Which W could come earlier?",
     ),
 }
 
 
 def refused(name: str, question: Question) -> bool:
-    """Whether a ``ValueError`` is the right answer."""
+    """Return True if a ``ValueError`` is the right answer."""
     return name == "interleaved" and bool(question[1] % question[0])
 
 
 def questions(case: Case[Asked]) -> list[Question]:
-    """Numbers of microbatches below and above the stages, with 2 to 4 repeats where there are any."""
+    """Questions with fewer and with more microbatches than stages, and 2 to 4 repeats if the case has repeats."""
     stages, most = case.sizes.num_stages, case.sizes.most
     if case.sizes.num_repeats == 1:
         counts = sorted({1, 2, stages, stages + 1, 2 * stages - 1, most} - set(range(most + 1, 3 * stages)))
@@ -106,16 +106,16 @@ def known(name: str, question: Question) -> Any:
 
 
 def problem(name: str, question: Question, answer: Any) -> str:
-    """Why the answer is no valid order for the question; empty if it is one."""
+    """Explain why the answer is not a valid order for the question; empty if it is."""
     stages, count, repeats = (*question, 1)[:3]
     if refused(name, question):
         if not isinstance(answer, Refusal):
             groups = f"{count_of(count, 'microbatch', 'microbatches')} cannot go round in groups of {stages}"
             return f"{groups}: raise a ValueError instead of returning lines."
         names_both = {str(stages), str(count)} <= set(re.findall(r"\d+", answer.message))
-        return "" if names_both else f"Refusing is right; the message must name both numbers, {count} and {stages}."
+        return "" if names_both else f"A ValueError is right; its message must name both numbers, {count} and {stages}."
     if isinstance(answer, Refusal):
-        return "These sizes are to have an order."
+        return "These sizes have a valid order: return it instead of raising a ValueError."
     if not isinstance(answer, tuple) or not all(isinstance(line, str) for line in answer):
         return "Expected a tuple with a line of text for each stage."
     microbatches = {int(number) for number in re.findall(r"\b[A-Z](\d+)", " ".join(answer))}
@@ -128,14 +128,14 @@ def problem(name: str, question: Question, answer: Any) -> str:
         text = f"{error}."
         text = text if len(text) <= 300 else f"{text[:300].rpartition('; ')[0] or text[:300]}; …"
         return text[:1].upper() + text[1:]
-    found = (schedule.num_stages, schedule.num_microbatches, schedule.num_repeats)
-    if found != (stages, count, repeats):
+    actual = (schedule.num_stages, schedule.num_microbatches, schedule.num_repeats)
+    if actual != (stages, count, repeats):
         names = ("stage", "stages"), ("microbatch", "microbatches"), ("repeat", "repeats")
-        said, wanted = (
+        actual_text, question_text = (
             ", ".join(count_of(size, *words) for size, words in zip(sizes, names, strict=True))
-            for sizes in (found, (stages, count, repeats))
+            for sizes in (actual, (stages, count, repeats))
         )
-        return f"These lines are of {said}, and asked was for {wanted}."
+        return f"These lines have {actual_text}; the question was about {question_text}."
     return ""
 
 
@@ -144,33 +144,33 @@ def _are(count: int) -> str:
 
 
 def no_order(name: str, question: Question, answer: Any) -> str:
-    """The same, but empty where no order is the right answer."""
+    """Like ``problem``, but empty if a ``ValueError`` is the right answer."""
     return "" if refused(name, question) else problem(name, question, answer)
 
 
 def cost(answer: tuple[str, ...]) -> Measured:
-    """What a valid order costs."""
+    """The cost of a valid order."""
     return measure(run(written(answer), PASSES))
 
 
 def too_slow(name: str, question: Question, answer: Any) -> str:
-    """Why a step of a valid order takes too long; empty if it does not."""
+    """Explain why a step of a valid order takes too long; empty if it does not."""
     if refused(name, question):
         return ""
     took, least = cost(answer).time, ORDERS[name].seconds(*question)
     if took <= least + 1e-6:
         return ""
-    said = f"A step takes {took:g}, and {least:g} is enough."
+    message = f"A step takes {took:g}, and {least:g} is enough."
     for stage, line in enumerate(answer):
         begun = len(list(takewhile(lambda word: word.startswith("F"), line.split())))
         if begun > ORDERS[name].in_flight(stage, *question):
             early = f"Stage {stage} begins with {begun} forward passes"
-            return f"{said} {early}: which of them could come after its first backward pass?"
-    return f"{said} {FOLLOW}{ORDERS[name].slow}"
+            return f"{message} {early}: which of them could come after its first backward pass?"
+    return f"{message} {FOLLOW}{ORDERS[name].slow}"
 
 
 def too_full(name: str, question: Question, answer: Any) -> str:
-    """Why too much is in flight in a valid order; empty if it is not."""
+    """Explain where a valid order has too much in flight; empty if it does not."""
     if refused(name, question):
         return ""
     repeats = (*question, 1)[2]
@@ -179,8 +179,8 @@ def too_full(name: str, question: Question, answer: Any) -> str:
         if round(most * repeats) > limit:
             parts = "parts of microbatches" if repeats > 1 else "microbatches"
             enough = f"{limit} {'is' if limit == 1 else 'are'} enough"
-            said = f"Stage {stage} has {round(most * repeats)} {parts} in flight at once, and {enough}."
-            return f"{said} {FOLLOW}{ORDERS[name].full}"
+            message = f"Stage {stage} has {round(most * repeats)} {parts} in flight at once, and {enough}."
+            return f"{message} {FOLLOW}{ORDERS[name].full}"
     return ""
 
 
@@ -196,12 +196,12 @@ def _facts(name: str) -> Callable[[TaskEvidence], list[Fact]]:
 
         def explain(_: Case[Any], question: Question, answer: Any) -> str:
             stages, count, repeats = (*question, 1)[:3]
-            asked = f"for {count_of(stages, 'stage')} and {count_of(count, 'microbatch', 'microbatches')}"
-            asked += f" in {count_of(repeats, 'repeat')}" if repeats > 1 else ""
-            return f"{asked} your answer is {_shown(answer)} {why(name, question, answer)}"
+            question_text = f"for {count_of(stages, 'stage')} and {count_of(count, 'microbatch', 'microbatches')}"
+            question_text += f" in {count_of(repeats, 'repeat')}" if repeats > 1 else ""
+            return f"{question_text} your answer is {_shown(answer)} {why(name, question, answer)}"
 
-        found = value_facts.every_answer_matches(evidence.cases, questions, right, explain)
-        return replace(found, name=title, kind=kind, weight=weight)
+        answers_fact = value_facts.every_answer_matches(evidence.cases, questions, right, explain)
+        return replace(answers_fact, name=title, kind=kind, weight=weight)
 
     def facts_of(evidence: TaskEvidence) -> list[Fact]:
         values = fact(evidence, "values", Kind.VALUES, problem, 1)

@@ -24,7 +24,7 @@ def draw_split(rng: np.random.Generator, case: Case[Layer]) -> dict[str, Any]:
 
 
 def split_oracle(inputs: dict[str, Any], case: Case[Layer]) -> dict[str, Any]:
-    """One layer and its gradients, as JAX differentiates it."""
+    """One layer's output, and its gradients as JAX computes them."""
 
     def layer(weights, x):
         return x + activation_of(case.sizes.activation)(x @ weights["up"]) @ weights["down"]
@@ -36,34 +36,37 @@ def split_oracle(inputs: dict[str, Any], case: Case[Layer]) -> dict[str, Any]:
 
 
 def products(evidence: TaskEvidence) -> Fact:
-    """Each pass has two products, and computes nothing for another one or once more."""
-    name, hint = "FLOPs", "Which product is computed again, or for a pass that comes later?"
+    """Require two products in each pass: nothing is recomputed, and nothing is computed for another pass."""
+    name, hint = "FLOPs", "Which product is computed again, or computed early, for a later pass?"
 
-    def look(e: Evidence) -> Fact:
+    def fact(e: Evidence) -> Fact:
         s = e.case.sizes
         form, count = s.passes * 2 * 2 * s.rows * s.width * s.hidden, sum(e.costs.products.values())
         passes, message = "all three functions" if s.passes == 3 else "forward and backward_input", ""
         if e.costs.flops > form:
             message = f"{passes} compute {e.costs.flops:,.0f} FLOPs together, and {form:,} are enough. {hint}"
         elif count > 2 * s.passes:  # such as sums of elementwise products
-            message = f"{passes} compute {count} products of matrices together, and {2 * s.passes} are enough. {hint}"
+            message = f"{passes} compute {count} matrix products together, and {2 * s.passes} are enough. {hint}"
         return facts.case_fact(e, name, Kind.COMPUTE, message, e.costs.flops, form, unit=Unit.FLOPS, weight=2)
 
-    return facts.worst([look(e) for e in evidence.cases], name, Kind.COMPUTE)
+    return facts.worst([fact(e) for e in evidence.cases], name, Kind.COMPUTE)
 
 
 def split_facts(evidence: TaskEvidence) -> list[Fact]:
     return [
         facts.arrays_match("values", evidence.cases, "values"),
         facts.arrays_match(
-            "gradients", evidence.cases, "gradients", "Is the residual in it, and the activation's slope?"
+            "gradients",
+            evidence.cases,
+            "gradients",
+            "Does the gradient include the residual and the activation's slope?",
         ),
         products(evidence),
     ]
 
 
 def unseen_split(rng: np.random.Generator) -> Case[Layer]:
-    rows, width, hidden = (int(rng.choice(some)) for some in ((4, 7), (9, 11), (10, 17)))
+    rows, width, hidden = (int(rng.choice(sizes)) for sizes in ((4, 7), (9, 11), (10, 17)))
     activation = str(rng.choice(["softplus", "sin"]))
     return Case(UNSEEN, {"data": 1}, Layer(rows=rows, width=width, hidden=hidden, activation=activation))
 

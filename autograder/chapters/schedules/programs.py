@@ -1,4 +1,4 @@
-"""``execute_schedule`` and ``two_weight_versions_step``: programs that run tables, against one device's gradients."""
+"""``execute_schedule`` and ``two_weight_versions_step``: programs that run tables, compared with a single device."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from course.schedules import LOOPED, Table, family, tabulate
 
 WRAPPINGS = wrappings("schedules")
 MACHINE = "free network"
-# Between slots that are used again and a place for every microbatch; and of the table's bubble.
+# The limit on temporaries, between reused slots and a place for every microbatch, and the tolerance of the bubble.
 TEMPORARIES, BUBBLE = 1.35, 0.03
 
 
 def schedule_of(case: Case[Executed]) -> Table:
-    """The table that the case is about."""
+    """The case's table."""
     s = case.sizes
     return _table(s.schedule, stages_of(case), s.num_microbatches, s.num_repeats)
 
@@ -55,8 +55,8 @@ def draw_execute(rng: np.random.Generator, case: Case[Executed]) -> dict[str, An
 
 
 def execute_oracle(inputs: dict[str, Any], case: Case[Executed]) -> dict[str, Any]:
-    """Every pipeline's batch through all parts in order, on one device."""
-    each = [
+    """Run every pipeline's batch through all parts in order, on one device."""
+    results = [
         _on_one_device(
             inputs["weights"],
             *(np.split(inputs[name], pipelines_of(case), 1)[n] for name in _DATA),
@@ -64,8 +64,8 @@ def execute_oracle(inputs: dict[str, Any], case: Case[Executed]) -> dict[str, An
         )
         for n in range(pipelines_of(case))
     ]
-    gradients = jax.tree.map(lambda *leaves: np.stack(leaves), *(found for _, found in each))
-    return {"values": _on_last_stages([loss for loss, _ in each], case), "gradients": gradients}
+    gradients = jax.tree.map(lambda *leaves: np.stack(leaves), *(tree for _, tree in results))
+    return {"values": _on_last_stages([loss for loss, _ in results], case), "gradients": gradients}
 
 
 _DATA = ("microbatches", "targets")
@@ -86,41 +86,41 @@ def _on_one_device(weights: Any, microbatches: Any, targets: Any, activation: st
 
 
 def _on_last_stages(losses: Any, case: Case[Executed]) -> np.ndarray:
-    """Each pipeline's loss where its last stage is, by device; zeros elsewhere."""
-    found = np.zeros((pipelines_of(case), stages_of(case)), np.float32)
-    found[:, -1] = losses
-    return (found if list(case.mesh)[-1] == pipe_of(case) else found.T).ravel()
+    """Each pipeline's loss on the device of its last stage, and zeros on the others."""
+    grid = np.zeros((pipelines_of(case), stages_of(case)), np.float32)
+    grid[:, -1] = losses
+    return (grid if list(case.mesh)[-1] == pipe_of(case) else grid.T).ravel()
 
 
 def permuted(evidence: TaskEvidence) -> Fact:
-    """At most two permutes of a microbatch's activations in every tick of every step, and at least what must travel."""
+    """Allow two permutes of a microbatch's activations in every tick of every step; require what must be sent."""
 
-    def one(e: Evidence) -> int:
+    def microbatch_bytes(e: Evidence) -> int:
         return 4 * e.case.sizes.steps * e.case.sizes.rows * e.case.sizes.width if stages_of(e.case) > 1 else 0
 
     def least(e: Evidence) -> float:
-        """A stage in the middle sends every activation on and every gradient back; of two stages, one lacks an end."""
+        """A middle stage sends every activation on and every gradient back; with two stages, each sends one less."""
         s = e.case.sizes
-        return s.num_microbatches * (2 * s.num_repeats - (stages_of(e.case) == 2)) * one(e)
+        return s.num_microbatches * (2 * s.num_repeats - (stages_of(e.case) == 2)) * microbatch_bytes(e)
 
-    def every(e: Evidence) -> float:
-        return 2 * schedule_of(e.case).num_ticks * one(e)
+    def most(e: Evidence) -> float:
+        return 2 * schedule_of(e.case).num_ticks * microbatch_bytes(e)
 
-    return byte_facts.bytes_sent("permute bytes", evidence.programs, "collective_permute", every, least=least)
+    return byte_facts.bytes_sent("permute bytes", evidence.programs, "collective_permute", most, least=least)
 
 
 def execute_facts(evidence: TaskEvidence) -> list[Fact]:
     values = (
-        "Is the loss the mean over microbatches, does the last part of the model alone have one, and does every other "
-        "part read its input from a slot that nothing has overwritten?"
+        "Is the loss the mean over microbatches? Does only the last part of the model have one? Does every other part "
+        "read its input from a slot that nothing has overwritten?"
     )
     gradients = (
         "Are the gradients of all microbatches added up? Does each action use the weights of its part, and does its "
         "result go to the right neighbour? If so, which action reads a slot that another one has overwritten, or that "
-        "nobody has written yet? Follow the first microbatch through the table."
+        "has not been written yet? Follow the first microbatch through the table."
     )
-    bubble = "Is one action computed in each tick, the one of the table, or several of which one is then chosen?"
-    slots = "What is kept of each microbatch, and until when does the table need it? Its slots are used again."
+    bubble = "Does each tick compute only the table's action, or several actions, of which one is then chosen?"
+    slots = "What is kept of each microbatch, and for how long does the table need it? Its slots are reused."
     loss = facts.arrays_match("values", evidence.cases, "values", values)
     return [
         loss,
@@ -143,7 +143,7 @@ def execute_facts(evidence: TaskEvidence) -> list[Fact]:
 
 
 def _tick_seconds(case: Case[Executed]) -> float:
-    """Of the matrix products of one pass of a part."""
+    """The duration of the matrix products in one pass of a part."""
     s = case.sizes
     return 2 * s.rows * s.width**2 * s.num_layers / machine(MACHINE).peak("f32")
 
@@ -152,7 +152,7 @@ _SMALL = Executed(schedule="zero_bubble", num_microbatches=12, rows=3, width=5)
 _LOOP = _SMALL.replace(schedule="interleaved", num_repeats=2)
 
 
-def _drawn(rng: np.random.Generator, mesh: dict[str, int], *names: str) -> dict[str, Any]:
+def _draw_schedule(rng: np.random.Generator, mesh: dict[str, int], *names: str) -> dict[str, Any]:
     """A schedule that is defined for the mesh's stages, and its sizes."""
     stages, name = list(mesh.values())[-1], str(rng.choice(names))
     repeats = int(rng.integers(2, 4)) if name in LOOPED else 1
@@ -163,7 +163,7 @@ def _drawn(rng: np.random.Generator, mesh: dict[str, int], *names: str) -> dict[
 def unseen_execute(rng: np.random.Generator) -> Case[Executed]:
     mesh = unseen_mesh(rng, (4,), (3,), (2, 2), (2, 3), (2, 4), (5,))
     sizes: dict[str, Any] = {"width": int(rng.choice([6, 7])), "rows": int(rng.choice([2, 4]))}
-    chosen = _drawn(rng, mesh, "gpipe", "1f1b", "interleaved", "breadth_first", "zero_bubble")
+    chosen = _draw_schedule(rng, mesh, "gpipe", "1f1b", "interleaved", "breadth_first", "zero_bubble")
     return Case(
         UNSEEN,
         mesh,
@@ -172,7 +172,7 @@ def unseen_execute(rng: np.random.Generator) -> Case[Executed]:
 
 
 def draw_versions(rng: np.random.Generator, case: Case[Executed]) -> dict[str, Any]:
-    """Two versions that differ, so that nobody passes who takes one for the other."""
+    """Two versions that differ, so that confusing them cannot pass."""
     rows = rows_of(case, case.sizes.steps)
     return {
         "versions": {
@@ -226,7 +226,7 @@ def versions_facts(evidence: TaskEvidence) -> list[Fact]:
             "all_reduce",
             lambda e: _averaged_bytes(e)[1],
             least=lambda e: _averaged_bytes(e)[0],
-            hint="Is every gradient of this device reduced once in a step, over data alone?",
+            hint="Is every gradient of this device reduced exactly once per step, over data only?",
         ),
         permuted(evidence),
         byte_facts.only_collectives("other collectives", evidence.programs, ("all_reduce", "collective_permute")),
@@ -240,7 +240,7 @@ def unseen_versions(rng: np.random.Generator) -> Case[Executed]:
     mesh = unseen_mesh(rng, (2, 2), (2, 3), (3, 2), (1, 4))
     sizes: dict[str, Any] = {"width": int(rng.choice([6, 7])), "rows": int(rng.choice([1, 3]))}
     sizes |= {"num_layers": int(rng.integers(1, 3)), "activation": str(rng.choice([*DENSE])), "steps": 4}
-    return Case(UNSEEN, mesh, _STEPS.replace(**_drawn(rng, mesh, "gpipe", "1f1b", "zero_bubble"), **sizes))
+    return Case(UNSEEN, mesh, _STEPS.replace(**_draw_schedule(rng, mesh, "gpipe", "1f1b", "zero_bubble"), **sizes))
 
 
 EXECUTE_SCHEDULE = Task(

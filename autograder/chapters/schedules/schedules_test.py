@@ -1,4 +1,4 @@
-"""The contract of ``schedules``: executed tables against closed forms, orders, and the delayed recursion."""
+"""The contract of ``schedules``: executed tables compared with closed forms, orders, and the delayed recursion."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -46,18 +46,20 @@ def test_the_bubble_of_the_program_is_that_of_the_closed_form(size):
     module = parse(executed(*size))
     unit, passes = 2 * ROWS * WIDTH**2, 3 * count * repeats
     seconds = timeline(module, FREE_NETWORK).seconds
-    found = bubble(passes * stages * unit / FREE_NETWORK.peak("f32"), stages, seconds)
+    measured = bubble(passes * stages * unit / FREE_NETWORK.peak("f32"), stages, seconds)
     form = bubble_form(name, stages, count, repeats)
     assert form is not None
     assert costs(module).flops == passes * unit, "a device computes each pass once, and nothing else"
-    assert found == pytest.approx(form, rel=1e-6)
+    assert measured == pytest.approx(form, rel=1e-6)
 
 
 MESHES = ({"data": 2, "pipe": 3}, {"pipe": 4}, {"pipe": 2, "replica": 2}, {"stage": 1})
-EVERY = [(name, mesh) for mesh in MESHES for name in ("interleaved", "1f1b", "zero_bubble", "gpipe", "breadth_first")]
+SCHEDULES_ON_MESHES = [
+    (name, mesh) for mesh in MESHES for name in ("interleaved", "1f1b", "zero_bubble", "gpipe", "breadth_first")
+]
 
 
-@pytest.mark.parametrize(("name", "mesh"), places(*EVERY, least=2), ids=str)
+@pytest.mark.parametrize(("name", "mesh"), places(*SCHEDULES_ON_MESHES, least=2), ids=str)
 def test_every_executed_schedule_has_the_gradients_of_one_device_on_four_meshes(name, mesh):
     task = TASKS["execute_schedule"]
     sizes = Executed(schedule=name, num_microbatches=6, rows=2, width=5, num_repeats=2 if name in LOOPED else 1)
@@ -71,12 +73,12 @@ def test_every_executed_schedule_has_the_gradients_of_one_device_on_four_meshes(
 
 @pytest.mark.parametrize("size", places((4, 8), (2, 8), (4, 16), (8, 16)), ids=str)
 def test_live_activations_of_the_programs_are_in_the_order_of_theory(size):
-    found = {}
+    temporaries = {}
     for name in ("1f1b", "zero_bubble", "gpipe"):
         program = executed(name, size[0], size[1])
-        found[name] = memory(parse(program), program).temporaries
-    assert all(less < more for less, more in pairwise(found.values())), found
-    assert found["1f1b"] < 0.75 * found["gpipe"], "M is at least 2 S"
+        temporaries[name] = memory(parse(program), program).temporaries
+    assert all(less < more for less, more in pairwise(temporaries.values())), temporaries
+    assert temporaries["1f1b"] < 0.75 * temporaries["gpipe"], "M is at least 2 S"
 
 
 @pytest.mark.parametrize("name", ["one_f_one_b", "interleaved", "zero_bubble"])
@@ -95,11 +97,13 @@ def test_no_message_about_a_wrong_order_has_a_right_line(name):
     for mutant in (one for one in MUTANTS if one.task == name):
         for question in orders.questions(task.cases[0]):
             answer = value_tasks._formed(name, value_tasks.answer_or_refusal(mutant.function, *question), None)
-            why = [orders.problem(name, question, answer)]
-            why += [] if why[0] else [cost(name, question, answer) for cost in (orders.too_slow, orders.too_full)]
+            messages = [orders.problem(name, question, answer)]
+            messages += (
+                [] if messages[0] else [cost(name, question, answer) for cost in (orders.too_slow, orders.too_full)]
+            )
             right = orders.known(name, question)
             if answer != right and isinstance(right, tuple):
-                assert not any(line in message for line in right for message in why)
+                assert not any(line in message for line in right for message in messages)
 
 
 def test_limits_of_an_order_are_what_the_family_needs_and_no_more():
@@ -112,8 +116,8 @@ def test_limits_of_an_order_are_what_the_family_needs_and_no_more():
                 stages, count = question[:2]
                 if name != "zero_bubble" or count >= stages:
                     assert cost.time == pytest.approx(order.seconds(*question))
-                held = [round(most * repeats) for most in cost.activations]
-                assert held == [order.in_flight(stage, *question) for stage in range(stages)]
+                in_flight = [round(most * repeats) for most in cost.activations]
+                assert in_flight == [order.in_flight(stage, *question) for stage in range(stages)]
 
 
 def test_gradients_of_the_delayed_recursion_equal_central_differences_at_the_older_weights():
@@ -122,16 +126,16 @@ def test_gradients_of_the_delayed_recursion_equal_central_differences_at_the_old
         case = case.with_sizes(steps=1)
         inputs = task.draw(np.random.default_rng(0), case)
         gradients = task.oracle(inputs, case)["gradients"]
-        for leaf, found in gradients.items():
-            moved = inputs["versions"]["older"][leaf]
-            place = np.unravel_index(np.argmax(np.abs(found[0])), moved.shape)
-            losses, kept = [], moved[place]
+        for leaf, gradient in gradients.items():
+            weights = inputs["versions"]["older"][leaf]
+            place = np.unravel_index(np.argmax(np.abs(gradient[0])), weights.shape)
+            losses, original = [], weights[place]
             for step in (1e-2, -1e-2):
-                moved[place] = kept + np.float32(step)
+                weights[place] = original + np.float32(step)
                 losses.append(float(task.oracle(inputs, case)["values"]["loss"].mean()))
-            moved[place] = kept
+            weights[place] = original
             # Every pipeline's rows count alike, so the mean of their losses is the loss.
-            assert found[0][place] == pytest.approx((losses[0] - losses[1]) / 2e-2, rel=2e-2), leaf
+            assert gradient[0][place] == pytest.approx((losses[0] - losses[1]) / 2e-2, rel=2e-2), leaf
 
 
 def test_the_delayed_recursion_subtracts_the_gradient_at_the_older_version():
@@ -140,17 +144,17 @@ def test_the_delayed_recursion_subtracts_the_gradient_at_the_older_version():
     inputs = task.draw(np.random.default_rng(1), case)
     state = inputs["versions"]
     for step in range(case.sizes.steps):
-        now = {name: inputs[name][step : step + 1] for name in ("microbatches", "targets")}
-        found = task.oracle({**inputs, **now, "versions": state}, case.with_sizes(steps=1))
-        after = jax.tree.map(lambda leaf: leaf[0], found["values"]["versions"])
+        batch = {name: inputs[name][step : step + 1] for name in ("microbatches", "targets")}
+        result = task.oracle({**inputs, **batch, "versions": state}, case.with_sizes(steps=1))
+        after = jax.tree.map(lambda leaf: leaf[0], result["values"]["versions"])
         for leaf, older in after["older"].items():
             np.testing.assert_array_equal(older, state["newest"][leaf])
-            wanted = state["newest"][leaf] - inputs["learning_rate"] * found["gradients"][leaf][0]
-            np.testing.assert_allclose(after["newest"][leaf], wanted, atol=1e-6)
+            expected = state["newest"][leaf] - inputs["learning_rate"] * result["gradients"][leaf][0]
+            np.testing.assert_allclose(after["newest"][leaf], expected, atol=1e-6)
         state = after
     whole = task.oracle(inputs, case)["values"]["versions"]
-    for found, wanted in zip(jax.tree.leaves(state), jax.tree.leaves(whole), strict=True):
-        np.testing.assert_allclose(found, wanted[0], atol=1e-6)
+    for array, expected in zip(jax.tree.leaves(state), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(array, expected[0], atol=1e-6)
 
 
 def test_tables_of_the_cases_travel_as_plain_data():
@@ -158,6 +162,6 @@ def test_tables_of_the_cases_travel_as_plain_data():
     for case in task.cases:
         sizes = case.sizes
         table = tabulate(family(sizes.schedule, programs.stages_of(case), sizes.num_microbatches, sizes.num_repeats))
-        given = task.complete(case).given["table"]
-        assert given["num_slots"] == table.num_slots and given["num_ticks"] == table.num_ticks
-        assert all(given["columns"][name] == column.tolist() for name, column in table.columns.items())
+        data = task.complete(case).given["table"]
+        assert data["num_slots"] == table.num_slots and data["num_ticks"] == table.num_ticks
+        assert all(data["columns"][name] == column.tolist() for name, column in table.columns.items())

@@ -1,6 +1,6 @@
 """Inputs of the functions of ``schedules``, and the form of their results.
 
-Questions about orders, and the tables that are executed, come with the case: who computes them has the answers.
+Questions about orders and the tables to execute come with the case, since code that computes them has the answers.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh, r
 from course.mesh import varying
 from course.schedules import Table
 
-# Bytes of all answers of a case as text.
+# The most bytes of all answers of a case, as text.
 MOST = 32_768
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked(Sizes):
-    """What an order is asked for: ``num_stages``, and several numbers of microbatches up to ``most``."""
+    """The questions about an order: ``num_stages``, and several numbers of microbatches up to ``most``."""
 
     num_stages: int
     most: int
@@ -38,7 +38,7 @@ class Asked(Sizes):
 
 @dataclass(frozen=True, kw_only=True)
 class Layer(Sizes):
-    """A residual MLP layer. ``passes`` are those that are run: 2 leaves the gradients of the weights out."""
+    """A residual MLP layer. ``passes`` is the number of passes run: 2 leaves out the gradients of the weights."""
 
     rows: int
     width: int
@@ -53,7 +53,7 @@ class Executed(Sizes):
 
     Attributes:
         rows: Rows of a microbatch.
-        activation: Of a dense layer, one of ``DENSE``.
+        activation: The activation of a dense layer, one of ``DENSE``.
         steps: Number of training steps.
     """
 
@@ -83,31 +83,31 @@ def layer_shapes(case: Case[Layer]) -> dict[str, Any]:
 
 
 def wrap_split(function: Any, case: Case[Layer]) -> Wrapped:
-    """Forward and backward in two parts, or without the second part of it.
+    """The forward pass, and both parts of the backward pass or only the first.
 
-    Each part is traced by itself, as in a loop over a schedule's ticks: all that it needs must be handed to it.
+    Each is traced separately, as in a loop over a schedule's ticks, so everything that it needs must be passed to it.
     """
     s = case.sizes
 
     def local(weights, x, upstream):
-        found = function(activation_of(s.activation))
-        if not isinstance(found, tuple) or len(found) != 3 or not all(callable(each) for each in found):
-            raise Mismatch(f"split_backward returned {describe(found)}, expected a tuple of three functions")
-        forward, backward_input, backward_weights = map(jax.jit, found)
-        with returned_by(found[0]):
+        functions = function(activation_of(s.activation))
+        if not isinstance(functions, tuple) or len(functions) != 3 or not all(callable(each) for each in functions):
+            raise Mismatch(f"split_backward returned {describe(functions)}, expected a tuple of three functions")
+        forward, backward_input, backward_weights = map(jax.jit, functions)
+        with returned_by(functions[0]):
             y, saved = _two("forward", forward(weights, x))
-            _storable("forward", saved, jax.eval_shape(lambda *given: found[0](*given), weights, x)[1])
+            _storable("forward", saved, jax.eval_shape(lambda *args: functions[0](*args), weights, x)[1])
             same_shapes("forward", y, x, case)
-        with returned_by(found[1]):
+        with returned_by(functions[1]):
             dx, pending = _two("backward_input", backward_input(weights, saved, upstream))
             same_shapes("backward_input", dx, x, case)
-            again = jax.eval_shape(lambda *given: found[1](*given), weights, saved, upstream)
-            _storable("backward_input", pending, again[1])
+            retraced = jax.eval_shape(lambda *args: functions[1](*args), weights, saved, upstream)
+            _storable("backward_input", pending, retraced[1])
         if s.passes == 2:
-            # What is pending is used, so that nobody takes it for dead code, and adds nothing.
+            # Use what is pending, so that it is not removed as dead code; it adds 0.
             dx += 0 * sum(jnp.sum(leaf, dtype=jnp.float32) for leaf in jax.tree.leaves(pending))
             return {"values": y, "gradients": {"x": dx}}
-        with returned_by(found[2]):
+        with returned_by(functions[2]):
             gradients = backward_weights(saved, pending)
             same_tree("the gradients of the weights", gradients, weights)
             same_shapes("backward_weights", gradients, weights, case)
@@ -118,22 +118,22 @@ def wrap_split(function: Any, case: Case[Layer]) -> Wrapped:
     return on_mesh(local, case, inputs, {"values": P(), "gradients": P()}, {"weights": "state"})
 
 
-def _storable(name: str, found: Any, again: Any) -> None:
+def _storable(name: str, tree: Any, retraced: Any) -> None:
     """Require the same tree of arrays from each trace, so that it fits into a slot."""
-    if jax.tree.structure(found) != jax.tree.structure(again):
+    if jax.tree.structure(tree) != jax.tree.structure(retraced):
         raise Mismatch(
-            f"{name} returned a tree that is different whenever it is traced, so that no slot can hold it; keep "
-            "arrays, and not the function that jax.vjp returns"
+            f"{name} returned a tree that differs each time it is traced, so no slot can hold it; return "
+            "arrays, not the function that jax.vjp returns"
         )
 
 
-def _two(name: str, found: Any) -> tuple[Any, Any]:
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise Mismatch(f"{name} returned {describe(found)}, expected two things in a tuple")
-    return found
+def _two(name: str, result: Any) -> tuple[Any, Any]:
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise Mismatch(f"{name} returned {describe(result)}, expected a tuple of two")
+    return result
 
 
-# Activations of dense layers, and the slope of each by its result.
+# Activations of dense layers, each with its slope as a function of its result.
 DENSE = {"tanh": (jnp.tanh, lambda y: 1 - y**2), "sigmoid": (jax.nn.sigmoid, lambda y: y * (1 - y))}
 
 
@@ -179,14 +179,14 @@ def rows_of(case: Case[Executed], *steps: int) -> Any:
 
 
 def _loss_of(targets: Any, case: Case[Executed]) -> Any:
-    """The loss that the function is given to call."""
-    given = (case.sizes.rows, case.sizes.width)
+    """The ``loss`` that is passed to the function."""
+    shape = (case.sizes.rows, case.sizes.width)
 
     def loss(y, microbatch):
         if jnp.shape(microbatch) != () or not jnp.issubdtype(jnp.result_type(microbatch), jnp.integer):
             raise Mismatch(f"loss was called with {describe(microbatch)} as its microbatch, expected one integer")
-        if jnp.shape(y) != given:
-            raise Mismatch(f"loss was called with {describe(y)} as y, expected one microbatch, {list(given)}")
+        if jnp.shape(y) != shape:
+            raise Mismatch(f"loss was called with {describe(y)} as y, expected one microbatch, {list(shape)}")
         return jnp.mean(jnp.sum((y - targets[microbatch]) ** 2, axis=-1)) / 2
 
     return loss
@@ -194,9 +194,9 @@ def _loss_of(targets: Any, case: Case[Executed]) -> Any:
 
 def table_of(case: Case[Executed]) -> Table:
     """The table, from the plain data of the case."""
-    given = case.given["table"]
-    columns = {name: np.asarray(rows, np.int32) for name, rows in given["columns"].items()}
-    return Table(given["num_ticks"], given["num_repeats"], dict(given["num_slots"]), columns)
+    table = case.given["table"]
+    columns = {name: np.asarray(rows, np.int32) for name, rows in table["columns"].items()}
+    return Table(table["num_ticks"], table["num_repeats"], dict(table["num_slots"]), columns)
 
 
 def _on_last_stage(loss: Any, case: Case[Any]) -> Any:
@@ -210,9 +210,9 @@ def wrap_execute(function: Any, case: Case[Executed]) -> Wrapped:
     def local(weights, microbatches, targets):
         own = varying(jax.tree.map(lambda leaf: leaf[:, 0], weights), case.mesh)
         microbatches, targets = varying((microbatches, targets), case.mesh)
-        how = (dense_stage(case.sizes.activation), _loss_of(targets, case), table_of(case), own, microbatches, pipe)
-        found = function(*how)
-        loss, gradients = _two("execute_schedule", found)
+        args = (dense_stage(case.sizes.activation), _loss_of(targets, case), table_of(case), own, microbatches, pipe)
+        result = function(*args)
+        loss, gradients = _two("execute_schedule", result)
         scalar("execute_schedule", loss, "the mean over all microbatches")
         same_tree("the gradients", gradients, own)
         same_shapes("execute_schedule", gradients, own, case)
@@ -230,23 +230,23 @@ def wrap_execute(function: Any, case: Case[Executed]) -> Wrapped:
 
 
 def wrap_versions(function: Any, case: Case[Executed]) -> Wrapped:
-    """Several steps. Every device returns what it holds, so that copies that drift apart are seen."""
+    """Several steps. Every device returns its own copies, to detect copies that drift apart."""
     pipe, data, steps = pipe_of(case), data_of(case), case.sizes.steps
     shapes = {"newest": weights_of(case), "older": weights_of(case)}
 
     def local(versions, microbatches, targets, learning_rate):
-        def one(versions, given):
-            inputs, targets = varying(given, case.mesh)
+        def step(versions, batch):
+            inputs, targets = varying(batch, case.mesh)
             stage, loss_of = dense_stage(case.sizes.activation), _loss_of(targets, case)
-            how = (stage, loss_of, table_of(case), dict(versions), inputs, learning_rate)
-            after, loss = _two("two_weight_versions_step", function(*how, pipe, data))
+            args = (stage, loss_of, table_of(case), dict(versions), inputs, learning_rate)
+            after, loss = _two("two_weight_versions_step", function(*args, pipe, data))
             same_tree("the versions", after, versions)
             same_shapes("two_weight_versions_step", after, versions, case)
             scalar("two_weight_versions_step", loss, "the mean over all rows")
             return varying((after, loss), case.mesh)
 
         own = varying(jax.tree.map(lambda leaf: leaf[:, 0], versions), case.mesh)
-        after, losses = lax.scan(one, own, (microbatches, targets))
+        after, losses = lax.scan(step, own, (microbatches, targets))
         applied = jax.tree.map(lambda old, new: (old - new) / learning_rate, own["newest"], after["newest"])
         after, applied = (jax.tree.map(lambda leaf: leaf[None, :, None], tree) for tree in (after, applied))
         return {"values": {"loss": losses[None], "versions": after}, "gradients": applied}

@@ -29,7 +29,7 @@ EXPLAINED_IN = {
     "ulysses_attention.other collectives": ("sequence_parallel", "Ulysses: heads instead of tokens"),
 }
 
-# Pieces of the notebook's text, and the facts that hold them.
+# Pieces of the notebook's text, and the facts that enforce them.
 NUMBERS = ("values", "gradients", "gradient norm")
 GATHERED, SCATTERED, SUMMED, OTHER = (
     ("all-gather bytes",),
@@ -54,7 +54,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "All tokens, ``[batch, seq, width]``, varying": ("values",),
     },
     "leave_tensor_region": {
-        "The sum over the devices is wanted in the form that `x` came in": ("values",),
+        "Return the sum over the devices in the form that `x` came in": ("values",),
         "each share has the same derivative as the sum": ("gradients", "gradient norm"),
         "A whole result must be typed as the same": ("gradients", "gradient norm"),
         "| `x` | `[batch, seq, width]`, a share on each device |": (),

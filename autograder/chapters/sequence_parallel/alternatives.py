@@ -1,4 +1,4 @@
-"""Alternative implementations for ``sequence_parallel``: each must pass every fact."""
+"""Alternative implementations of ``sequence_parallel``: each must pass every fact."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from solutions.sequence_parallel import attend, attend_in_chunks, enter_tensor_r
 
 
 def with_a_dim_of_devices(x, axis_name, split):
-    """Gathers along a dim of its own."""
+    """Gathers along a separate dim."""
     if not split:
         return as_varying(x, axis_name)
     parts = lax.all_gather(x, axis_name, axis=1)
@@ -39,7 +39,7 @@ def with_its_derivative_written_out(x, axis_name, split):
 
 
 def with_tokens_by_device(x, axis_name, split):
-    """Scatters along a dim of its own."""
+    """Scatters along a separate dim."""
     if not split:
         return lax.psum(x, axis_name)
     batch, _, width = x.shape
@@ -52,8 +52,8 @@ def as_the_transpose_of_the_other(x, axis_name, split):
     if not split:
         return lax.psum(x, axis_name)
     like = x[:, : x.shape[1] // lax.axis_size(axis_name)]
-    (found,) = jax.linear_transpose(lambda y: enter_tensor_region(y, axis_name, True), like)(x)
-    return found
+    (result,) = jax.linear_transpose(lambda y: enter_tensor_region(y, axis_name, True), like)(x)
+    return result
 
 
 def layer_with_names(params, x, key, rate, attend, axis_name):
@@ -108,15 +108,15 @@ def with_everything_of_the_formula(params, x, key, rate, attend, axis_name):
 
 
 def by_names(params, x, key, rate, axis_name):
-    """A policy: whatever has no name is computed again, scores among it."""
+    """A policy: whatever has no name is computed again, including scores."""
     return layer_with_names(params, x, key, rate, attend, axis_name)
 
 
 def head_by_head(params, x, key, rate, axis_name):
-    """Attention of one head after the other, each of them computed again."""
+    """Attention one head at a time, each of them computed again."""
 
     @jax.checkpoint
-    def one(qkv):
+    def attend_head(qkv):
         q, k, v = qkv
         scores = jnp.einsum("bqd,bkd->bqk", q, k) * q.shape[-1] ** -0.5
         seen = jnp.tril(jnp.ones(scores.shape[1:], bool))
@@ -125,7 +125,7 @@ def head_by_head(params, x, key, rate, axis_name):
     def mix(qkv, num_heads):
         batch, seq, _ = qkv.shape
         heads = jnp.moveaxis(qkv.reshape(batch, seq, 3, num_heads, -1), (3, 2), (0, 1))
-        return jnp.moveaxis(lax.map(one, heads), 0, 2).reshape(batch, seq, -1)
+        return jnp.moveaxis(lax.map(attend_head, heads), 0, 2).reshape(batch, seq, -1)
 
     return sp_block(params, x, key, rate, mix, axis_name)
 
@@ -133,10 +133,10 @@ def head_by_head(params, x, key, rate, axis_name):
 def keys_and_values_together(q, k, v, chunk, axis_name):
     """One all-to-all for keys and values."""
     n = lax.axis_size(axis_name)
-    both = jnp.repeat(jnp.concatenate([k, v], axis=-1), -(-n // k.shape[2]), axis=2)
-    both = lax.all_to_all(both, axis_name, 2, 1, tiled=True)
+    keys_values = jnp.repeat(jnp.concatenate([k, v], axis=-1), -(-n // k.shape[2]), axis=2)
+    keys_values = lax.all_to_all(keys_values, axis_name, 2, 1, tiled=True)
     q = lax.all_to_all(q, axis_name, 2, 1, tiled=True)
-    keys, values = jnp.split(both, 2, axis=-1)
+    keys, values = jnp.split(keys_values, 2, axis=-1)
     mixed = attend_in_chunks(q, keys, values, chunk)
     return lax.all_to_all(mixed, axis_name, 1, 2, tiled=True)
 
@@ -150,8 +150,8 @@ def with_heads_by_device(q, k, v, chunk, axis_name):
         if x.shape[2] < n:
             x = x[:, :, jnp.arange(n) * x.shape[2] // n]
         by_device = jnp.moveaxis(x.reshape(batch, length, n, -1, size), 2, 0)
-        found = lax.all_to_all(by_device, axis_name, 0, 0)
-        return jnp.moveaxis(found, 0, 1).reshape(batch, seq, -1, size)
+        exchanged = lax.all_to_all(by_device, axis_name, 0, 0)
+        return jnp.moveaxis(exchanged, 0, 1).reshape(batch, seq, -1, size)
 
     q, k, v = to_heads(q) * size**-0.5, to_heads(k), to_heads(v)
     groups = k.shape[2]
@@ -172,8 +172,8 @@ def with_heads_by_device(q, k, v, chunk, axis_name):
     start = nothing.sum(-1) - jnp.inf, nothing.sum(-1), nothing
     (_, total, mixed), _ = lax.scan(step, start, jnp.arange(0, seq, chunk))
     mixed = jnp.moveaxis(mixed / total[..., None], 3, 1).reshape(batch, n, length, -1, size)
-    found = lax.all_to_all(jnp.moveaxis(mixed, 1, 0), axis_name, 0, 0)
-    return jnp.moveaxis(found, 0, 2).reshape(batch, length, num_heads, size)
+    exchanged = lax.all_to_all(jnp.moveaxis(mixed, 1, 0), axis_name, 0, 0)
+    return jnp.moveaxis(exchanged, 0, 2).reshape(batch, length, num_heads, size)
 
 
 ALTERNATIVES = {

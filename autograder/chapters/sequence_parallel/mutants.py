@@ -30,16 +30,16 @@ def own_tokens(whole, axis_name):
 
 
 def in_place(x, axis_name):
-    """This device's tokens among zeros for all others'."""
+    """This device's tokens, and zeros in place of all others."""
     whole = jnp.concatenate([x * 0] * lax.axis_size(axis_name), axis=1)
     return lax.dynamic_update_slice_in_dim(whole, x, lax.axis_index(axis_name) * x.shape[1], 1)
 
 
 def with_derivative(forward, backward):
-    """A function of one array with a derivative of its own."""
-    found = jax.custom_vjp(forward)
-    found.defvjp(lambda x: (forward(x), None), lambda _, g: (backward(g),))
-    return found
+    """A function of one array with a custom derivative."""
+    wrapped = jax.custom_vjp(forward)
+    wrapped.defvjp(lambda x: (forward(x), None), lambda _, g: (backward(g),))
+    return wrapped
 
 
 def gathered(x, axis_name):
@@ -94,7 +94,7 @@ def gathers_every_share(x, axis_name, split):
 
 
 def leaves_it_to_jax(params, x, key, rate, attend, axis_name):
-    """The naive baseline: saves what JAX saves by itself."""
+    """The naive baseline: saves what JAX saves by default."""
     attention, mlp = params["attention"], params["mlp"]
     width, _, num_heads, _ = attention["qkv"]["kernel"].shape
     first, second = jax.random.split(fold_key_over_axes(key, (axis_name,)))
@@ -116,7 +116,7 @@ def keeps_the_scores(params, x, key, rate, axis_name):
 
 
 def keeps_the_products_of_attention(params, x, key, rate, axis_name):
-    """A policy that saves the result of each product, and one of queries and keys is an array of scores."""
+    """A policy that saves the result of each product, including that of queries and keys: an array of scores."""
     core = jax.checkpoint(attend, static_argnums=1, policy=jax.checkpoint_policies.dots_saveable)
     return sp_block(params, x, key, rate, core, axis_name)
 

@@ -72,10 +72,10 @@ def test_attention_of_shared_key_heads_is_that_of_each_query_head_with_its_own(p
     values = task.oracle(inputs, case)["values"]
     q, k, v = (inputs[name].astype(np.float64) for name in "qkv")
     for head in range(q.shape[2]):
-        of = head // (q.shape[2] // k.shape[2])
-        scores = q[:, :, head] @ k[:, :, of].swapaxes(1, 2) / math.sqrt(q.shape[-1])
+        key_head = head // (q.shape[2] // k.shape[2])
+        scores = q[:, :, head] @ k[:, :, key_head].swapaxes(1, 2) / math.sqrt(q.shape[-1])
         weights = np.exp(np.where(np.tril(np.ones(scores.shape[1:], bool)), scores, -np.inf))
-        mixed = weights / weights.sum(-1, keepdims=True) @ v[:, :, of]
+        mixed = weights / weights.sum(-1, keepdims=True) @ v[:, :, key_head]
         np.testing.assert_allclose(values[:, :, head], mixed, atol=2e-5)
 
 

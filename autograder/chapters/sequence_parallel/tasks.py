@@ -36,13 +36,13 @@ def draw(name: str, rng: np.random.Generator, case: Case[Any]) -> dict[str, Any]
 
 
 def own_parts(whole: np.ndarray, case: Case[Region]) -> np.ndarray:
-    """What each device of the tensor axis has of it: ``[tensor, rows, ...]``."""
+    """The part, or copy, of ``whole`` on each device of the tensor axis: ``[tensor, rows, ...]``."""
     n = parts_of(case)
     return np.stack(np.split(whole, n, 1) if case.sizes.split else [whole] * n)
 
 
 def region_oracle(name: str, inputs: dict[str, Any], case: Case[Region]) -> dict[str, Any]:
-    """All tokens on every device, or the sum of all shares; and the same the other way round for gradients."""
+    """All tokens on every device, or the sum of all shares; for gradients, the other way round."""
     x, upstream = inputs["x"], inputs["upstream"]
     whole, shares = (x, upstream) if name == ENTER else (upstream, x)
     copied = np.stack([whole] * parts_of(case))
@@ -52,10 +52,10 @@ def region_oracle(name: str, inputs: dict[str, Any], case: Case[Region]) -> dict
 
 
 def region_facts(name: str, evidence: TaskEvidence) -> list[Fact]:
-    values = "Which tokens does this device need, and from whom? "
-    gradients = "Which devices have a share of the gradient of this token, and how many return it? "
+    values = "Which tokens does this device need, and from which devices? "
+    gradients = "Which devices have a share of this token's gradient, and how many return it? "
     typed = (
-        "Is a whole result typed as the same on every device? And does a device keep a part of what all of them get?"
+        "Is a whole result typed as the same on every device? Does a device keep only a part of what all of them get?"
         if name == LEAVE
         else ""
     )
@@ -108,7 +108,7 @@ ENTER_TENSOR_REGION, LEAVE_TENSOR_REGION = _region(ENTER), _region(LEAVE)
 
 # sp_block and selective_recompute: a stack of layers, forward and backward.
 
-# Of matrix products, relative to a stack without recomputation.
+# Limit on FLOPs of matrix products, relative to a stack without recomputation.
 FLOPS = 1.05
 
 
@@ -122,9 +122,9 @@ def stack_oracle(inputs: dict[str, Any], case: Case[Stack]) -> dict[str, Any]:
     """The course's layers on one device for each group."""
     run, groups = _one_group(case.sizes.model, parts_of(case)), groups_of(case)
     x, upstream = (np.split(inputs[name], groups) for name in ("x", "upstream"))
-    each = [run(inputs["params"], *rows, inputs["key"]) for rows in zip(x, upstream, strict=True)]
-    values, of_params, of_x = zip(*each, strict=True)
-    of_params = jax.tree.map(lambda *found: np.stack(found), *of_params)
+    results = [run(inputs["params"], *rows, inputs["key"]) for rows in zip(x, upstream, strict=True)]
+    values, of_params, of_x = zip(*results, strict=True)
+    of_params = jax.tree.map(lambda *leaves: np.stack(leaves), *of_params)
     return {"values": np.concatenate(values), "gradients": {"params": of_params, "x": np.concatenate(of_x)}}
 
 
@@ -151,9 +151,9 @@ def _one_group(sizes: ModelSizes, parts: int) -> Any:
 def formula(case: Case[Stack]) -> tuple[int, int]:
     """Bytes that one layer saves by Korthikanti's formula in float32, and those of its attention scores.
 
-    Of 16 arrays of the width, 2 are inputs of norms, 2 of the products behind them, 3 are q, k and v, 1 the mixed
-    values, and 8 the hidden features before and after GELU. Of scores there are two, as with dropout in the formula:
-    here without, but JAX saves exponentials as well as weights.
+    Of 16 arrays of the width, 2 are inputs of norms, 2 of the products after them, 3 are q, k and v, 1 the mixed
+    values, and 8 the hidden features before and after GELU. There are two arrays of scores, as in the formula with
+    dropout: here they have no dropout, but JAX saves exponentials as well as weights.
     """
     s, n = case.sizes, parts_of(case)
     tokens = s.rows * s.seq
@@ -163,9 +163,9 @@ def formula(case: Case[Stack]) -> tuple[int, int]:
 
 
 def most_saved(case: Case[Stack]) -> int:
-    """What the formula says of three layers more than there are, with scores of two: even one array of all is more.
+    """The formula's bytes for three extra layers, plus two layers' scores: one array of every layer's scores is more.
 
-    Three layers and two layers' scores are room for what one backward pass has at once.
+    The extra layers and scores leave room for what one backward pass has at once.
     """
     plain, scores = formula(case)
     return (case.sizes.num_layers + 3) * plain + 2 * scores
@@ -186,9 +186,9 @@ def whole_bytes(case: Case[Stack]) -> int:
 
 
 def stack_facts(evidence: TaskEvidence) -> list[Fact]:
-    values = "Which tokens and heads does this device have, and which keys does it drop with? "
-    gradients = "If a leaf that is whole is wrong: is each device's share of its gradient counted, and once? "
-    kept = "Which whole activation is saved in front of a product, and what is cheap to compute again?"
+    values = "Which tokens and heads does this device have, and which dropout keys does it use? "
+    gradients = "If a whole leaf is wrong: is each device's share of its gradient counted exactly once? "
+    saved = "Which whole activation is saved before a product, and what is cheap to compute again?"
     twice = "Which products are computed twice, and for which of them would a saved result be small?"
     cases = evidence.programs
 
@@ -204,7 +204,7 @@ def stack_facts(evidence: TaskEvidence) -> list[Fact]:
             "all-reduce bytes", cases, "all_reduce", lambda e: 2 * one_way(e.case, whole_bytes(e.case))
         ),
         byte_facts.only_collectives(OTHER, cases, ("all_gather", "reduce_scatter", "all_reduce")),
-        limits.temporaries_at_most(evidence, most_saved, kept, weight=3),
+        limits.temporaries_at_most(evidence, most_saved, saved, weight=3),
         limits.flops_within(evidence, FLOPS, twice, than=limits.NAIVE, weight=2),
     ]
 
@@ -279,7 +279,7 @@ def _attention(q, k, v, upstream):
 
 
 def ulysses_bytes(case: Case[Heads]) -> float:
-    """All-to-alls of queries, keys, values and results, forward and backward.
+    """Bytes of all-to-alls of queries, keys, values and results, forward and backward.
 
     With fewer key heads than devices, each is sent to all devices that use it.
     """
@@ -296,8 +296,8 @@ def quarter_of_scores(case: Case[Heads]) -> int:
 
 def attention_facts(evidence: TaskEvidence) -> list[Fact]:
     values = "Which heads does a device have after the first all-to-all, and which key head do they use? "
-    gradients = "To which devices was a key head sent, and does the gradient of all of its copies come back? "
-    heads = "With how many heads do keys and values travel, and how many of them does a device need?"
+    gradients = "Which devices was a key head sent to, and do the gradients of all its copies come back? "
+    heads = "How many heads of keys and values are sent, and how many of them does a device need?"
     square = "Which array has an element for each query and each key?"
     return [
         *facts.values_and_gradients(evidence.cases, values, gradients),

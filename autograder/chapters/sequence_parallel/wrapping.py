@@ -56,12 +56,12 @@ class Heads(Sizes):
     large: bool = False
 
 
-def _array(name: str, found: Any, like: Any, case: Case[Any]) -> Any:
-    """Return ``found`` if it is an array like ``like``."""
-    if not hasattr(found, "shape"):
-        raise Mismatch(f"{name} returned {describe(found)}, expected an array, {describe(like)}")
-    same_shapes(name, {"result": found}, {"result": like}, case)
-    return found
+def _array(name: str, result: Any, like: Any, case: Case[Any]) -> Any:
+    """Return ``result`` if it is an array like ``like``."""
+    if not hasattr(result, "shape"):
+        raise Mismatch(f"{name} returned {describe(result)}, expected an array, {describe(like)}")
+    same_shapes(name, {"result": result}, {"result": like}, case)
+    return result
 
 
 def wrap_region(name: str, function: Any, case: Case[Region]) -> Wrapped:
@@ -70,27 +70,27 @@ def wrap_region(name: str, function: Any, case: Case[Region]) -> Wrapped:
     shape, own = (s.rows * groups_of(case), s.seq, s.width), P(axis, others)
     outside = jax.ShapeDtypeStruct(shape, np.float32), P(others, axis) if s.split else P(others)
     inside = jax.ShapeDtypeStruct((n, *shape), np.float32), own
-    given, wanted = (outside, inside) if name == ENTER else (inside, outside)
+    input_array, output_array = (outside, inside) if name == ENTER else (inside, outside)
     like = jax.ShapeDtypeStruct((s.rows, s.seq // n if s.split and name == LEAVE else s.seq, s.width), np.float32)
 
-    # The type matters where a sum is wanted whole: typed as each device's own, it is differentiated by all of them.
+    # The type matters if a whole sum is wanted: if it is typed as each device's own, all devices differentiate it.
     cast = tuple(case.mesh) if s.split or name == ENTER else others_of(case)
 
     def local(x, upstream):
         x, upstream = (a.reshape(s.rows, -1, s.width) for a in (x, upstream))
 
         def run(x):
-            found = _array(name, function(x, axis, s.split), like, case)
-            if name == ENTER and not s.split and axis not in varying_axes(found):
+            result = _array(name, function(x, axis, s.split), like, case)
+            if name == ENTER and not s.split and axis not in varying_axes(result):
                 kind = f"an array that is typed as the same on every device of {axis!r}"
                 raise Mismatch(f"{name} returned {kind}, expected one that varies over {axis!r}")
-            return varying(found, cast)
+            return varying(result, cast)
 
         values, back = jax.vjp(run, x)
         (gradients,) = back(varying(upstream, varying_axes(values)))
         return {"values": varying(values, case.mesh)[None], "gradients": varying(gradients, case.mesh)[None]}
 
-    inputs = {"x": given, "upstream": wanted}
+    inputs = {"x": input_array, "upstream": output_array}
     return on_mesh(local, case, inputs, {"values": own, "gradients": own})
 
 
@@ -101,7 +101,7 @@ def specs_of(case: Case[Stack]) -> Any:
 
 @partial(jax.checkpoint, static_argnums=1)
 def attend(qkv: jax.Array, num_heads: int) -> jax.Array:
-    """The attention that ``sp_block`` is handed: its scores are not saved, so they cannot pay for anything else."""
+    """The attention passed to ``sp_block``: it does not save its scores, so they cannot make room for anything else."""
     q, k, v = jnp.moveaxis(qkv.reshape(*qkv.shape[:-1], 3, num_heads, -1), -3, 0)
     mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
     return mixed.reshape(*mixed.shape[:-2], -1)
@@ -119,7 +119,7 @@ def wrap_stack(name: str, function: Any, case: Case[Stack]) -> Wrapped:
         called.append(num_heads)
         return attend(qkv, num_heads)
 
-    given = (own_attend,) if name == BLOCK else ()
+    extra_args = (own_attend,) if name == BLOCK else ()
 
     def local(params, x, key, upstream):
         key = jax.random.wrap_key_data(key)
@@ -128,9 +128,9 @@ def wrap_stack(name: str, function: Any, case: Case[Stack]) -> Wrapped:
             def layer(x, numbered):
                 number, weights = numbered
                 y = _array(
-                    name, function(weights, x, jax.random.fold_in(key, number), s.dropout, *given, axis), x, case
+                    name, function(weights, x, jax.random.fold_in(key, number), s.dropout, *extra_args, axis), x, case
                 )
-                if given and not called:
+                if extra_args and not called:
                     raise Mismatch(f"{name} did not call `attend`: it is the attention of this block")
                 return varying(y, case.mesh), None
 

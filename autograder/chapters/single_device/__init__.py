@@ -37,7 +37,7 @@ EXPLAINED_IN = {
     "chunked_attention.FLOPs": ("single_device", "Attention in chunks"),
 }
 
-# Facts that enforce each sentence of a specification; none where it explains.
+# The facts that enforce each sentence of a specification; none if the sentence only explains.
 NUMBERS = ("values", "gradients")
 PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "mixed_precision_loss": {
@@ -101,7 +101,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "at most 0.4 times the plain version's": ("live temporaries",),
         "at most 1.35 times the plain version's": ("FLOPs",),
         "since scores beyond ±200 occur": NUMBERS,
-        "They may rise or fall along the keys": NUMBERS,
+        "Scores may rise or fall along the keys": NUMBERS,
         "Everything is float32": NUMBERS,
         "For each query the mean of the values up to its position": ("values",),
     },

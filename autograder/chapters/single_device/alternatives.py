@@ -192,7 +192,7 @@ def by_flattening(loss_fn, params, state, batch, learning_rate, growth_interval)
 
 
 def with_queries_in_chunks_too(q, k, v, chunk):
-    """Chunks of queries outside, chunks of keys inside; one chunk's scores with one chunk at a time."""
+    """Loops over chunks of queries outside and chunks of keys inside, with one pair of chunks at a time."""
     batch, seq, heads, dim = q.shape
     pieces = seq // chunk
 
@@ -247,7 +247,7 @@ def without_masked_chunks(q, k, v, chunk):
 
 
 def with_a_derivative_of_its_own(q, k, v, chunk):
-    """As in FlashAttention: residuals are the result and each query's logarithm of the sum of exponentials."""
+    """As in FlashAttention: the residuals are the result and each query's log-sum-exp."""
     batch, seq, heads, dim = q.shape
     starts, places = jnp.arange(0, seq, chunk), jnp.arange(seq)
 

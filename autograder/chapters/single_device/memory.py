@@ -22,11 +22,11 @@ WRAPPINGS = wrappings("single_device")
 
 
 def does_not_grow(evidence: TaskEvidence, small: str, large: str, what: str, hint: str) -> Fact:
-    """The Program has no more operations in the case ``large`` than in ``small``, if both were analysed.
+    """Require the Program to have no more operations in the case ``large`` than in ``small``, if both were analysed.
 
     A body written out a few times is a loop too, so both cases use multiples of the usual repeat counts. But operations
-    written out as often as the larger case runs them, and skipped in the smaller one, are no loop: on average, each
-    written product runs at least twice.
+    written out as often as the larger case runs them, and skipped in the smaller one, are not a loop: on average, each
+    written product must run at least twice.
     """
     found = {e.case.name: e for e in evidence.cases}
     if small not in found or large not in found:
@@ -36,9 +36,9 @@ def does_not_grow(evidence: TaskEvidence, small: str, large: str, what: str, hin
     written, run = costs.written.get("dot_general", 0), sum(costs.products.values())
     if fact.passed and run < 2 * written:
         growth = (
-            f"in the case {large} {written} matrix products are written and {run} run: a loop runs the same ones again"
+            f"in the case {large}, the program has {written} matrix products and runs {run}: a loop runs the same ones"
         )
-        fact = replace(fact, passed=False, message=f"{growth} and again. {hint}")
+        fact = replace(fact, passed=False, message=f"{growth} again and again. {hint}")
     return fact
 
 
@@ -60,13 +60,13 @@ def accumulation_oracle(inputs: dict[str, Any], case: Case[Batch]) -> dict[str, 
     return {"values": np.asarray(loss), "gradients": jax.tree.map(np.asarray, gradients)}
 
 
-_GROWS = "What is written once for each microbatch, and could be a loop?"
-_TOO_MUCH = "What of one microbatch is still there when the next one starts?"
-_TWICE = "Is a forward or backward pass run that another one has done already?"
+_GROWS = "What is written out once per microbatch, although it could be a loop?"
+_TOO_MUCH = "What is still in memory from one microbatch when the next one starts?"
+_TWICE = "Does a forward or backward pass repeat what another one has already computed?"
 
 
 def accumulation_facts(evidence: TaskEvidence) -> list[Fact]:
-    mean = "Mean over rows: of each microbatch, and of them all? "
+    mean = "Is it a mean over rows: within each microbatch, and over all microbatches? "
     return [
         *facts.values_and_gradients(evidence.cases, gradients=mean, weight=1),
         does_not_grow(evidence, FEW, MANY, "the number of microbatches", _GROWS),
@@ -123,7 +123,7 @@ def _layer_and_transpose(sizes: ModelSizes) -> Any:
 
 
 def layers_oracle(inputs: dict[str, Any], case: Case[Batch]) -> dict[str, Any]:
-    """Layer after layer in a Python loop, and the backward pass."""
+    """Run layer after layer in a Python loop, and then the backward pass."""
     run, back = _layer_and_transpose(case.sizes.model.replace(num_layers=1))
     layers = [jax.tree.map(lambda leaf, i=i: leaf[i], inputs["params"]) for i in range(case.sizes.num_layers)]
     entered, upstream, gradients = [inputs["inputs"]], inputs["upstream"], []
@@ -136,12 +136,12 @@ def layers_oracle(inputs: dict[str, Any], case: Case[Batch]) -> dict[str, Any]:
     return {"values": np.asarray(entered[-1]), "gradients": {"layers": of_params, "x": np.asarray(upstream)}}
 
 
-_KEPT = "What is kept for every layer until the backward pass gets there? Which of it is cheap to compute again?"
+_KEPT = "What is kept for every layer until the backward pass gets there, and which part of it is cheap to recompute?"
 _AGAIN = "How often is each matrix product of the forward pass computed?"
 
 
 def _scan_facts(evidence: TaskEvidence) -> list[Fact]:
-    grows = "What is written once for each layer, and could be a loop?"
+    grows = "What is written out once per layer, although it could be a loop?"
     return [
         *facts.values_and_gradients(evidence.cases, weight=1),
         does_not_grow(evidence, SHALLOW, DEEP, "depth", grows),
@@ -232,7 +232,7 @@ def draw_attention(rng: np.random.Generator, case: Case[Heads]) -> dict[str, Any
     large, order = np.sqrt(s.reach * np.sqrt(s.head_dim)), iter(rng.permutation(s.rows * s.num_heads))
     for row, head in np.ndindex(s.rows, s.num_heads):
         of_queries, of_keys = patterns[next(order) % len(patterns)]
-        # A query's gradient adds up keys, and cancels: keys are the smaller ones, and so is their rounding.
+        # The gradient of a query is a sum over keys that cancels, so keys, and their rounding, are the smaller ones.
         arrays["q"][row, :, head, 0], arrays["k"][row, :, head, 0] = 3 * large * of_queries, large / 3 * of_keys
     return arrays
 
@@ -263,13 +263,13 @@ def attention_oracle(inputs: dict[str, Any], case: Case[Heads]) -> dict[str, Any
 
 
 _LATER = (
-    "If the queries of the first chunk are right and later ones wrong: what happens to the sum and to the values so "
-    "far when a later chunk has a larger score?"
+    "If the queries of the first chunk are right and later ones are wrong: what happens to the sum and to the values "
+    "so far when a later chunk has a larger score?"
 )
 _MAXIMUM = "Which maximum is −∞ when it is subtracted, or 0 where all scores are far below 0?"
-_SQUARE = "Which array has an element for each pair of a query and a key, even if it is made in parts?"
-_ALIVE = "What of each chunk is still there when all chunks have been seen?"
-_TWICE_ATTENDED = "How often is the product of queries and keys taken, and how often that of weights and values?"
+_SQUARE = "Which array has an element for each pair of a query and a key, even if it is computed in parts?"
+_ALIVE = "What is still in memory from each chunk when all chunks have been processed?"
+_TWICE_ATTENDED = "How many times are queries multiplied by keys, and weights by values?"
 
 
 def attention_facts(evidence: TaskEvidence) -> list[Fact]:
@@ -290,7 +290,7 @@ def _quarter(case: Case[Heads]) -> int:
     return s.rows * s.num_heads * s.seq**2 // 4
 
 
-# No two sizes are equal: JAX would merge their results.
+# No two sizes are equal, because JAX would merge their results.
 _HEADS = Heads(rows=2, num_heads=3, head_dim=10, seq=48, chunk=6)
 _LONG = Heads(rows=2, num_heads=4, head_dim=64, seq=4096, chunk=512, reach=0)
 

@@ -33,8 +33,8 @@ WRAPPINGS = wrappings("single_device")
 # An operand rounded to bfloat16 is off by 2^-8 at most, and by about 2^-9 on average. On its way through two layers
 # and back a gradient undergoes some thirty such roundings in random directions: 2^-9 times the root of 30 is 1%; the
 # worst of some thousand elements is off by up to four times as much. A loss is a mean over all tokens: most cancels.
-# Over a whole leaf the root mean square of all errors is that 1%, and up to 1.8% was measured: a leaf that is
-# off by a common factor of more than 3% is not rounding.
+# Over a whole leaf the root mean square of all errors is that 1%, and up to 1.8% was measured: if a leaf is off by a
+# common factor of more than 3%, that is not rounding.
 OF_THE_LOSS, OF_A_GRADIENT, OF_A_LEAF = 2**-9, 2**-4, 2**-5
 
 
@@ -121,17 +121,17 @@ def mixed_precision_oracle(inputs: dict[str, Any], case: Case[Batch]) -> dict[st
     return {"values": np.asarray(loss), "gradients": jax.tree.map(np.asarray, gradients)}
 
 
-_PRODUCTS = "Which operand arrives in another dtype? In a product of two dtypes the smaller one is converted first."
+_PRODUCTS = "Which operand arrives in another dtype? In a product of two dtypes, the narrower one is converted first."
 _PRECISE = (
-    "Softmax, norms, the loss and sums over many elements belong into float32, in the backward pass too: a gradient is "
-    "summed in the dtype of the array that it belongs to, so where do you cast?"
+    "Softmaxes, norms, the loss and sums over many elements must be in float32, in the backward pass too: a gradient "
+    "is summed in the dtype of the array that it belongs to, so where do you cast?"
 )
-_KEPT = "What does the backward pass keep in float32 that could be kept in bfloat16? Look at the largest first."
+_KEPT = "What is kept for the backward pass in float32 that could be in bfloat16? Look at the largest array first."
 
 
 def _functions(e: Evidence) -> dict[tuple[str, ...], int]:
-    """Element counts of exponentials (the scores that each query sees in every softmax, and the loss's), a root
-    (each norm's) and a logarithm.
+    """Element counts of the exponentials (the scores that each query sees in every softmax, and the logits in the
+    loss), the roots (one per norm) and the logarithms.
     """
     s = e.case.sizes
     tokens, layers = s.rows * s.seq, s.num_layers
@@ -153,7 +153,7 @@ def _of_whole_leaves(e: Evidence) -> Fact:
     if not error <= OF_A_LEAF:
         message = (
             f"in the case {e.case.name!r} leaf {name.partition('/')[2]} is off by {error:.2g} of its norm, more than "
-            "rounding of what is multiplied explains. Is a part of its gradient missing, or all of it too large?"
+            "rounding the operands explains. Is part of its gradient missing, or is all of it too large?"
         )
     return facts.case_fact(e, "gradient error", Kind.GRADIENTS, message, error, OF_A_LEAF, unit=Unit.RELATIVE)
 
@@ -220,7 +220,7 @@ def draw_scaling(rng: np.random.Generator, case: Case[Scaling]) -> dict[str, Any
     if case.sizes.weight_bits < 0:
         # All of one sign: float16 can represent the large gradients' elements, but not their sum.
         batches["targets"] = jax.tree.map(np.abs, batches["targets"])
-    # Half of the gradient stays good: the half that an implementation which checks only a part may check.
+    # Half of the gradient stays good: an implementation that checks only a part might check that half.
     half = HALVES[case.sizes.half]
     batches["pivots"][:, 0] = np.abs(batches["pivots"][:, 0]) * (1 if case.sizes.half else -1)
     for number, step in enumerate(case.sizes.bad):
@@ -233,7 +233,7 @@ def draw_scaling(rng: np.random.Generator, case: Case[Scaling]) -> dict[str, Any
 
 
 def _spoil(rng: np.random.Generator, kind: str, target: np.ndarray, probe: np.ndarray, pivots: np.ndarray) -> None:
-    """Make the gradient of a step bad: that of one half, or of one element of one of its leaves."""
+    """Make a step's gradient bad: that of one whole half, or of one element of one of its leaves."""
     if kind == "outlier":
         target[_anywhere(rng, target)] = rng.choice([-1, 1]) * 10 ** rng.uniform(9, 10)
     else:
@@ -265,12 +265,12 @@ def scaling_oracle(inputs: dict[str, Any], case: Case[Scaling]) -> dict[str, Any
                 scale, good = 2 * scale, 0
         found.append((params, np.asarray(loss), np.float32(scale), np.int32(good)))
     values, losses, scales, counts = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
-    # Each loss separately: that of an outlier is larger than any error of the others.
+    # Losses are compared separately, because an outlier's loss is larger than any error in the others.
     return {"values": values, "losses": by_step(losses), "scale": scales, "good_steps": counts}
 
 
 def _skipped(e: Evidence) -> Fact:
-    """A bad step leaves every parameter bitwise unchanged."""
+    """Require a bad step to leave every parameter bitwise unchanged."""
     bad, moved = e.case.sizes.bad, []
     for name in (name for name in e.expected if name.startswith("values/")):
         for step in bad:
@@ -281,7 +281,7 @@ def _skipped(e: Evidence) -> Fact:
     if moved:
         leaf, step = moved[0]
         message = (
-            f"in the case {e.case.name!r}, step {step} has a gradient that is not finite, and leaf {leaf} changes. "
+            f"in the case {e.case.name!r}, step {step} has a gradient that is not finite, but leaf {leaf} changes. "
             "Does one bad element anywhere stop the whole update?"
         )
     right, how = len(bad) - len({step for _, step in moved}), {"direction": Direction.ALL, "unit": Unit.STEPS}
@@ -289,7 +289,7 @@ def _skipped(e: Evidence) -> Fact:
 
 
 def _kept_in_float32(e: Evidence) -> Fact:
-    """Good steps leave parameters with zero gradient bitwise unchanged, except after a bad step."""
+    """Require the steps before the first bad one to leave parameters with zero gradient bitwise unchanged."""
     good = min(e.case.sizes.bad, default=STEPS)
     names = [name for name in e.expected if name.startswith("values/") and name.endswith("/up")]
     moved = [
@@ -310,7 +310,7 @@ def _kept_in_float32(e: Evidence) -> Fact:
 
 
 _SCALE = "A skipped step halves it, but never below 1; the last of `growth_interval` good steps in a row doubles it."
-_GOOD = "It counts good steps in a row: from 0 again after a skipped step, and where the scale doubles."
+_GOOD = "It counts good steps in a row, and starts from 0 again after a skipped step and when the scale doubles."
 
 
 def _by_step(name: str, rule: str, e: Evidence) -> Fact:
@@ -327,9 +327,9 @@ def _by_step(name: str, rule: str, e: Evidence) -> Fact:
 
 
 # Where steps are stacked, the first index is the step.
-_VALUES = "The first index is the step, from 0. Is it to be skipped? If not: in which dtype is a gradient divided? "
-_LOSSES = "It is the loss before the update, without the scale. Were the parameters right that it was taken at? "
-_HALVES = "What dtype do the parameters have that the loss function gets?"
+_VALUES = "The first index is the step, from 0. Must it be skipped? If not, in which dtype are gradients divided? "
+_LOSSES = "It is the loss before the update, without the scale. Were the parameters it was computed with right? "
+_HALVES = "What is the dtype of the parameters that the loss function receives?"
 
 
 def scaling_facts(evidence: TaskEvidence) -> list[Fact]:

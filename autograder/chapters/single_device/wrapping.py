@@ -47,7 +47,7 @@ class Scaling(Sizes):
         bad: The steps whose gradient is not finite.
         all_overflow: Whether they are bad only because the scale is far too large.
         kind: How the first of them is bad, one of ``precision.KINDS``.
-        half: Which MLP is bad then; an infinite gradient is negative in the first.
+        half: Which MLP's gradient is bad; an infinite gradient is negative in the first.
         rate: The learning rate, divided by the loss's weight.
     """
 
@@ -154,7 +154,7 @@ def wrap_accumulation(function: Any, case: Case[Batch]) -> Wrapped:
         return model_loss(case)(params, {**batch, "targets": batch["targets"][:, 0]})
 
     def local(params, batch):
-        # Where rows are tokens, a leaf has three dims: one that is split only along its first is whole in the others.
+        # Where rows are tokens, one leaf gets three dims: it must be split along the first, and along no other.
         deep = {**batch, "targets": batch["targets"][:, None]}
         given = (loss_of_deep, params, deep) if case.sizes.seq else (model_loss(case), params, batch)
         result = function(*given, case.sizes.num_microbatches)

@@ -20,12 +20,12 @@ def uniform(key, d_in, d_out, axis_name, split):
 
 
 def a_key_for_every_column(key, d_in, d_out, axis_name, split):
-    """Each column or row of the whole layer has a key by its global index: the same layer on any mesh."""
+    """Each column or row of the whole layer has a key from its global index: the same layer on any mesh."""
     n, own = lax.axis_size(axis_name), lax.axis_index(axis_name)
     count, length = (d_in, d_out) if split == "rows" else (d_out, d_in)
-    here = count // n if split else count
-    first = own * here if split else 0
-    numbers = first + jnp.arange(here)
+    count_here = count // n if split else count
+    first = own * count_here if split else 0
+    numbers = first + jnp.arange(count_here)
     lines = jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(key, i), (length,)))(numbers)
     kernel = (lines if split == "rows" else lines.T) * d_in**-0.5
     return {"kernel": kernel, "bias": jnp.zeros((kernel.shape[1],))}
@@ -169,15 +169,15 @@ def own_loss(params, batch, model, tensor_axis, wrap=lambda layer: layer):
 
 def of_the_mean_loss(params, specs, batch, model, data_axis, tensor_axis, learning_rate):
     """Differentiates the mean over all devices, whose transpose divides: every gradient is then a share of it."""
-    both = (data_axis, tensor_axis)
+    axes = (data_axis, tensor_axis)
 
     def mean_loss(params):
-        return lax.pmean(own_loss(params, batch, model, tensor_axis), both)
+        return lax.pmean(own_loss(params, batch, model, tensor_axis), axes)
 
     loss, shares = jax.value_and_grad(mean_loss)(params)
 
     def update(leaf, share, spec):
-        return leaf - learning_rate * lax.psum(share, data_axis if tensor_axis in spec else both)
+        return leaf - learning_rate * lax.psum(share, data_axis if tensor_axis in spec else axes)
 
     return jax.tree.map(update, params, shares, specs), loss
 

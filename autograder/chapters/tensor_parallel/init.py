@@ -21,16 +21,17 @@ from autograder.contract.wrapping import wrappings
 # 8,640 normal numbers have a mean within 0.011 standard deviations of 0, and a spread within 0.8% of the right one, in
 # two of three draws. The same two consecutive float32 hardly ever recur.
 OFF, ALIKE = 0.1, 0.1
-# Size limit of the largest array, in kernel parts: drawing one takes an array of random bits, and the whole has six.
+# Size limit of the largest array, in kernel parts: drawing one takes an array of random bits, and a kernel has six.
 PARTS_ALIVE = 2
-# Limit on operations per number of a device's own parts: drawing one takes 130 to 175, and the whole six times that.
+# Limit on operations per number of a device's own parts: drawing one takes 130 to 175; a whole kernel takes six times
+# that.
 FOR_EACH = 400
-# The axis of features last.
+# The axis that splits features comes last.
 UNSEEN_MESHES = ((2, 3), (2, 4), (3, 2), (1, 5), (4, 2))
 
 
 def draw(rng: np.random.Generator, _: Case[Kernel]) -> dict[str, Any]:
-    """Keys as from an even seed and the next: adding the place to one, or combining them by XOR, gives the other."""
+    """Keys as from an even seed and the next: adding a device's place to one, or XORing it in, can give the other."""
     first = rng.integers(0, 2**31, 2, np.uint32) * 2
     return {"keys": {"first": first, "second": first + np.array([0, 1], np.uint32)}}
 
@@ -62,7 +63,7 @@ def init_facts(evidence: TaskEvidence) -> list[Fact]:
 
 
 LARGEST, DRAWN = "largest temporary", "numbers drawn"
-_NOT_ALONE = "in every case of this check, a kernel is drawn that is not split"
+_NOT_ALONE = "every case of this check also draws a kernel that is not split"
 
 
 def _largest(e: Evidence) -> Fact:
@@ -82,7 +83,7 @@ def _largest(e: Evidence) -> Fact:
 def _drawn(e: Evidence) -> Fact:
     """A device computes at most ``FOR_EACH`` operations for each number of its own parts, both keys together.
 
-    Compilers that fuse the drawing hold nothing that is drawn and discarded, but they compute it.
+    Compilers that fuse the drawing never store numbers that are discarded, but they do compute them.
     """
     own = 2 * sum(init_shapes(e.case, split)["kernel"].size for split in splits_of(e.case).values())
     computed, most, message = e.costs.elementwise, FOR_EACH * own, ""
@@ -111,7 +112,7 @@ def _by_place(e: Evidence, name: str) -> np.ndarray:
 
 
 def _pairs(numbers: np.ndarray) -> np.ndarray:
-    """Every two consecutive numbers, as one, without signs: overlapping parts share these, wherever each begins."""
+    """Every two consecutive numbers as one, without signs: overlapping parts share these, wherever they begin."""
     return np.unique(np.abs(np.stack([numbers[:-1], numbers[1:]], -1)).view(np.uint64))
 
 
@@ -123,50 +124,52 @@ def _mistakes(e: Evidence) -> Iterator[str]:
     axis, others = tensor_of(e.case), " and ".join(map(repr, others_of(e.case)))
     for name, split in splits_of(e.case).items():
         first, second = (_by_place(e, f"{name}_{which}") for which in ("first", "second"))
-        what = f"the kernel split by {split}" if split else "the kernel that is not split"
+        kernel_name = f"the kernel split by {split}" if split else "the kernel that is not split"
         if not all(np.all(np.isfinite(a)) for a in e.measured.values()):
             yield "some numbers are not finite"
         if any(np.any(e.measured[f"values/{name}_{which}/bias"]) for which in ("first", "second")):
-            yield f"the bias beside {what} does not start at zero"
+            yield f"the bias of {kernel_name} does not start at zero"
         if np.any(first != first[:1]):
-            yield f"{what} differs between devices along {others}, which hold copies of it"
+            yield f"{kernel_name} differs between devices along {others}, which hold copies of it"
         if split is None and np.any(first != first[:, :1]):
-            yield f"{what} differs between devices along {axis!r}, which hold copies of it"
-        here, next_key = ([_pairs(part) for part in kernel[0][: None if split else 1]] for kernel in (first, second))
-        if any(len(part) < (1 - ALIKE) * (first.shape[-1] - 1) for part in here):
-            yield f"the numbers of {what} repeat on one device"
-        for (i, a), (j, b) in itertools.combinations(enumerate(here), 2):
+            yield f"{kernel_name} differs between devices along {axis!r}, which hold copies of it"
+        this_key, next_key = (
+            [_pairs(part) for part in kernel[0][: None if split else 1]] for kernel in (first, second)
+        )
+        if any(len(part) < (1 - ALIKE) * (first.shape[-1] - 1) for part in this_key):
+            yield f"the numbers of {kernel_name} repeat on one device"
+        for (i, a), (j, b) in itertools.combinations(enumerate(this_key), 2):
             if _alike(a, b):
-                yield f"devices {i} and {j} along {axis!r} drew the same part of {what}"
-        for (i, a), (j, b) in itertools.product(enumerate(here), enumerate(next_key)):
+                yield f"devices {i} and {j} along {axis!r} drew the same part of {kernel_name}"
+        for (i, a), (j, b) in itertools.product(enumerate(this_key), enumerate(next_key)):
             if _alike(a, b) and i == j:
-                yield f"{what} comes out alike with two different keys"
+                yield f"{kernel_name} comes out the same with two different keys"
             elif _alike(a, b):
-                drew = f"what device {i} along {axis!r} draws of {what}"
-                yield f"{drew} with the key of one seed, device {j} draws with that of the next"
+                drew = f"device {i} along {axis!r} draws the same part of {kernel_name}"
+                yield f"{drew} with the key of one seed as device {j} with the key of the next"
 
 
 def _scale(e: Evidence) -> Fact:
     """The standard deviation of a whole kernel relative to ``d_in ** -0.5``: the worst one."""
-    found = {}
+    moments = {}
     for name, split in splits_of(e.case).items():
         kernel = _by_place(e, f"{name}_first")[0].astype(np.float64) * np.sqrt(e.case.sizes.d_in)
-        found[split] = np.std(kernel), np.mean(kernel)
-    split = max(found, key=lambda s: abs(found[s][0] - 1) + abs(found[s][1]))
-    spread, mean = found[split]
-    what, message = f"the kernel split by {split}" if split else "the kernel that is not split", ""
+        moments[split] = np.std(kernel), np.mean(kernel)
+    split = max(moments, key=lambda s: abs(moments[s][0] - 1) + abs(moments[s][1]))
+    spread, mean = moments[split]
+    kernel_name, message = f"the kernel split by {split}" if split else "the kernel that is not split", ""
     if abs(spread - 1) > OFF or abs(mean) > OFF:
         message = (
-            f"{e.case.place} {what} has {spread:.3g} times the standard deviation that it has on one "
-            "device. How many inputs has each output of the whole layer?"
+            f"{e.case.place} {kernel_name} has {spread:.3g} times the standard deviation that it has on one "
+            "device. How many inputs does each output of the whole layer have?"
         )
         if abs(spread - 1) <= OFF:
             message = (
-                f"{e.case.place} the mean of {what} is {mean:.2g} standard deviations and should be 0: "
+                f"{e.case.place} the mean of {kernel_name} is {mean:.2g} standard deviations and should be 0: "
                 "around which number does it draw?"
             )
-    how = {"direction": Direction.BETWEEN, "unit": Unit.ONE_DEVICE}
-    return facts.case_fact(e, "initial scale", Kind.VALUES, message, float(spread), (1 - OFF, 1 + OFF), **how)
+    options = {"direction": Direction.BETWEEN, "unit": Unit.ONE_DEVICE}
+    return facts.case_fact(e, "initial scale", Kind.VALUES, message, float(spread), (1 - OFF, 1 + OFF), **options)
 
 
 def _unseen(rng: np.random.Generator) -> Case[Kernel]:

@@ -43,12 +43,12 @@ def draws_everything_and_takes_its_lines(key, d_in, d_out, axis_name, split):
 
 
 def columns_that_overlap(key, d_in, d_out, axis_name, split):
-    """A key for each row or column of the whole kernel, shifted by one for each next device."""
+    """A key for each row or column of the whole kernel, shifted by one from each device to the next."""
     n = lax.axis_size(axis_name)
     lines, length = (d_in, d_out) if split == "rows" else (d_out, d_in)
     lines, first = (lines // n, lax.axis_index(axis_name)) if split else (lines, 0)
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(first + jnp.arange(lines))
-    kernel = jax.vmap(lambda one: jax.random.normal(one, (length,)))(keys) * d_in**-0.5
+    kernel = jax.vmap(lambda line_key: jax.random.normal(line_key, (length,)))(keys) * d_in**-0.5
     kernel = kernel if split == "rows" else kernel.T
     return {"kernel": kernel, "bias": jnp.zeros(kernel.shape[1])}
 

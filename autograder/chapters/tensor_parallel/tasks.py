@@ -35,12 +35,12 @@ from course.program.ir import plain_kind
 WRAPPINGS = wrappings("tensor_parallel")
 FORWARD, FORWARD_ALONE = "collectives forward", "tensor=3, forward"
 ALLOWED = ("all_gather", "reduce_scatter")
-# The communicated features, then the counts forward and backward: gathers, more gathers at most, scatters.
+# The communicated features, then counts forward and backward: gathers, further gathers allowed, scatters.
 Travels = tuple[str, tuple[int, int], tuple[int, int], tuple[int, int]]
 SHARE = "Which rows has each device seen, and how often is each counted? "
-BIAS = "Are rows in their order, and is the bias added once to each? "
-BETWEEN = "What is computed between the two layers, and what is added to the result, how often? "
-HEADS = "Which positions does each one see, by what are scores divided, and which features make up a head? "
+BIAS = "Are the rows in their original order, and is the bias added exactly once to each? "
+BETWEEN = "What is computed between the two layers? What is added to the result, and how often? "
+HEADS = "Which positions does each position see, what are scores divided by, and which features make up a head? "
 
 
 def draw_layer(name: str, rng: np.random.Generator, case: Case[Any]) -> dict[str, Any]:
@@ -52,15 +52,15 @@ def draw_layer(name: str, rng: np.random.Generator, case: Case[Any]) -> dict[str
         scale = fan_in**-0.5 if len(struct.shape) > 1 else 1.0
         return np.asarray(scale * rng.standard_normal(struct.shape), struct.dtype)
 
-    found = {
+    inputs = {
         "params": jax.tree.map(weights, layer.params),
         "x": draw_leaves(rng, leaf(*layer.x[0]), rng.uniform(0.5, 2)),
     }
     if spread := getattr(case.sizes, "spread", 0):
-        found["x"] /= np.std(found["x"])
-        found["params"]["qkv"]["kernel"][:, :2] *= np.float32(spread**0.5)
+        inputs["x"] /= np.std(inputs["x"])
+        inputs["params"]["qkv"]["kernel"][:, :2] *= np.float32(spread**0.5)
     back = draw_leaves(rng, leaf(*layer.y[0]), rng.uniform(0.1, 10))
-    return found | ({"upstream": back} if case.sizes.backward else {})
+    return inputs | ({"upstream": back} if case.sizes.backward else {})
 
 
 def layer_oracle(inputs: dict[str, Any], case: Case[Any], on_one_device: Callable[[Any, Any], Any]) -> dict[str, Any]:
@@ -82,11 +82,11 @@ def _each_place(on_one_device: Callable[[Any, Any], Any], places: int) -> Any:
         if upstream is None:
             return whole(jax.vmap(on_one_device, in_axes=(None, 0))(params, by_place(x))), None
 
-        def one(x, upstream):
+        def run_place(x, upstream):
             values, back = jax.vjp(on_one_device, params, x)
             return values, back(upstream)
 
-        values, (of_params, of_x) = jax.vmap(one)(by_place(x), by_place(upstream))
+        values, (of_params, of_x) = jax.vmap(run_place)(by_place(x), by_place(upstream))
         return whole(values), {"x": whole(of_x), "params": of_params}
 
     return compile_oracle(run)
@@ -103,7 +103,7 @@ def summed(e: Evidence) -> Evidence:
 
 
 def ring_bytes(case: Case[Any], features: int) -> float:
-    """(n-1)/n of the bytes of one place's rows with these features: one all-gather of them, or reduce-scatter."""
+    """(n-1)/n of the bytes of one place's rows with these features: one all-gather or reduce-scatter of them."""
     s, n = case.sizes, parts_of(case)
     return 4 * (n - 1) / n * max(s.batch, 1) * math.prod(s.more) * s.rows * features
 
@@ -111,7 +111,7 @@ def ring_bytes(case: Case[Any], features: int) -> float:
 def sent(
     name: str, cases: list[Evidence], kind: str, features: str, least: tuple[int, int], more: tuple[int, int] = (0, 0)
 ) -> Fact:
-    """Number of collectives of one kind, forward and backward: ``least``, and at most ``more`` in addition.
+    """Require ``least`` collectives of one kind, forward and backward, and allow up to ``more`` in addition.
 
     ``features`` names the size of the array that is sent: the smaller one.
     """
@@ -129,13 +129,13 @@ def layer_facts(evidence: TaskEvidence, travels: Travels, forward: str = BIAS) -
     """Values, with the question ``forward``, gradients, and communication."""
     unknown = facts.unmeasured("gradients", Kind.GRADIENTS, "no case of this check is differentiated", 2)
     backward = [summed(e) for e in evidence.cases if e.case.sizes.backward]
-    features, gathers, more, scatters = travels
+    features, gathers, extra_gathers, scatters = travels
     values = facts.arrays_match("values", evidence.cases, "values", forward)
-    hint = SHARE if values.passed else "The values are wrong already, and gradients follow them: look there first. "
+    hint = SHARE if values.passed else "The values are already wrong, and gradients depend on them: look there first. "
     return [
         values,
         facts.arrays_match("gradients", backward, "gradients", hint, weight=2) if backward else unknown,
-        sent("all-gather bytes", evidence.programs, "all_gather", features, gathers, more),
+        sent("all-gather bytes", evidence.programs, "all_gather", features, gathers, extra_gathers),
         sent("reduce-scatter bytes", evidence.programs, "reduce_scatter", features, scatters),
         byte_facts.only_collectives("other collectives", evidence.programs, ALLOWED),
     ]
@@ -150,7 +150,7 @@ def dense(params: Any, x: Any) -> Any:
 
 
 def _dense(name: str, narrow: str, wide: str, judge: Callable[[TaskEvidence], list[Fact]]) -> Task:
-    # Rows with the features that are sent, twice, are fewer numbers than the kernel, and than rows with the others.
+    # Twice the rows with the features that are sent are fewer numbers than the kernel, and than rows with the others.
     features: dict[str, Any] = {narrow: 10, wide: 168}
     sizes = Dense(rows=24, **features)
 
@@ -193,7 +193,7 @@ ROW_PARALLEL_DENSE = _dense("row_parallel_dense", "d_out", "d_in", row_facts)
 # tp_mlp and tp_attention: two dense layers, with no communication between them.
 
 # Right answers that gather or multiply again in the backward pass take up to 1.12 times as long; a step that sends
-# twice as much by all-reduces 1.33, and the naive baselines, which send the larger arrays, 1.85 and 1.88.
+# twice as much by all-reduces takes 1.33 times, and the naive baselines, which send the larger arrays, 1.85 and 1.88.
 SLOWER = 1.25
 
 
@@ -214,16 +214,16 @@ def _collectives_forward(e: Evidence) -> Fact:
     """One all-gather and one reduce-scatter."""
     n = int(parts_of(e.case) > 1)
     runs = {kind: sum(c.count for c in e.costs.collectives if c.kind == kind) for kind in ALLOWED}
-    every = sum(c.count for c in e.costs.collectives)
+    total = sum(c.count for c in e.costs.collectives)
     counts = ", ".join(f"{count} {plain_kind(kind)}" for kind, count in runs.items())
-    counts += f", {count_of(every - sum(runs.values()), 'other')}" if every > sum(runs.values()) else ""
+    counts += f", {count_of(total - sum(runs.values()), 'other')}" if total > sum(runs.values()) else ""
     message, line = "", e.line
-    if every != 2 * n or any(count != n for count in runs.values()):
-        between = "Can a device go on from the first dense layer to the second with the features that it has?"
+    if total != 2 * n or any(count != n for count in runs.values()):
+        between = "Can a device go from the first dense layer to the second with only the features that it has?"
         if runs["all_gather"] > n:
-            between = "What is gathered several times: do the products need other rows?"
+            between = "What is gathered several times, and do the products need other rows?"
         message = f"{e.case.place} the forward pass has {counts}; expected {n} of each. {between}"
-        line = max(e.costs.collectives, key=lambda c: c.total_bytes).line if every else e.line
+        line = max(e.costs.collectives, key=lambda c: c.total_bytes).line if total else e.line
     return facts.case_fact(e, FORWARD, Kind.COMMUNICATION, message, counts, f"{n} of each", line=line)
 
 
@@ -237,7 +237,7 @@ def block_facts(evidence: TaskEvidence, values: str) -> list[Fact]:
 
 
 def mlp_facts(evidence: TaskEvidence) -> list[Fact]:
-    too_slow = "Which transfer is the longest, and must that array be whole anywhere?"
+    too_slow = "Which transfer takes longest, and does any device need the whole of that array?"
     return [*block_facts(evidence, BETWEEN), limits.time_within(evidence, SLOWER, too_slow, weight=2)]
 
 
@@ -288,7 +288,7 @@ TP_ATTENTION = Task(
     cases=(
         Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, _HEADS, quick=True),
         Case("tensor=8", {"tensor": 8}, _HEADS, quick=True),
-        # Scores as far below the hidden ones as a finite mask may be; gradients would be inexact.
+        # Visible scores can be as far below the hidden ones as a finite mask lowers those; gradients would be inexact.
         Case(FORWARD_ALONE, {"tensor": 3}, _HEADS.replace(num_heads=6, spread=100.0, backward=False), quick=True),
         Case("replica=2 x model=2, 6 heads", {"replica": 2, "model": 2}, _HEADS.replace(num_heads=6)),
         Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, _HEADS),
@@ -317,24 +317,24 @@ def step_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]
     """The steps on one device, with all rows; every holder of a leaf gets the same."""
     run = sgd_on_one_device(case.sizes.model)
     after, losses, gradients = run(inputs["params"], (inputs["batch"],), inputs["learning_rate"])
-    places, every = groups_of(case), groups_of(case) * parts_of(case)
+    places, devices = groups_of(case), groups_of(case) * parts_of(case)
 
     def copies(leaf, spec):
-        return np.repeat(leaf[None], places if any(spec) else every, 0)
+        return np.repeat(leaf[None], places if any(spec) else devices, 0)
 
     after, gradients = (jax.tree.map(copies, tree, specs_of(case)) for tree in (after, gradients))
-    return {"values": {"loss": np.repeat(losses[None], every, 0), "params": after}, "gradients": gradients}
+    return {"values": {"loss": np.repeat(losses[None], devices, 0), "params": after}, "gradients": gradients}
 
 
 def _resident(e: Evidence) -> tuple[int, int]:
     """Bytes of copies and of parts on one device."""
     leaves = [leaf for leaf in e.inputs if leaf.name.startswith("params/")]
     copies, parts = ([leaf for leaf in leaves if any(leaf.spec) == split] for split in (False, True))
-    return tuple(sum(leaf.local_bytes(e.case.mesh) for leaf in some) for some in (copies, parts))  # type: ignore
+    return tuple(sum(leaf.local_bytes(e.case.mesh) for leaf in group) for group in (copies, parts))  # type: ignore
 
 
 def _apart(e: Evidence) -> float:
-    """All-reduces of a step: copies and the loss over both axes in turn; parts over the data axis."""
+    """Bytes of all-reduces: copies and the loss over both axes in turn; parts over the data axis."""
     (copies, parts), places, n = _resident(e), groups_of(e.case), parts_of(e.case)
     return e.case.sizes.steps * (all_reduce_bytes(places, copies + parts + 4) + all_reduce_bytes(n, copies + 4))
 
@@ -346,18 +346,18 @@ def _together(e: Evidence) -> float:
 
 
 def _travels(e: Evidence, times: int) -> float:
-    """``times`` gathers, or scatters, of one place's activations in every layer and step."""
+    """Bytes of ``times`` gathers or scatters of one place's activations in every layer and step."""
     s, n = e.case.sizes, parts_of(e.case)
     return times * s.steps * s.num_layers * (n - 1) / n * 4 * n * s.rows * s.width
 
 
 def step_facts(evidence: TaskEvidence) -> list[Fact]:
-    whose = "Is this leaf split or a copy, and whose losses does a device's gradient of it belong to? "
+    gradients = "Is this leaf split or a copy, and which devices' losses contribute to a device's gradient of it? "
     loss = "Over which rows is the returned loss a mean, and what is subtracted from each leaf? "
     cases = evidence.cases
     two, three = partial(_travels, times=2), partial(_travels, times=3)
     return [
-        *facts.values_and_gradients(cases, loss, whose, weight=3, step=True),
+        *facts.values_and_gradients(cases, loss, gradients, weight=3, step=True),
         byte_facts.bytes_sent("all-gather bytes", cases, "all_gather", three, least=two),
         byte_facts.bytes_sent("reduce-scatter bytes", cases, "reduce_scatter", two),
         byte_facts.bytes_sent("all-reduce bytes", cases, "all_reduce", _apart, least=_together),
@@ -365,12 +365,12 @@ def step_facts(evidence: TaskEvidence) -> list[Fact]:
     ]
 
 
-_ONE = StepSizes(width=12, hidden=48, num_layers=2, features=6, outputs=10, rows=5)
-_THREE = _ONE.replace(num_layers=3, steps=3, rate_scale=0.2)
+_ONE_STEP = StepSizes(width=12, hidden=48, num_layers=2, features=6, outputs=10, rows=5)
+_THREE_STEPS = _ONE_STEP.replace(num_layers=3, steps=3, rate_scale=0.2)
 
 
-def _on(data: int, tensor: int, sizes: StepSizes, **how: Any) -> Case[StepSizes]:
-    return Case(f"data={data} x tensor={tensor}", {"data": data, "tensor": tensor}, sizes, **how)
+def _on(data: int, tensor: int, sizes: StepSizes, **options: Any) -> Case[StepSizes]:
+    return Case(f"data={data} x tensor={tensor}", {"data": data, "tensor": tensor}, sizes, **options)
 
 
 def _unseen_step(rng: np.random.Generator) -> Case[StepSizes]:
@@ -392,12 +392,12 @@ TP_TRAIN_STEP = Task(
     wrapping=WRAPPINGS["tp_train_step"],
     points=5,
     cases=(
-        _on(2, 4, _ONE, quick=True),
-        Case("replica=2 x model=3, 3 steps", {"replica": 2, "model": 3}, _THREE, quick=True),
-        _on(4, 2, _ONE),
-        _on(1, 8, _ONE),
-        _on(8, 1, _ONE),
-        _on(1, 1, _ONE.replace(rows=7)),
+        _on(2, 4, _ONE_STEP, quick=True),
+        Case("replica=2 x model=3, 3 steps", {"replica": 2, "model": 3}, _THREE_STEPS, quick=True),
+        _on(4, 2, _ONE_STEP),
+        _on(1, 8, _ONE_STEP),
+        _on(8, 1, _ONE_STEP),
+        _on(1, 1, _ONE_STEP.replace(rows=7)),
     ),
     unseen=_unseen_step,
     draw=draw_step,

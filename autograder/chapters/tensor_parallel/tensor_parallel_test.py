@@ -46,7 +46,7 @@ def numbers(*seed):
     return np.random.default_rng(seed).standard_normal((size.d_in, size.d_out)).astype(np.float32) * size.d_in**-0.5
 
 
-def test_numbers_that_were_drawn_are_judged_by_who_should_hold_what():
+def test_drawn_numbers_are_judged_by_split_and_device():
     """Devices 0 to 3 are at place 0 of the data axis, and devices 4 to 7 hold copies of their parts."""
     keys = {"first": 0, "second": 1}
 
@@ -61,11 +61,13 @@ def test_numbers_that_were_drawn_are_judged_by_who_should_hold_what():
     copies = next(_mistakes(drawn(lambda split, which, device: numbers(keys[which], device))))
     assert "differs between devices along 'data'" in copies
     assert "two different keys" in next(_mistakes(drawn(lambda split, which, device: right(split, "first", device))))
-    met = next(_mistakes(drawn(lambda split, which, device: numbers(keys[which] + (split != "whole") * (device % 4)))))
-    assert "device 1 along 'tensor' draws" in met and "device 0 draws with that of the next" in met
-    over = next(
+    shifted_keys = next(
+        _mistakes(drawn(lambda split, which, device: numbers(keys[which] + (split != "whole") * (device % 4))))
+    )
+    assert "device 1 along 'tensor' draws" in shifted_keys and "device 0 with the key of the next" in shifted_keys
+    overlapping = next(
         _mistakes(drawn(lambda split, which, device: right(split, which, 0)[(split != "whole") * (device % 4) :]))
     )
-    assert "devices 0 and 1 along 'tensor' drew the same part" in over
-    wide = _scale(drawn(lambda *where: 2 * right(*where)))
+    assert "devices 0 and 1 along 'tensor' drew the same part" in overlapping
+    wide = _scale(drawn(lambda *args: 2 * right(*args)))
     assert not wide.passed and "times the standard deviation" in wide.message

@@ -36,7 +36,7 @@ SPLITS = {"columns": "columns", "rows": "rows", "whole": None}
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel(Sizes):
-    """A kernel that ``init_dense`` draws; ``whole``: also where it is not split."""
+    """A kernel that ``init_dense`` draws; ``whole`` also requests one that is not split."""
 
     d_in: int = 72
     d_out: int = 120
@@ -169,23 +169,23 @@ def wrap_layer(name: str, function: Any, case: Case[Any]) -> Wrapped:
     """The layer's output and, with ``backward``, the gradients of its input and parameters, by each holder."""
     layer = LAYERS[name](case)
     (x, x_spec), (y, y_spec) = layer.x, layer.y
-    here = [
+    local_shape = [
         size // math.prod(case.mesh[a] for a in axes) for size, axes in zip(y, spec_of(y_spec, len(y)), strict=True)
     ]
     results: dict[str, Any] = {"values": y_spec}
     if case.sizes.backward:
-        held = jax.tree.map(lambda spec: held_spec(spec, case), layer.specs)
-        results["gradients"] = {"x": x_spec, "params": held}
+        param_specs = jax.tree.map(lambda spec: held_spec(spec, case), layer.specs)
+        results["gradients"] = {"x": x_spec, "params": param_specs}
 
     def local(params, x, upstream=None):
         params = varying(params, case.mesh)
 
         def run(params, x):
-            found = function(params, x, tensor_of(case))
-            if not hasattr(found, "shape"):
-                raise Mismatch(f"{name} returned {describe(found)}, expected float32{here}")
-            same_shapes(name, {"result": found}, {"result": leaf(*here)}, case)
-            return varying(found, case.mesh)
+            result = function(params, x, tensor_of(case))
+            if not hasattr(result, "shape"):
+                raise Mismatch(f"{name} returned {describe(result)}, expected float32{local_shape}")
+            same_shapes(name, {"result": result}, {"result": leaf(*local_shape)}, case)
+            return varying(result, case.mesh)
 
         if upstream is None:
             return {"values": run(params, x)}
@@ -218,18 +218,20 @@ def wrap_init(function: Any, case: Case[Kernel]) -> Wrapped:
 
     def drawn(data, split):
         key = jax.random.wrap_key_data(data)
-        found = function(key, case.sizes.d_in, case.sizes.d_out, tensor_of(case), split)
-        if not isinstance(found, dict) or set(found) != {"kernel", "bias"}:
-            description = f"a dict of {sorted(map(str, found))}" if isinstance(found, dict) else describe(found)
+        params = function(key, case.sizes.d_in, case.sizes.d_out, tensor_of(case), split)
+        if not isinstance(params, dict) or set(params) != {"kernel", "bias"}:
+            description = f"a dict of {sorted(map(str, params))}" if isinstance(params, dict) else describe(params)
             raise Mismatch(f"{name} returned {description}, expected a dict of a kernel and a bias")
-        same_shapes(f"{name} split by {split}", found, init_shapes(case, split), case)
-        return jax.tree.map(lambda a: a[None], varying(found, case.mesh))
+        same_shapes(f"{name} split by {split}", params, init_shapes(case, split), case)
+        return jax.tree.map(lambda a: a[None], varying(params, case.mesh))
 
     def local(keys):
-        every = {
-            f"{of}_{which}": drawn(data, split) for of, split in splits_of(case).items() for which, data in keys.items()
+        params = {
+            f"{kernel}_{which}": drawn(data, split)
+            for kernel, split in splits_of(case).items()
+            for which, data in keys.items()
         }
-        return {"values": every}
+        return {"values": params}
 
     return on_mesh(local, case, {"keys": ({"first": KEY, "second": KEY}, P())}, {"values": spec}, {"keys": "key"})
 
@@ -252,15 +254,15 @@ def wrap_step(function: Any, case: Case[StepSizes]) -> Wrapped:
     """The step over several batches; every holder of a leaf returns its copy, to detect copies that drift apart."""
     axis, (data_axis,), model, specs = tensor_of(case), others_of(case), model_of(case), specs_of(case)
     rows, name = (data_axis, axis), "tp_train_step"
-    held = jax.tree.map(lambda spec: held_spec(spec, case), specs)
-    results = {"values": {"loss": P(rows), "params": held}, "gradients": held}
+    copy_specs = jax.tree.map(lambda spec: held_spec(spec, case), specs)
+    results = {"values": {"loss": P(rows), "params": copy_specs}, "gradients": copy_specs}
 
     def local(params, batch, learning_rate):
-        def one(params, part):
-            found = function(params, specs, part, model, data_axis, axis, learning_rate)
-            return varying(state_and_loss(name, "params", found, params, case), case.mesh)
+        def step(params, part):
+            result = function(params, specs, part, model, data_axis, axis, learning_rate)
+            return varying(state_and_loss(name, "params", result, params, case), case.mesh)
 
-        after, losses, gradients = sgd_steps(one, varying(params, case.mesh), batch, learning_rate)
+        after, losses, gradients = sgd_steps(step, varying(params, case.mesh), batch, learning_rate)
         lead = jax.tree.map(lambda leaf: leaf[None], {"values": {"params": after}, "gradients": gradients})
         return {**lead, "values": {"loss": losses[None], **lead["values"]}}
 

@@ -83,7 +83,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "no device ever needs more": (),
         "Use the `gather_matmul` passed to you": ("bytes sent",),
         "`targets` are whole": (),
-        "the same on every device of the axis, and typed so": NUMBERS,
+        "the same on every device of the axis, and typed as such": NUMBERS,
         "| largest temporary |": ("largest temporary",),
         "| sent, forward and backward |": ("bytes sent",),
         "The mean over all tokens, a scalar": ("values",),

@@ -45,7 +45,7 @@ def with_masks_by_hand_and_attention_recomputed(params, x, key, rate, gather_mat
     """Masks as factors; the attention weights are recomputed in the backward pass."""
     first, second = jax.random.split(fold_key_over_axes(key, (axis_name,)))
 
-    def kept(key):
+    def mask(key):
         return jax.random.bernoulli(key, 1 - rate, x.shape).astype(x.dtype) / (1 - rate)
 
     @jax.checkpoint
@@ -66,8 +66,8 @@ def with_masks_by_hand_and_attention_recomputed(params, x, key, rate, gather_mat
         hidden = jax.nn.gelu(gather_matmul(y, inner["up"]["kernel"], axis_name) + inner["up"]["bias"])
         return matmul_scatter(hidden, inner["down"]["kernel"], axis_name) + inner["down"]["bias"]
 
-    x = x + attention(rms_norm(params["attention_norm"], x)) * kept(first)
-    return x + feed_forward(rms_norm(params["mlp"]["norm"], x)) * kept(second)
+    x = x + attention(rms_norm(params["attention_norm"], x)) * mask(first)
+    return x + feed_forward(rms_norm(params["mlp"]["norm"], x)) * mask(second)
 
 
 def with_the_mlp_first(params, x, key, rate, gather_matmul, matmul_scatter, axis_name):
@@ -79,14 +79,14 @@ def with_the_mlp_first(params, x, key, rate, gather_matmul, matmul_scatter, axis
     rows = gather_matmul(rms_norm(params["norm"], x), jnp.hstack([up["kernel"], qkv.reshape(width, -1)]), axis_name)
     columns = rows[..., hidden:].reshape(*rows.shape[:2], 3, heads, size)
     mixed = jax.nn.dot_product_attention(*(columns[:, :, i] for i in range(3)), is_causal=True)
-    both = jnp.dstack(
+    features = jnp.dstack(
         [
             jax.nn.gelu(rows[..., :hidden] + up["bias"]).reshape(-1, rows.shape[1], hidden),
             mixed.reshape(*rows.shape[:2], -1),
         ]
     )
     out = jnp.vstack([down["kernel"], params["attention"]["out"]["kernel"].reshape(-1, width)])
-    added = matmul_scatter(both, out, axis_name) + down["bias"]
+    added = matmul_scatter(features, out, axis_name) + down["bias"]
     return x + drop(added, rate, jax.random.fold_in(key, lax.axis_index(axis_name)))
 
 

@@ -41,8 +41,8 @@ def one_after_the_other(params, x, key, rate, gather_matmul, matmul_scatter, axi
 
 def gathers_logits(params, x, targets, gather_matmul, axis_name):
     logits = gather_matmul(rms_norm(params["norm"], x), params["out"]["kernel"], axis_name) + params["out"]["bias"]
-    every = lax.all_gather(logits, axis_name, axis=logits.ndim - 1, tiled=True)
-    return lax.pmean(cross_entropy(every, targets), axis_name)
+    all_logits = lax.all_gather(logits, axis_name, axis=logits.ndim - 1, tiled=True)
+    return lax.pmean(cross_entropy(all_logits, targets), axis_name)
 
 
 # More gathers and scatters: where sums replace them, these are the excess.

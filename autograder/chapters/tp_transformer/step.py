@@ -36,8 +36,8 @@ MOVES = ("collective_permute", "all_gather", "reduce_scatter", "all_to_all", "co
 
 
 def draw(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
-    # Weights of wide layers are smaller, as from any initializer: scores would else be so large that rounding decides
-    # where attention looks.
+    # Weights of wide layers are smaller, as from any initializer: otherwise scores would be so large that rounding
+    # decides where attention looks.
     scale = 0.3 * min(1.0, (_RING.width / case.sizes.width) ** 0.5)
     return {
         "params": draw_leaves(rng, params_by_head(case), scale),
@@ -55,19 +55,19 @@ def oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
     for number in range(case.sizes.steps):
         batch = {name: rows[number].reshape(groups, -1, rows.shape[-1]) for name, rows in inputs["batch"].items()}
         own = jax.random.fold_in(key, number)
-        each = [
+        results = [
             run(params, {name: rows[group] for name, rows in batch.items()}, jax.random.fold_in(own, group))
             for group in range(groups)
         ]
-        loss, gradients = jax.tree.map(lambda *found: np.mean(found, 0, np.float64).astype(np.float32), *each)
+        loss, gradients = jax.tree.map(lambda *leaves: np.mean(leaves, 0, np.float64).astype(np.float32), *results)
         params = jax.tree.map(lambda leaf, g: leaf - rate * g, params, gradients)
         total = gradients if total is None else jax.tree.map(np.add, total, gradients)
         losses.append(loss)
 
     def copied(tree):
         def copies(leaf, split):
-            every = np.repeat(leaf[None], groups, 0)
-            return every if split else np.repeat(every[:, None], parts, 1)
+            by_group = np.repeat(leaf[None], groups, 0)
+            return by_group if split else np.repeat(by_group[:, None], parts, 1)
 
         return jax.tree.map(copies, tree, is_split(tree))
 
@@ -85,7 +85,7 @@ def _resident(case: Case[Sizes]) -> tuple[int, int]:
 
 
 def _apart(e: Evidence) -> float:
-    """A step's all-reduces: whole leaves over the tensor axis, all and the loss over the others; sums of the loss."""
+    """Bytes of all-reduces: whole leaves over the tensor axis, all and the loss over the others; sums of the loss."""
     groups, (split, whole) = groups_of(e.case), _resident(e.case)
     gradients = all_reduce_bytes(parts_of(e.case), whole) + all_reduce_bytes(groups, split + whole + 4)
     return e.case.sizes.steps * (gradients + sums_bytes(e.case))
@@ -98,7 +98,7 @@ def _together(e: Evidence) -> float:
 
 
 def half_of_logits(case: Case[Sizes]) -> int:
-    """Half the elements of the logits: more than a device's part on eight devices, a quarter of it, or activations."""
+    """Half the elements of the logits: four times a device's part on eight devices, and more than activations."""
     return case.sizes.rows * case.sizes.seq * case.sizes.vocab // 2
 
 
@@ -122,12 +122,12 @@ def _embedded(e: Evidence) -> float:
 
 
 def step_facts(evidence: TaskEvidence) -> list[Fact]:
-    gradients = "Is this leaf split over the tensor axis? Then what a device has is all of it; else it is a share."
+    gradients = "Is this leaf split over the tensor axis? If so, a device's gradient is complete; else it is a share."
     values = "Over which rows is the returned loss a mean, and what is subtracted from each leaf? "
-    exposed = "Which activations travel while nothing is multiplied, forward or backward?"
-    logits = "Which of all logits does a device need, and what of the others is enough?"
-    sent = "What travels more often than twice in each direction for a layer?"
-    rings = "The embedding scatters its rows, and gathers their gradient. Which block, or the loss, has no ring?"
+    exposed = "Which activations are sent while nothing is multiplied, forward or backward?"
+    logits = "Which of the logits does a device need, and what is enough to know about the others?"
+    sent = "What does a layer send more than twice in each direction?"
+    rings = "The embedding scatters its rows and gathers their gradient. Does a block, or the loss, not use a ring?"
     return [
         *facts.values_and_gradients(evidence.cases, values, gradients, step=True),
         limits.exposed_within(evidence, EXPOSED, exposed, than=limits.NAIVE, weight=3),
@@ -141,7 +141,7 @@ def step_facts(evidence: TaskEvidence) -> list[Fact]:
     ]
 
 
-# Three layers, so that the communication that embedding and loss expose is the smaller part; and so many rows that half
+# Three layers, so that the communication that embedding and loss expose is the smaller part; and enough rows that half
 # of all logits have more elements than all gradients of a device, which may be one array.
 _RING = SIZES.replace(width=32, hidden=128, num_heads=16, num_layers=3, dropout=0.0)
 _WIDE = {"width": 4096, "hidden": 16384, "vocab": 32000, "seq": 512, "max_seq": 512, "rows": 16, "rate_scale": 0.01}
@@ -149,9 +149,9 @@ _WIDE = {"width": 4096, "hidden": 16384, "vocab": 32000, "seq": 512, "max_seq": 
 
 def _unseen(rng: np.random.Generator) -> Case[Sizes]:
     steps, parallel = int(rng.choice([1, 2])), bool(rng.integers(2))
-    how: dict[str, Any] = {"parallel": parallel, "steps": steps, "rate_scale": float(rng.uniform(0.6, 1.6)) / steps}
-    # Two groups on each, so that the oracle is compiled for few sizes only.
-    return unseen(rng, (2, 4), (2, 3), (2, 2), dropout=0.15, **how)
+    options: dict[str, Any] = {"parallel": parallel, "steps": steps, "rate_scale": float(rng.uniform(0.6, 1.6)) / steps}
+    # Two groups on each mesh, so that the oracle is compiled for few sizes only.
+    return unseen(rng, (2, 4), (2, 3), (2, 2), dropout=0.15, **options)
 
 
 TP_TRANSFORMER_STEP = Task(

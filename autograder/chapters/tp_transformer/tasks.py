@@ -29,24 +29,24 @@ OF_THREE = SIZES.replace(width=24, hidden=42, num_heads=6, vocab=57, seq=21, row
 
 
 def unseen(rng: np.random.Generator, *meshes: tuple[int, ...], **more: Any) -> Case[Sizes]:
-    """A case that learners have not seen, by names and sizes, the axis of features last.
+    """A case with names and sizes that learners have not seen; the feature axis comes last.
 
-    Sizes that an oracle is compiled for take few values, since compilation takes longer than all the rest.
+    Sizes that an oracle is compiled for take few values, since compilation takes longer than everything else.
     """
     mesh = unseen_mesh(rng, *meshes)
     n = list(mesh.values())[-1]
     sizes = {"width": 12 * n, "hidden": 7 * n, "num_heads": 2 * n, "vocab": 11 * n, "seq": 2 * n, "max_seq": 3 * n}
-    how: dict[str, Any] = {"num_layers": 1, "rows": 3, "dropout": float(rng.choice([0.15, 0.4])), **more}
-    return Case(UNSEEN, mesh, SIZES.replace(**sizes, **how))
+    options: dict[str, Any] = {"num_layers": 1, "rows": 3, "dropout": float(rng.choice([0.15, 0.4])), **more}
+    return Case(UNSEEN, mesh, SIZES.replace(**sizes, **options))
 
 
 def keys_of_parts(key: jax.Array, parts: int) -> jax.Array:
-    """Dropout keys of the holders of the parts of a sequence: ``[parts]``."""
+    """Dropout keys of the devices that hold the parts of a sequence: ``[parts]``."""
     return jax.vmap(partial(jax.random.fold_in, key))(np.arange(parts, dtype=np.int32))
 
 
 def of_model(case: Case[Sizes]) -> tuple[ModelSizes, int]:
-    """Sizes that an oracle is compiled for: those of its model, and the parts for dropout."""
+    """Sizes that an oracle is compiled for: its model's, and the number of parts for dropout."""
     return case.sizes.model, parts_of(case) if case.sizes.dropout else 1
 
 
@@ -74,8 +74,8 @@ def ring_bytes(case: Case[Sizes], size: float) -> float:
 
 def added_up(e: Evidence, names: set[str]) -> Evidence:
     """Add up the devices' shares of a gradient, for these leaves of ``gradients``."""
-    found = {name: a.sum(1, dtype=a.dtype) if name in names else a for name, a in e.measured.items()}
-    return replace(e, measured=found)
+    measured = {name: a.sum(1, dtype=a.dtype) if name in names else a for name, a in e.measured.items()}
+    return replace(e, measured=measured)
 
 
 def shared_leaves(params: Any, prefix: str) -> set[str]:
@@ -93,17 +93,17 @@ FASTER = 0.85
 def draw_block(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
     shapes = WRAPPINGS[SEQUENTIAL].input_shapes(case)
     scales = {"params": 0.3, "x": rng.uniform(0.5, 2), "upstream": rng.uniform(0.5, 2)}
-    found = {name: draw_leaves(rng, shapes[name], scale) for name, scale in scales.items()}
-    return {**found, "key": draw_keys(rng, groups_of(case))}
+    inputs = {name: draw_leaves(rng, shapes[name], scale) for name, scale in scales.items()}
+    return {**inputs, "key": draw_keys(rng, groups_of(case))}
 
 
 def block_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
     """The course's layer on one device for each group, and the part of its weights' gradient that each device keeps."""
     run, groups = _one_group(*of_model(case)), groups_of(case)
     x, upstream = (np.split(inputs[name], groups) for name in ("x", "upstream"))
-    each = [run(inputs["params"], *group) for group in zip(x, inputs["key"], upstream, strict=True)]
-    values, of_params, of_x = zip(*each, strict=True)
-    of_params = jax.tree.map(lambda *found: np.stack(found), *of_params)
+    results = [run(inputs["params"], *group) for group in zip(x, inputs["key"], upstream, strict=True)]
+    values, of_params, of_x = zip(*results, strict=True)
+    of_params = jax.tree.map(lambda *leaves: np.stack(leaves), *of_params)
     return {"values": np.concatenate(values), "gradients": {"params": of_params, "x": np.concatenate(of_x)}}
 
 
@@ -126,8 +126,8 @@ def whole_gradients(cases: list[Evidence], shapes: Callable[[Case[Sizes]], Any],
 
 def block_facts(evidence: TaskEvidence, times: int) -> list[Fact]:
     """Facts of a block; ``times`` is the number of gathers, and of scatters, in a pass."""
-    values = "Which rows does this device hold, which heads, and which keys does it drop with?"
-    gradients = "A leaf that all devices hold has a share of its gradient on each; is every part counted once?"
+    values = "Which rows and which heads does this device hold, and which dropout keys does it use?"
+    gradients = "If all devices hold a leaf, each has a share of its gradient: is every share counted exactly once?"
     whole = whole_gradients(evidence.cases, layer_of, "gradients/params")
 
     def sent(e: Evidence, by_sum: bool) -> float:
@@ -146,7 +146,7 @@ def block_facts(evidence: TaskEvidence, times: int) -> list[Fact]:
 
 
 def parallel_facts(evidence: TaskEvidence) -> list[Fact]:
-    twice = "What do attention and MLP both need, and what becomes of what both give?"
+    twice = "What do attention and the MLP both need, and what happens to their outputs?"
     return [*block_facts(evidence, 1), limits.time_within(evidence, FASTER, twice, than=limits.NAIVE, weight=3)]
 
 
@@ -199,8 +199,8 @@ PARALLEL_TRANSFORMER_BLOCK = Task(
 
 def draw_embed(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
     shapes = WRAPPINGS["vocab_parallel_embed"].input_shapes(case)
-    found = {name: draw_leaves(rng, shapes[name], rng.uniform(0.5, 2)) for name in ("params", "upstream")}
-    return {**found, "tokens": rng.integers(0, case.sizes.vocab, shapes["tokens"].shape, np.int32)}
+    inputs = {name: draw_leaves(rng, shapes[name], rng.uniform(0.5, 2)) for name in ("params", "upstream")}
+    return {**inputs, "tokens": rng.integers(0, case.sizes.vocab, shapes["tokens"].shape, np.int32)}
 
 
 def embed_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
@@ -216,18 +216,19 @@ def embed_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
 def _embed_each_group(sizes: ModelSizes) -> Any:
     model = build_model(sizes)
 
-    def one(params, tokens, upstream):
+    def run(params, tokens, upstream):
         values, back = jax.vjp(lambda params: model.embed(params, tokens), params)
         return values, back(upstream)[0]
 
-    return compile_oracle(jax.vmap(one, in_axes=(None, 0, 0)))
+    return compile_oracle(jax.vmap(run, in_axes=(None, 0, 0)))
 
 
 def embed_facts(evidence: TaskEvidence) -> list[Fact]:
     values = (
-        "Which tokens does this device know, what does it give for the others, and at which position do its rows begin?"
+        "Which tokens does this device have rows for, what does it contribute for the others, and at which position do "
+        "its own rows begin?"
     )
-    gradients = "Whose rows of the table, and which positions, has this device a part in?"
+    gradients = "Which rows of the table, and which positions, does this device contribute to?"
     whole = whole_gradients(evidence.cases, lambda case: params_by_head(case)["embed"], "gradients")
 
     def once(e: Evidence) -> float:
@@ -268,8 +269,8 @@ def draw_loss(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
     """Logits whose exponential overflows float32, or is zero, unless each token's own maximum is subtracted.
 
     All are shifted by ``offset``. Two parts of the vocabulary are shifted by ``reach``, one up and one down for a third
-    of all tokens, the opposite for another third, and not at all for the rest: the largest logit of different tokens is
-    on different devices, no device has all of them, and its size differs from token to token.
+    of all tokens, the opposite for another third, and not at all for the rest: the largest logits of different tokens
+    are on different devices, no device has all of them, and their size differs from token to token.
     """
     s, shapes = case.sizes, WRAPPINGS["vocab_parallel_loss"].input_shapes(case)
     params, x = draw_leaves(rng, shapes["params"], 0.3), draw_leaves(rng, shapes["x"])
@@ -285,7 +286,7 @@ def draw_loss(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
         of_parts = params["out"]["kernel"][0].reshape(parts, -1)  # a view
         of_parts[:] = 0
         of_parts[chosen] = np.array([[1], [-1]]) * s.reach / (8 * reached.min())
-        # A target is where its token's logits are raised, or ``reach`` would dominate the loss.
+        # Each target is where its token's logits are raised; otherwise ``reach`` would dominate the loss.
         own = s.vocab // parts
         targets = np.where(up == 0, targets, targets % own + own * np.where(up == 1, *chosen)).astype(np.int32)
     return {"params": params, "x": x, "targets": targets, "upstream": np.float32(rng.uniform(-4, -2))}
@@ -315,7 +316,7 @@ def part_of_logits(case: Case[Sizes]) -> int:
 
 
 def half_more(case: Case[Sizes]) -> int:
-    """One and a half times its part: room to pad the logits, and far less than those of two devices."""
+    """One and a half times a device's part: room to pad the logits, and far less than two devices' logits."""
     return part_of_logits(case) * 3 // 2
 
 
@@ -323,9 +324,9 @@ def half_more(case: Case[Sizes]) -> int:
 
 
 def sums_bytes(case: Case[Sizes]) -> float:
-    """Three numbers per token, all-reduced: the largest logit, the sum of the exponentials, the target's logit.
+    """Bytes of three numbers per token, all-reduced: the largest logit, the sum of exponentials, the target's logit.
 
-    Also a scalar, for adding up parts of the loss.
+    A scalar is included, for adding up parts of the loss.
     """
     return 2 * ring_bytes(case, 4 * (3 * case.sizes.rows * case.sizes.seq + 1))
 
@@ -337,14 +338,14 @@ def most_sent(case: Case[Sizes]) -> float:
 
 def loss_facts(evidence: TaskEvidence) -> list[Fact]:
     values = (
-        "Which numbers must all devices agree on before the logarithm, and is what you take off each token's own "
-        "largest logit?"
+        "Which numbers must all devices agree on before the logarithm, and is the number that you subtract each "
+        "token's own largest logit?"
     )
     gradients = (
-        "How many devices return this loss, how is it typed, and which rows of logits has this device a part in?"
+        "How many devices return this loss, how is it typed, and which rows of logits does this device contribute to?"
     )
-    logits = "Which of all logits does a device need, and what of the others is enough?"
-    sent = "What does a token's loss need of another device's logits?"
+    logits = "Which of the logits does a device need, and what is enough to know about the others?"
+    sent = "What does a token's loss need from another device's logits?"
     whole = whole_gradients(evidence.cases, lambda case: params_by_head(case)["head"], "gradients/params")
     return [
         *facts.values_and_gradients(whole, values, gradients),

@@ -18,20 +18,20 @@ TASKS = {task.name: task for task in CONTRACT.tasks}
 def test_oracle_of_the_loss_equals_central_differences_and_sums_in_float64(place):
     task, case = TASKS["vocab_parallel_loss"], case_of(TASKS["vocab_parallel_loss"], place)
     inputs = task.draw(np.random.default_rng(0), case)
-    found = task.oracle(inputs, case)
+    result = task.oracle(inputs, case)
     x, head = np.float64(inputs["x"]), jax.tree.map(np.float64, inputs["params"])
     normed = x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6) * head["norm"]["scale"]
     logits = normed @ head["out"]["kernel"] + head["out"]["bias"]
     right = np.take_along_axis(logits, inputs["targets"][..., None], -1)[..., 0]
     top = logits.max(-1)
-    assert top.max() > 89 or top.min() < -104, "exp of them is no number of float32"
+    assert top.max() > 89 or top.min() < -104, "their exponential is not a float32 number"
     by_hand = np.log(np.exp(logits - top[..., None]).sum(-1)) + top - right
-    assert found["values"].mean() == pytest.approx(by_hand.mean(), rel=1e-5)
+    assert result["values"].mean() == pytest.approx(by_hand.mean(), rel=1e-5)
 
     def loss(values, inputs):
         return inputs["upstream"] * values.reshape(-1, parts_of(case))[:, 0].sum(dtype=np.float64)
 
-    if not case.sizes.reach:  # else a small step moves logits far
+    if not case.sizes.reach:  # otherwise a small step moves logits far
         check(task, place, ("params", "x"), loss, step=5e-2, rel=2e-2)
 
 

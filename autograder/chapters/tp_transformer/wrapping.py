@@ -37,7 +37,7 @@ class Sizes(ModelSizes):
 
     Attributes:
         rows: Sequences of each group of devices.
-        by_sum: Whether the functions given to a block sum everything, where they usually gather and scatter.
+        by_sum: The functions passed to a block sum everything instead of gathering and scattering.
         offset: Added to all logits.
         reach: How far the logits of one part of the vocabulary are raised for some tokens, and lowered for others.
         steps: Number of steps.
@@ -73,8 +73,8 @@ def matmul_scatter(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.Array
 
 def gather_matmul_by_sum(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.Array:
     size, rows = lax.axis_size(axis_name), x.shape[-2]
-    each = [jnp.where(lax.axis_index(axis_name) == place, x, 0) for place in range(size)]
-    return lax.psum(jnp.concatenate(each, axis=-2), axis_name).reshape(*x.shape[:-2], size * rows, -1) @ kernel
+    pieces = [jnp.where(lax.axis_index(axis_name) == place, x, 0) for place in range(size)]
+    return lax.psum(jnp.concatenate(pieces, axis=-2), axis_name).reshape(*x.shape[:-2], size * rows, -1) @ kernel
 
 
 def matmul_scatter_by_sum(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.Array:
@@ -82,25 +82,25 @@ def matmul_scatter_by_sum(x: jax.Array, kernel: jax.Array, axis_name: str) -> ja
     return lax.dynamic_slice_in_dim(lax.psum(x @ kernel, axis_name), lax.axis_index(axis_name) * rows, rows, -2)
 
 
-def _given(case: Case[Sizes]) -> tuple[Any, Any]:
+def _collectives_of(case: Case[Sizes]) -> tuple[Any, Any]:
     """The two functions passed to a block or a loss."""
     by_sum = gather_matmul_by_sum, matmul_scatter_by_sum
     return by_sum if case.sizes.by_sum else (gather_matmul, matmul_scatter)
 
 
 def is_split(params: Any) -> Any:
-    """A tree of flags: the leaf is split over the tensor axis."""
+    """A tree of flags: True if the leaf is split over the tensor axis."""
     return jax.tree.map(lambda spec: "tensor" in spec, tensor_specs(params, "tensor"))
 
 
-def _held_specs(params: Any, case: Case[Sizes]) -> Any:
+def _result_specs(params: Any, case: Case[Sizes]) -> Any:
     """Specs of results with a leading dim for each group, and another for copies of a whole leaf."""
     rows, axis = others_of(case) or None, tensor_of(case)
     return jax.tree.map(lambda spec: P(rows, *spec) if axis in spec else P(rows, axis), tensor_specs(params, axis))
 
 
-def _hold(tree: Any) -> Any:
-    """A device's part with these dims: see ``_held_specs``."""
+def _with_leading_dims(tree: Any) -> Any:
+    """A device's part with these dims: see ``_result_specs``."""
     return jax.tree.map(lambda leaf, split: leaf[None] if split else leaf[None, None], tree, is_split(tree))
 
 
@@ -108,21 +108,21 @@ def wrap_block(name: str, function: Any, case: Case[Sizes]) -> Wrapped:
     """Output and gradients of every device; each returns its own share of the gradients of whole leaves."""
     axis, rows, shapes = tensor_of(case), others_of(case) or None, layer_of(case)
     block = P(rows, axis)
-    results = {"values": block, "gradients": {"params": _held_specs(shapes, case), "x": block}}
+    results = {"values": block, "gradients": {"params": _result_specs(shapes, case), "x": block}}
 
     def local(params, x, key, upstream):
         key = jax.random.wrap_key_data(key[0])
 
         def run(params, x):
-            y = function(params, x, key, case.sizes.dropout, *_given(case), axis)
+            y = function(params, x, key, case.sizes.dropout, *_collectives_of(case), axis)
             if not hasattr(y, "shape"):
-                raise Mismatch(f"{name} returned {describe(y)}, expected what it adds to x and x, like x")
+                raise Mismatch(f"{name} returned {describe(y)}, expected x plus what it adds, like x")
             same_shapes(name, {"y": y}, {"y": x}, case)
             return varying(y, case.mesh)
 
         values, back = jax.vjp(run, varying(params, case.mesh), x)
         of_params, of_x = back(upstream)
-        return {"values": values, "gradients": {"params": _hold(of_params), "x": of_x}}
+        return {"values": values, "gradients": {"params": _with_leading_dims(of_params), "x": of_x}}
 
     x = jax.ShapeDtypeStruct((rows_of(case), case.sizes.seq, case.sizes.width), np.float32)
     key = jax.ShapeDtypeStruct((groups_of(case), 2), np.uint32)
@@ -143,7 +143,7 @@ def wrap_embed(function: Any, case: Case[Sizes]) -> Wrapped:
     """Activations and gradients of every device; each returns its own share of the positions' gradient."""
     axis, rows, shapes = tensor_of(case), others_of(case) or None, params_by_head(case)["embed"]
     block, name = P(rows, axis), "vocab_parallel_embed"
-    results = {"values": block, "gradients": _held_specs(shapes, case)}
+    results = {"values": block, "gradients": _result_specs(shapes, case)}
     expected = (case.sizes.rows, case.sizes.seq // parts_of(case), case.sizes.width)
 
     def local(params, tokens, upstream):
@@ -155,7 +155,7 @@ def wrap_embed(function: Any, case: Case[Sizes]) -> Wrapped:
             return varying(x, case.mesh)
 
         values, back = jax.vjp(run, varying(params, case.mesh))
-        return {"values": values, "gradients": _hold(back(upstream)[0])}
+        return {"values": values, "gradients": _with_leading_dims(back(upstream)[0])}
 
     tokens = _tokens(case)
     upstream = jax.ShapeDtypeStruct((*tokens.shape, case.sizes.width), np.float32)
@@ -168,17 +168,20 @@ def wrap_loss(function: Any, case: Case[Sizes]) -> Wrapped:
     """Loss and gradients of every device; each returns its own share of the gradient of the norm."""
     axis, others, shapes = tensor_of(case), others_of(case), params_by_head(case)["head"]
     rows, name = others or None, "vocab_parallel_loss"
-    results = {"values": P((*others, axis)), "gradients": {"params": _held_specs(shapes, case), "x": P(rows, axis)}}
+    results = {"values": P((*others, axis)), "gradients": {"params": _result_specs(shapes, case), "x": P(rows, axis)}}
 
     def local(params, x, targets, upstream):
         def run(params, x):
-            loss = function(params, x, targets, _given(case)[0], axis)
+            loss = function(params, x, targets, _collectives_of(case)[0], axis)
             scalar(name, loss, "the mean over all tokens")
             return upstream * loss, loss
 
         differentiated = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)
         (_, loss), (of_params, of_x) = differentiated(varying(params, case.mesh), x)
-        return {"values": varying(loss, case.mesh)[None], "gradients": {"params": _hold(of_params), "x": of_x}}
+        return {
+            "values": varying(loss, case.mesh)[None],
+            "gradients": {"params": _with_leading_dims(of_params), "x": of_x},
+        }
 
     targets = _tokens(case)
     x = jax.ShapeDtypeStruct((*targets.shape, case.sizes.width), np.float32)
@@ -194,21 +197,24 @@ def wrap_loss(function: Any, case: Case[Sizes]) -> Wrapped:
 def wrap_step(function: Any, case: Case[Sizes]) -> Wrapped:
     """The step over several batches; every holder of a leaf returns its copy, to detect copies that drift apart."""
     axis, others, shapes = tensor_of(case), others_of(case), params_by_head(case)
-    rows, specs, held = others or None, tensor_specs(shapes, axis), _held_specs(shapes, case)
-    results = {"values": {"loss": P((*others, axis)), "params": held}, "gradients": held}
+    rows, specs, result_specs = others or None, tensor_specs(shapes, axis), _result_specs(shapes, case)
+    results = {"values": {"loss": P((*others, axis)), "params": result_specs}, "gradients": result_specs}
 
     def local(params, batch, key, learning_rate):
         key = jax.random.wrap_key_data(key)
 
-        def one(params, step):
-            number, part = step
+        def step(params, numbered):
+            number, part = numbered
             own, rate = jax.random.fold_in(key, number), case.sizes.dropout
-            found = function(params, specs, part, own, rate, case.sizes.parallel, *others, axis, learning_rate)
-            return varying(state_and_loss("tp_transformer_step", "params", found, params, case), case.mesh)
+            result = function(params, specs, part, own, rate, case.sizes.parallel, *others, axis, learning_rate)
+            return varying(state_and_loss("tp_transformer_step", "params", result, params, case), case.mesh)
 
         numbers = np.arange(case.sizes.steps, dtype=np.int32)
-        after, losses, gradients = sgd_steps(one, varying(params, case.mesh), (numbers, batch), learning_rate)
-        return {"values": {"loss": losses[None], "params": _hold(after)}, "gradients": _hold(gradients)}
+        after, losses, gradients = sgd_steps(step, varying(params, case.mesh), (numbers, batch), learning_rate)
+        return {
+            "values": {"loss": losses[None], "params": _with_leading_dims(after)},
+            "gradients": _with_leading_dims(gradients),
+        }
 
     batch = batch_shapes(case.sizes, rows_of(case), case.sizes.steps)
     inputs = {

@@ -60,12 +60,12 @@ def by_number_of_the_part(params, num_repeats, min_size, data_axis, pipe_axis, t
             names = names[:-1]
         return leaf, P(*names)
 
-    both = jax.tree.map_with_path(place, params, specs)
-    return jax.tree.transpose(jax.tree.structure(params), jax.tree.structure((0, 0)), both)
+    pairs = jax.tree.map_with_path(place, params, specs)
+    return jax.tree.transpose(jax.tree.structure(params), jax.tree.structure((0, 0)), pairs)
 
 
 def by_rows_of_indices(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis):
-    """Computes the indices that a device holds of each dim, one dim after another."""
+    """Computes which indices of each dim a device holds, one dim after another."""
     sizes = {axis: lax.axis_size(axis) for axis in (data_axis, pipe_axis, tensor_axis)}
 
     def mine(leaf, dim, axis):
@@ -76,17 +76,17 @@ def by_rows_of_indices(params, num_repeats, min_size, data_axis, pipe_axis, tens
         for dim, axis in enumerate(names):
             if axis is not None:
                 leaf = mine(leaf, dim, axis)
-        one = leaf[(0,) * first]
-        fits = [dim for dim in range(one.ndim) if one.shape[dim] % sizes[data_axis] == 0]
-        if one.size >= min_size and fits:
-            dim = first + sorted(fits, key=lambda d: -one.shape[d])[0]
+        local = leaf[(0,) * first]
+        fits = [dim for dim in range(local.ndim) if local.shape[dim] % sizes[data_axis] == 0]
+        if local.size >= min_size and fits:
+            dim = first + sorted(fits, key=lambda d: -local.shape[d])[0]
             names = [*names, *[None] * (leaf.ndim - len(names))]
             names[dim] = (tensor_axis, data_axis) if names[dim] == tensor_axis else data_axis
             leaf = mine(leaf, dim, data_axis)
         used = [dim for dim, axis in enumerate(names) if axis is not None]
         return leaf, P(*names[: used[-1] + 1] if used else ())
 
-    found = {}
+    placements = {}
     for part, tree in params.items():
         leaves, form = jax.tree.flatten(tree)
         split = form.flatten_up_to(tensor_specs({part: tree}, tensor_axis)[part])
@@ -95,8 +95,10 @@ def by_rows_of_indices(params, num_repeats, min_size, data_axis, pipe_axis, tens
             pairs = [placed(a, [None, pipe_axis, None, *spec[1:]], 3) for a, spec in zip(leaves, split, strict=True)]
         else:
             pairs = [placed(a, list(spec), 0) for a, spec in zip(leaves, split, strict=True)]
-        found[part] = [form.unflatten(each) for each in zip(*pairs, strict=True)]
-    return {part: tree for part, (tree, _) in found.items()}, {part: specs for part, (_, specs) in found.items()}
+        placements[part] = [form.unflatten(each) for each in zip(*pairs, strict=True)]
+    return {part: tree for part, (tree, _) in placements.items()}, {
+        part: specs for part, (_, specs) in placements.items()
+    }
 
 
 # whole_weights
@@ -200,8 +202,8 @@ def in_a_scan(weights, x, key, microbatch, first, options, tensor_axis):
     count = len(jax.tree.leaves(weights)[0])
     keys = jax.vmap(lambda number: layer_key(key, microbatch, number))(first + jnp.arange(count))
 
-    def step(x, given):
-        layer, own = given
+    def step(x, layer_and_key):
+        layer, own = layer_and_key
         return block(layer, x, own, options.rate, into, out_of, tensor_axis), None
 
     return lax.scan(step, x, (weights, keys))[0]
@@ -214,30 +216,30 @@ def by_hand(parts, specs, x, key, options, data_axis, pipe_axis, tensor_axis, ru
     """The backward pass of the repeats: with the last two groups kept, or each block rerun from its initial state."""
     repeats, _, depth = jax.tree.leaves(parts)[0].shape[:3]
     stages, me, m = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis), x.shape[0]
-    one = jax.tree.map(lambda spec: type(spec)(*spec[2:]), specs)
+    group_specs = jax.tree.map(lambda spec: type(spec)(*spec[2:]), specs)
 
     def compute(weights, y, microbatch, repeat):
         return stage_3d(weights, y, key, microbatch, (repeat * stages + me) * depth, options, tensor_axis)
 
     def gathers(parts, repeat):
         group = jax.tree.map(lambda leaf: leaf[repeat, 0], parts)
-        return jax.vjp(lambda group: whole_weights(group, one, options.dtype, data_axis, (tensor_axis,)), group)
+        return jax.vjp(lambda group: whole_weights(group, group_specs, options.dtype, data_axis, (tensor_axis,)), group)
 
     def forward(parts, x):
-        state, kept, groups = (x, jnp.zeros_like(x[0])), [], []
+        state, states, groups = (x, jnp.zeros_like(x[0])), [], []
         for repeat in range(repeats):
             groups.append(gathers(parts, repeat)[0])
             two = groups[-2] if repeat and stages > 1 else None, groups[-1]
             started = state
             state, inputs, outputs = run_ticks(compute, *two, state, repeat, repeat == repeats - 1, pipe_axis)
-            kept.append(started if runs_blocks_again else inputs)
-        return outputs[-m:], (parts, kept, None if runs_blocks_again else groups[-2:])
+            states.append(started if runs_blocks_again else inputs)
+        return outputs[-m:], (parts, states, None if runs_blocks_again else groups[-2:])
 
     def backward(saved, of_outputs):
-        parts, kept, last = saved
+        parts, states, last = saved
         known = dict(enumerate(last, repeats - len(last))) if last else {}
         back = (jnp.zeros_like(of_outputs), jnp.zeros_like(of_outputs[0]))
-        more, done = None, [None] * repeats
+        of_late, done = None, [None] * repeats
         groups = {number: gathers(parts, number) for number in range(max(repeats - 2, 0), repeats)}
         for repeat in range(repeats - 1, -1, -1):
             if repeat > 1:
@@ -250,14 +252,14 @@ def by_hand(parts, specs, x, key, options, data_axis, pipe_axis, tensor_axis, ru
                 def block(before, own, state, repeat=repeat):
                     return run_ticks(compute, before, own, state, repeat, repeat == repeats - 1, pipe_axis)
 
-                (_, inputs, outputs), pull = jax.vjp(block, before, own, kept[repeat])
+                (_, inputs, outputs), pull = jax.vjp(block, before, own, states[repeat])
                 of_all = jnp.zeros_like(outputs).at[len(outputs) - len(of_y) :].set(of_y)
                 of_before, of_own, back = pull((back, jax.tree.map(jnp.zeros_like, inputs), of_all))
-                of_own = of_own if more is None else jax.tree.map(jnp.add, of_own, more)
+                of_own = of_own if of_late is None else jax.tree.map(jnp.add, of_own, of_late)
             else:
-                given = back, more, kept[repeat], of_y, repeat, pipe_axis
-                back, of_before, of_own = run_ticks_back(compute, before, own, *given)
-            more = of_before
+                args = back, of_late, states[repeat], of_y, repeat, pipe_axis
+                back, of_before, of_own = run_ticks_back(compute, before, own, *args)
+            of_late = of_before
             (done[repeat],) = groups.pop(repeat)[1](of_own)
         return jax.tree.map(lambda *layers: jnp.stack(layers)[:, None], *done), back[0]
 
@@ -311,9 +313,9 @@ def in_ticks(
         weights = jax.tree.map(lambda a, b: jnp.where(late, a, b)[0], before, now)
 
         def layer(x, numbered):
-            j, one = numbered
+            j, layer_weights = numbered
             own = layer_key(mine, microbatch, (repeat * stages + me) * depth + j)
-            return kind(one, x, own, options.rate, into, out_of, tensor_axis), None
+            return kind(layer_weights, x, own, options.rate, into, out_of, tensor_axis), None
 
         if scans_layers:
             return lax.scan(layer, x, (jnp.arange(depth), weights))[0]
@@ -354,9 +356,9 @@ def in_ticks(
     outputs = jnp.where(me == stages - 1, outputs[-m:], 0)
 
     @jax.checkpoint
-    def loss_of(given):
-        x, wanted = given
-        return vocab_parallel_loss(head, x, wanted, into, tensor_axis)
+    def loss_of(microbatch):
+        x, labels = microbatch
+        return vocab_parallel_loss(head, x, labels, into, tensor_axis)
 
     if scatters_outputs and m % stages == 0:
         outputs = lax.psum_scatter(outputs, pipe_axis, tiled=True)
@@ -402,7 +404,7 @@ def leaf_by_leaf(params, specs, batch, key, options, data_axis, pipe_axis, tenso
 
 
 def by_one_of_each(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm):
-    """The device at place 0 counts its copy."""
+    """Only the device at place 0 counts its copy."""
     axes = (data_axis, pipe_axis, tensor_axis)
 
     def mean_loss(params):
@@ -438,7 +440,7 @@ def choose_by_product(sizes, num_devices, batch, estimate):
     sides = [(d, p, t) for d, p, t in itertools.product(counts, repeat=3) if d * p * t == num_devices]
     parts = [n for n in range(1, batch + 1) if batch % n == 0]
     groups = [n for n in range(1, sizes.layers + 1) if sizes.layers % n == 0]
-    every = (
+    estimates = (
         predicted((*mesh, microbatches, repeats, remat, zero))
         for mesh in sides
         for microbatches in parts
@@ -446,10 +448,10 @@ def choose_by_product(sizes, num_devices, batch, estimate):
         for remat in ("none", "block")
         for zero in (0, 3)
     )
-    fitting = [one for one in every if one is not None and one.fits]
+    fitting = [candidate for candidate in estimates if candidate is not None and candidate.fits]
     if not fitting:
         raise ValueError(f"nothing fits on {num_devices} devices")
-    return max(fitting, key=lambda one: one.mfu).choice
+    return max(fitting, key=lambda candidate: candidate.mfu).choice
 
 
 def choose_by_climbing(sizes, num_devices, batch, estimate):
@@ -460,8 +462,8 @@ def choose_by_climbing(sizes, num_devices, batch, estimate):
         """Choices that do not fit rank after all that do, by increasing memory."""
         if choice not in seen:
             try:
-                found = estimate(choice)
-                seen[choice] = (not found.fits, found.seconds if found.fits else found.bytes)
+                estimated = estimate(choice)
+                seen[choice] = (not estimated.fits, estimated.seconds if estimated.fits else estimated.bytes)
             except ValueError:
                 seen[choice] = (True, float("inf"))
         return seen[choice]

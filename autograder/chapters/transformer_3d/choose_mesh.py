@@ -29,9 +29,9 @@ NEAR = 0.95
 
 @lru_cache(maxsize=256)
 def best(sizes: Sizes, batch: int, where: str) -> tuple[float, Choice] | None:
-    """The largest MFU of all choices that fit, and the choice; None if none does."""
-    found = search(sizes, machine(where), batch, COURSE).best
-    return found and (found.mfu, found.choice)
+    """The largest MFU of all choices that fit, and the choice that has it; None if nothing fits."""
+    prediction = search(sizes, machine(where), batch, COURSE).best
+    return prediction and (prediction.mfu, prediction.choice)
 
 
 def _choice(answer: Any) -> Choice | None:
@@ -44,7 +44,7 @@ def _choice(answer: Any) -> Choice | None:
 def _described(e: Evidence, question: Question, answer: Any) -> str:
     """The question and the answer in words, without anything drawn in secret."""
     if e.secret:
-        return "one of the choices"
+        return "one of the answers"
     sizes, batch = question
     choice = _choice(answer)
     shown = f"Choice{choice[:ANSWERED]}" if choice else value_tasks.show(answer)[:160]
@@ -53,22 +53,24 @@ def _described(e: Evidence, question: Question, answer: Any) -> str:
 
 def _answered(e: Evidence) -> list[tuple[Question, Any]]:
     """Questions with their answers; None where a forged Program has none."""
-    given, asked_questions = value_facts.decode(e.measured["values"]), questions(e.case)
-    given = given if isinstance(given, tuple) and len(given) == len(asked_questions) else (None,) * len(asked_questions)
-    return list(zip(asked_questions, given, strict=True))
+    answers, all_questions = value_facts.decode(e.measured["values"]), questions(e.case)
+    answers = (
+        answers if isinstance(answers, tuple) and len(answers) == len(all_questions) else (None,) * len(all_questions)
+    )
+    return list(zip(all_questions, answers, strict=True))
 
 
 def _placed(e: Evidence) -> Fact:
-    """Each answer is a choice that can be placed; a refusal only where nothing fits."""
+    """Require each answer to be a choice that can be placed, or a refusal if nothing fits."""
     messages = []
     for question, answer in _answered(e):
         sizes, batch = question
         choice, known = _choice(answer), best(sizes, batch, e.case.sizes.machine)
         if isinstance(answer, Refusal):
             if known is not None:
-                messages.append(f"{_described(e, question, answer)} refuses, where there is a choice that fits.")
+                messages.append(f"{_described(e, question, answer)} refuses, although there is a choice that fits.")
         elif choice is None:
-            messages.append(f"{_described(e, question, answer)} is no Choice. Raise ValueError where nothing fits.")
+            messages.append(f"{_described(e, question, answer)} is not a Choice. Raise ValueError if nothing fits.")
         elif why := refusal(sizes, machine_of(e.case).num_devices, batch, choice, COURSE):
             why = f": {why}" if known else f": {why}. {NOTHING}"
             messages.append(f"{_described(e, question, answer)} cannot be placed{'' if e.secret else why}.")
@@ -76,62 +78,62 @@ def _placed(e: Evidence) -> Fact:
 
 
 def _fits(e: Evidence) -> Fact:
-    """Each choice that can be placed fits with the margin, and at least one can be placed."""
+    """Require at least one choice that can be placed, and each of these to fit with the margin."""
     messages, estimates = [], _estimates(e)
     if not estimates:
         return case_fact(e, MEMORY, Kind.MEMORY, "no choice can be placed", "no choice", "all choices")
-    for question, found in estimates:
-        if not found.fits:
-            needed, there = (1 + found.training.margin) * found.bytes / 1e9, found.memory / 1e9
-            size = "" if e.secret else f": {needed:,.1f} GB with the margin, of {there:,.1f} GB"
+    for question, estimate in estimates:
+        if not estimate.fits:
+            needed, available = (1 + estimate.training.margin) * estimate.bytes / 1e9, estimate.memory / 1e9
+            size = "" if e.secret else f": {needed:,.1f} GB with the margin, of {available:,.1f} GB"
             size = size if e.secret or best(*question, e.case.sizes.machine) else f"{size}. {NOTHING}"
-            messages.append(f"{_described(e, question, found.choice[:ANSWERED])} does not fit{size}.")
+            messages.append(f"{_described(e, question, estimate.choice[:ANSWERED])} does not fit{size}.")
     return _fact(MEMORY, e, messages, Kind.MEMORY)
 
 
 def _fact(name: str, e: Evidence, messages: list[str], kind: Kind) -> Fact:
-    count, how = len(questions(e.case)), {"direction": Direction.ALL, "unit": Unit.CHOICES}
-    return case_fact(e, name, kind, messages[0] if messages else "", count - len(messages), count, **how)
+    count, options = len(questions(e.case)), {"direction": Direction.ALL, "unit": Unit.CHOICES}
+    return case_fact(e, name, kind, messages[0] if messages else "", count - len(messages), count, **options)
 
 
 def _estimates(e: Evidence) -> list[tuple[Question, Any]]:
     """The planner's predictions for each answer that can be placed."""
-    found = []
+    estimates = []
     for question, answer in _answered(e):
         (sizes, batch), choice = question, _choice(answer)
         if choice is not None and not refusal(sizes, machine_of(e.case).num_devices, batch, choice, COURSE):
-            found.append((question, estimator(sizes, machine_of(e.case), batch, COURSE)(choice)))
-    return found
+            estimates.append((question, estimator(sizes, machine_of(e.case), batch, COURSE)(choice)))
+    return estimates
 
 
 def _near_the_best(e: Evidence) -> Fact:
-    """Each choice's MFU is near that of the best one that fits."""
+    """Require each choice's MFU to be near that of the best one that fits."""
     least, message = 1.0, ""
     estimates = _estimates(e)
-    for question, found in estimates:
+    for question, estimate in estimates:
         known = best(*question, e.case.sizes.machine)
-        share = found.mfu / known[0] if known else 1.0
+        share = estimate.mfu / known[0] if known else 1.0
         if share < least:
-            most = max(found.parts, key=lambda cause: found.parts[cause] * (cause != "computing"))
+            most = max(estimate.parts, key=lambda cause: estimate.parts[cause] * (cause != "computing"))
             detail = (
-                f" {found.mfu:.1%} MFU, {share:.1%} of what can be had. Besides computing, most of its time goes into: "
+                f" {estimate.mfu:.1%} MFU, {share:.1%} of the best choice's. Besides computing, most time goes into: "
             )
             detail = "" if e.secret else f"{detail}{most}."
-            described = _described(e, question, found.choice[:ANSWERED])
-            least, message = share, f"{described} is slower than another that fits.{detail}"
-    how: dict[str, Any] = {"limit": NEAR, "direction": Direction.AT_LEAST, "unit": Unit.BEST_CHOICE}
+            described = _described(e, question, estimate.choice[:ANSWERED])
+            least, message = share, f"{described} is slower than another choice that fits.{detail}"
+    options: dict[str, Any] = {"limit": NEAR, "direction": Direction.AT_LEAST, "unit": Unit.BEST_CHOICE}
     if not estimates:
-        return case_fact(e, MFU, Kind.TIME, "no choice can be placed", "no choice", **how)
-    return case_fact(e, MFU, Kind.TIME, message if least < NEAR else "", least, **how)
+        return case_fact(e, MFU, Kind.TIME, "no choice can be placed", "no choice", **options)
+    return case_fact(e, MFU, Kind.TIME, message if least < NEAR else "", least, **options)
 
 
 def choice_facts(evidence: TaskEvidence) -> list[Fact]:
-    return [worst([look(e) for e in evidence.cases]) for look in (_placed, _fits, _near_the_best)]
+    return [worst([judge(e) for e in evidence.cases]) for judge in (_placed, _fits, _near_the_best)]
 
 
 def _oracle(_: Any, case: Case[Models]) -> dict[str, Any]:
     known = (best(sizes, batch, case.sizes.machine) for sizes, batch in questions(case))
-    plain = tuple(Refusal("nothing fits") if one is None else one[1][:ANSWERED] for one in known)
+    plain = tuple(Refusal("nothing fits") if result is None else result[1][:ANSWERED] for result in known)
     return {"values": value_tasks.encode(plain, MOST)}
 
 

@@ -25,43 +25,46 @@ def evidence(case, values, secret=False) -> Any:
 
 
 def facts(function, cases, secret=False):
-    found = []
+    all_evidence = []
     for case in cases:
         with patch.object(wrapping, "abstract_mesh", make_mesh):
             values = np.asarray(TASK.wrap(function, case).function(nothing=np.zeros((), np.uint8))["values"])
         assert len(values) == MOST
-        found.append(evidence(case, values, secret))
-    return choice_facts(TaskEvidence(found, None, {}))
+        all_evidence.append(evidence(case, values, secret))
+    return choice_facts(TaskEvidence(all_evidence, None, {}))
 
 
-def failed(found):
-    return {fact.name for fact in found if fact.passed is False}
+def failed(judged):
+    return {fact.name for fact in judged if fact.passed is False}
 
 
 @pytest.mark.parametrize("function", ALTERNATIVES["choose_mesh"], ids=lambda function: function.__name__)
-def test_other_styles_pass_on_what_is_unseen(function):
+def test_alternative_implementations_pass_on_unseen_cases(function):
     unseen = [TASK.unseen(np.random.default_rng(seed)) for seed in range(3)]
     assert failed(facts(function, unseen)) == set()
 
 
 def test_the_oracle_s_own_choices_pass():
     for case in TASK.cases:
-        given = value_facts.decode(TASK.oracle({}, case)["values"])
-        assert len(given) == len(questions(case))
-        found = choice_facts(TaskEvidence([evidence(case, TASK.oracle({}, case)["values"])], None, {}))
-        assert failed(found) == set()
+        answers = value_facts.decode(TASK.oracle({}, case)["values"])
+        assert len(answers) == len(questions(case))
+        judged = choice_facts(TaskEvidence([evidence(case, TASK.oracle({}, case)["values"])], None, {}))
+        assert failed(judged) == set()
 
 
 def test_cases_ask_for_all_that_can_be_chosen():
     known = [best(*question, case.sizes.machine) for case in TASK.cases for question in questions(case)]
-    chosen = [one[1] for one in known if one]
-    assert {one.remat for one in chosen} == {"none", "block"} and {one.fsdp for one in chosen} == {False, True}
+    chosen = [result[1] for result in known if result]
+    assert {choice.remat for choice in chosen} == {"none", "block"} and {choice.fsdp for choice in chosen} == {
+        False,
+        True,
+    }
     for axis in ("data", "pipe", "tensor", "microbatches"):
-        assert len({getattr(one, axis) for one in chosen}) > 1, axis
+        assert len({getattr(choice, axis) for choice in chosen}) > 1, axis
     assert None in known
 
 
-def test_nothing_of_what_was_drawn_is_in_a_message_of_the_official_grade():
+def test_messages_of_the_official_grade_reveal_nothing_drawn():
     secret = [TASK.unseen(np.random.default_rng(7))]
     for mutant in (one for one in MUTANTS if one.task == "choose_mesh"):
         for fact in facts(mutant.function, secret, secret=True):
@@ -69,7 +72,7 @@ def test_nothing_of_what_was_drawn_is_in_a_message_of_the_official_grade():
 
 
 @pytest.mark.parametrize("answer", [(1, 2), "data", {"data": 8}, (8, 1, 1, 1, 1, None, True, 3)])
-def test_what_is_no_choice_is_said_to_be_none(answer):
+def test_an_invalid_choice_is_refused(answer):
     with pytest.raises(Mismatch, match="expected"):
         facts(lambda *_: answer, TASK.cases[:1])
 
@@ -80,8 +83,8 @@ def test_a_forged_answer_passes_nothing():
         value_tasks.encode((1, 2, 3), MOST),
         value_tasks.encode((Refusal("x"),) * 9, MOST),
     ):
-        found = choice_facts(TaskEvidence([evidence(TASK.cases[0], values)], None, {}))
-        assert {"every choice can be placed", "predicted MFU"} <= failed(found)
+        judged = choice_facts(TaskEvidence([evidence(TASK.cases[0], values)], None, {}))
+        assert {"every choice can be placed", "predicted MFU"} <= failed(judged)
 
 
 def raises_always(*_):
@@ -89,5 +92,5 @@ def raises_always(*_):
 
 
 def test_where_nothing_is_placed_nothing_fits_and_nothing_is_fast():
-    found = failed(facts(raises_always, TASK.cases[:1]))
-    assert found == {"every choice can be placed", "memory fits", "predicted MFU"}
+    failed_names = failed(facts(raises_always, TASK.cases[:1]))
+    assert failed_names == {"every choice can be placed", "memory fits", "predicted MFU"}

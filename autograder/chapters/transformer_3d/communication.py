@@ -20,21 +20,23 @@ from course.program import Collective
 from course.program.ir import plain_kind
 from course.schedules import num_ticks
 
-_NO_RINGS = "With rings, nothing travels over this axis in one piece: where is it gathered or scattered as a whole?"
+_NO_RINGS = "With rings, nothing travels over this axis in one piece: where is something gathered or scattered whole?"
 _RINGS = "With rings, only the embedding's sums travel over this axis in one piece: what else does?"
-_ROUNDED = "Where it is right in float32: what else is rounded, such as what one block passes on to the next?"
-_ASKED = "does this case ask for rings?"
+_ROUNDED = "If it is right in float32, what else is rounded, such as what one block passes on to the next?"
+_RINGS_HINT = "does this case ask for rings?"
 _LATER = "not measured yet: the cases {} are run once those before them pass"
 _NEEDED = "what does a device need that it does not have?"
-SUMS = "Which gradients are summed more often than once, or by devices that have parts of different things?"
-# Relative error of bfloat16 products in layers of this size, against float32.
+SUMS = "Which gradients are summed more than once, or over devices that hold different parts?"
+# Relative error of bfloat16 products in layers of this size, compared with float32.
 ROUNDED = 0.05
 
 
 def parts_over_data(case: Case[Sizes], layers: bool = False) -> int:
     """Bytes of a device's parts of the leaves (or only the layers' leaves) that are split over the data axis."""
     data = axes_of(case)[0]
-    return sum(held for held, split, of_layers in part_bytes(case) if data in split and (of_layers or not layers))
+    return sum(
+        num_bytes for num_bytes, split, of_layers in part_bytes(case) if data in split and (of_layers or not layers)
+    )
 
 
 def gathered(case: Case[Sizes], layers: bool = False) -> float:
@@ -72,8 +74,8 @@ def most_summed(case: Case[Sizes]) -> float:
     """
     mesh, s = case.mesh, case.sizes
     whole = sum(
-        all_reduce_bytes(size, held)
-        for held, split, _ in part_bytes(case)
+        all_reduce_bytes(size, num_bytes)
+        for num_bytes, split, _ in part_bytes(case)
         for axis, size in mesh.items()
         if axis not in split
     )
@@ -114,16 +116,16 @@ def over_data(evidence: list[Evidence], layers: bool = False, most: float = 2) -
 
 
 def whole_facts(evidence: list[Evidence]) -> list[Fact]:
-    """Each split leaf gathered once and scattered once, each whole one all-reduced, and nothing else."""
+    """Require each split leaf to be gathered and scattered once, each whole one all-reduced, and nothing else sent."""
 
     def whole(e: Evidence, one_by_one: bool) -> float:
         total = 0.0
-        for held, split, of_layers in part_bytes(e.case):
+        for num_bytes, split, of_layers in part_bytes(e.case):
             data, pipe, tensor = axes_of(e.case)
             axes = [axis for axis in (data, tensor, *([] if of_layers else [pipe])) if axis not in split]
             sizes = [e.case.mesh[axis] for axis in axes]
             groups = sizes if one_by_one else [math.prod(sizes)]
-            total += sum(all_reduce_bytes(n, held) for n in groups)
+            total += sum(all_reduce_bytes(n, num_bytes) for n in groups)
         return total
 
     summed = byte_facts.bytes_sent(
@@ -147,7 +149,7 @@ def sent_facts(evidence: list[Evidence]) -> list[Fact]:
     """Communication over each axis, and in all-reduces; bfloat16 takes half."""
 
     def around(e: Evidence) -> float:
-        """The last stage's outputs shared out once, and their gradients once."""
+        """Bytes to distribute the last stage's outputs once, and their gradients once."""
         s, stages = e.case.sizes, sizes_of(e.case)[1]
         return s.steps * all_reduce_bytes(stages, s.num_microbatches * microbatch_bytes(e.case))
 
@@ -162,7 +164,7 @@ def sent_facts(evidence: list[Evidence]) -> list[Fact]:
             around,
             times=(0, 1),
             axes=lambda case: (axes_of(case)[1],),
-            hint="Which stages need the outputs, and who has the gradient of which?",
+            hint="Which stages need the outputs, and which stage has the gradient of which output?",
         ),
         over_tensor(evidence, lambda case: layer_moves(case) + end_moves(case)),
         byte_facts.bytes_at_most("all-reduce bytes", evidence, ("all_reduce",), lambda e: most_summed(e.case), SUMS),
@@ -174,7 +176,7 @@ def sent_facts(evidence: list[Evidence]) -> list[Fact]:
 
 
 def permuted_fact(evidence: list[Evidence]) -> Fact:
-    """One microbatch per tick over the pipe axis, forward and backward; half as much again if it is recomputed."""
+    """Allow one microbatch per tick over the pipe axis, forward and backward; half as much again if recomputed."""
     return byte_facts.bytes_sent(
         "permute bytes over pipe",
         evidence,
@@ -192,14 +194,14 @@ TENSOR = frozenset((kind, 2) for kind in (*SCATTERED, "collective_permute"))
 
 
 def nothing_else(evidence: list[Evidence], known: Iterable[tuple[str, int | None]]) -> Fact:
-    """No collectives other than ``(kind, position of its axis)``; all-reduces may have any axes.
+    """Allow no collectives other than ``(kind, position of its axis)``; all-reduces may run over any axes.
 
     Only weights gathered over the data axis and traffic over the tensor axis may be bfloat16; rings run over
     that axis if the case requires them.
     """
     name, known = "other collectives", set(known)
 
-    def look(e: Evidence) -> Fact:
+    def fact(e: Evidence) -> Fact:
         axes = axes_of(e.case)
 
         def fine(c: Collective) -> bool:
@@ -209,22 +211,22 @@ def nothing_else(evidence: list[Evidence], known: Iterable[tuple[str, int | None
                 return False
             return (c.kind, None) in known or (len(c.axes) == 1 and (c.kind, axes.index(c.axes[0])) in known)
 
-        others = [c for c in e.costs.collectives if not fine(c)]
+        unexpected = [c for c in e.costs.collectives if not fine(c)]
         message, line = "", e.line
-        if others:
-            most = max(others, key=lambda c: c.total_bytes)
+        if unexpected:
+            most = max(unexpected, key=lambda c: c.total_bytes)
             line, over = most.line, " and ".join(most.axes)
             message = (
                 f"{e.case.place} there is {plain_kind(most.kind)} of {most.dtype}{list(most.shape)} over "
-                f"{over}: {_ASKED if most.kind == 'collective_permute' and most.axes == (axes[2],) else _NEEDED}"
+                f"{over}: {_RINGS_HINT if most.kind == 'collective_permute' and most.axes == (axes[2],) else _NEEDED}"
             )
-        return case_fact(e, name, Kind.COMMUNICATION, message, sum(c.count for c in others), 0, line=line)
+        return case_fact(e, name, Kind.COMMUNICATION, message, sum(c.count for c in unexpected), 0, line=line)
 
-    return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
+    return worst([fact(e) for e in evidence], name, Kind.COMMUNICATION)
 
 
 def over_tensor(evidence: list[Evidence], form: Callable[[Case[Sizes]], float]) -> Fact:
-    """Bytes gathered, scattered and permuted over the tensor axis are at most a closed form."""
+    """Limit the bytes gathered, scattered and permuted over the tensor axis to a closed form."""
     return byte_facts.bytes_sent(
         "bytes over tensor",
         evidence,
@@ -274,15 +276,17 @@ def stage_sums(e: Evidence) -> float:
     """Bytes of the shares of leaves that are whole on the tensor axis, which the wrapper sums."""
     n, stages = sizes_of(e.case)[2], sizes_of(e.case)[1]
     layers = zip(jax.tree.leaves(stage_specs(e.case)), jax.tree.leaves(stacked_of(e.case)["layers"]), strict=True)
-    held = sum(4 * leaf.size / stages for spec, leaf in layers if axes_of(e.case)[2] not in named(spec))
-    return all_reduce_bytes(n, held)
+    num_bytes = sum(4 * leaf.size / stages for spec, leaf in layers if axes_of(e.case)[2] not in named(spec))
+    return all_reduce_bytes(n, num_bytes)
 
 
 def layer_sums(e: Evidence) -> float:
     """Bytes of every gradient of a layer over the axes on which its leaf is whole."""
     data, _, tensor = axes_of(e.case)
-    pairs = [(held, axis, split) for held, split, layer in part_bytes(e.case) if layer for axis in (data, tensor)]
-    return sum(all_reduce_bytes(e.case.mesh[axis], held) for held, axis, split in pairs if axis not in split)
+    pairs = [
+        (num_bytes, axis, split) for num_bytes, split, layer in part_bytes(e.case) if layer for axis in (data, tensor)
+    ]
+    return sum(all_reduce_bytes(e.case.mesh[axis], num_bytes) for num_bytes, axis, split in pairs if axis not in split)
 
 
 def bfloat16_facts(
@@ -300,37 +304,37 @@ def bfloat16_facts(
     if not evidence:
         return [unmeasured(name, Kind.COMPUTE, _LATER.format("in bfloat16")) for name in names]
 
-    def look(e: Evidence) -> Fact:
+    def fact(e: Evidence) -> Fact:
         count, products = runs(e.case), e.costs.products
         low, plainly = (products.get(f"{dtype} x {dtype}", 0) for dtype in ("bf16", "f32"))
         least, most, dense = 6 * count, 8 * count, (6 if e.case.sizes.parallel else 12) * count
         near = worst(
-            [facts.arrays_match(names[0], [e], of, _ROUNDED, tolerance=rounded) for of in ("values", "gradients")]
+            [facts.arrays_match(names[0], [e], group, _ROUNDED, tolerance=rounded) for group in ("values", "gradients")]
         )
         message = ""
         if low < dense or not least <= plainly <= most or low + plainly < sum(products.values()):
             message = (
                 f"with dtype bfloat16 there are {low} products of bfloat16 and "
                 f"{count_of(sum(products.values()) - low, 'other')}. "
-                "Those of dense layers, and of a head, are of bfloat16, forward and backward, and those of attention "
-                f"of float32: here there should be between {least} and {most} of those, and there are {plainly}"
+                "Products of dense layers, and of a head, should be of bfloat16, forward and backward, and those of "
+                f"attention of float32: there should be between {least} and {most} of float32 here, not {plainly}"
             )
         elif not near.passed:
             return near
-        how = {"direction": Direction.BETWEEN, "unit": Unit.PRODUCTS}
+        options = {"direction": Direction.BETWEEN, "unit": Unit.PRODUCTS}
         return case_fact(
-            e, names[0], Kind.COMPUTE if near.passed else near.kind, message, plainly, (least, most), **how
+            e, names[0], Kind.COMPUTE if near.passed else near.kind, message, plainly, (least, most), **options
         )
 
-    hint = "What a product gives is cast back before anything else is done with it"
-    return [worst([look(e) for e in evidence]), facts.precise_in(names[1], evidence, "f32", hint)]
+    hint = "The result of a product is cast back before anything else is done with it"
+    return [worst([fact(e) for e in evidence]), facts.precise_in(names[1], evidence, "f32", hint)]
 
 
 def no_whole_transfers(evidence: list[Evidence], times: float) -> Fact:
-    """With rings, the bytes gathered and scattered over the tensor axis are ``times`` the embedding's rows."""
+    """With rings, limit the bytes gathered and scattered over the tensor axis to ``times`` the embedding's rows."""
     name = "transfers in one piece"
 
-    def look(e: Evidence) -> Fact:
+    def fact(e: Evidence) -> Fact:
         tensor = axes_of(e.case)[2]
         sent = [c for c in e.costs.collectives if c.axes == (tensor,) and c.kind in ("all_gather", "reduce_scatter")]
         once = (sizes_of(e.case)[2] - 1) * microbatch_bytes(e.case) * e.case.sizes.num_microbatches
@@ -338,9 +342,9 @@ def no_whole_transfers(evidence: list[Evidence], times: float) -> Fact:
         message, line = "", e.line
         if total > limit * (1 + byte_facts.ROUNDING):
             most = max(sent, key=lambda c: c.total_bytes)
-            line, what = most.line, f"{plain_kind(most.kind)} of {most.total_bytes:,.0f} bytes"
-            message = f"{e.case.place} there is {what}. {_RINGS if times else _NO_RINGS}"
+            line, transfer = most.line, f"{plain_kind(most.kind)} of {most.total_bytes:,.0f} bytes"
+            message = f"{e.case.place} there is {transfer}. {_RINGS if times else _NO_RINGS}"
         return case_fact(e, name, Kind.COMMUNICATION, message, total, limit, unit=Unit.BYTES, line=line)
 
-    found = [look(e) for e in evidence if e.case.sizes.rings]
-    return worst(found) if found else unmeasured(name, Kind.COMMUNICATION, _LATER.format("with rings"))
+    case_facts = [fact(e) for e in evidence if e.case.sizes.rings]
+    return worst(case_facts) if case_facts else unmeasured(name, Kind.COMMUNICATION, _LATER.format("with rings"))

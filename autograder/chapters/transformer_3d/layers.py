@@ -44,7 +44,7 @@ from course.model import layer_key
 
 WRAPPINGS = wrappings("transformer_3d")
 CUBE = {"data": 2, "pipe": 2, "tensor": 2}
-# Relative to the reference.
+# Live temporaries, relative to the reference.
 TEMPORARIES = 1.3
 
 # whole_weights: parts gathered over the data axis, and the complete gradient of each.
@@ -68,16 +68,16 @@ def whole_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
     def whole(leaf, spec):
         low = np.asarray(jnp.asarray(leaf, jnp.bfloat16), np.float32)
         leaf = low if case.sizes.bfloat16 and data in named(spec) else leaf
-        others = P(*(tuple(axis for axis in axes_named(spec, i) if axis != data) for i in range(len(spec))))
-        return np.stack([cut(leaf, others, place, case) for place in places])
+        without_data = P(*(tuple(axis for axis in axes_named(spec, i) if axis != data) for i in range(len(spec))))
+        return np.stack([cut(leaf, without_data, place, case) for place in places])
 
     def complete(path, flows, spec):
         shared = {tensor} if path[0].key == "layers" else {pipe, tensor}
         by_place = np.asarray(flows, np.float64).reshape(*sizes, *flows.shape[1:])
         summed = tuple(i for i, axis in enumerate(case.mesh) if axis in shared - named(spec))
         total = by_place.sum(summed, keepdims=True).mean(list(case.mesh).index(data), keepdims=True)
-        every = np.broadcast_to(total, by_place.shape).reshape(flows.shape)
-        own = [cut(g, along(spec, data), place, case) for g, place in zip(every, places, strict=True)]
+        totals = np.broadcast_to(total, by_place.shape).reshape(flows.shape)
+        own = [cut(g, along(spec, data), place, case) for g, place in zip(totals, places, strict=True)]
         return np.stack(own).astype(np.float32)
 
     gradients = jax.tree.map_with_path(complete, inputs["upstream"], specs)
@@ -85,7 +85,7 @@ def whole_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
 
 
 def whole_facts(evidence: TaskEvidence) -> list[Fact]:
-    gradients = "Which devices hold this leaf, which of them have only a share of its gradient, and who averages? "
+    gradients = "Which devices hold this leaf, which have only a share of its gradient, and where is it averaged? "
     values = "Which leaves are split over the data axis, along which dim, and in which dtype are they sent? "
     return [*facts.values_and_gradients(evidence.cases, values, gradients), *communication.whole_facts(evidence.cases)]
 
@@ -142,20 +142,20 @@ def _layers(sizes: ModelSizes, parts: int) -> Any:
     """
     model = model_in_parts(sizes, parts)
 
-    def one(layers, x, key, data, microbatch, numbers):
+    def run_layers(layers, x, key, data, microbatch, numbers):
         own = jax.random.fold_in(jax.random.wrap_key_data(key), data)
 
-        def step(x, given):
-            weights, number = given
+        def step(x, numbered):
+            weights, number = numbered
             return model.layer(weights, x, layer_key(own, microbatch, number)), None
 
         return lax.scan(step, x, (join_heads(layers), numbers))[0]
 
     def run(layers, x, upstream, key, data, microbatches, numbers):
-        def every(layers, x):
-            return jax.vmap(one, (0, 0, None, 0, 0, 0))(layers, x, key, data, microbatches, numbers)
+        def run_all(layers, x):
+            return jax.vmap(run_layers, (0, 0, None, 0, 0, 0))(layers, x, key, data, microbatches, numbers)
 
-        y, back = jax.vjp(every, layers, x)
+        y, back = jax.vjp(run_all, layers, x)
         return y, back(upstream)
 
     return compile_oracle(run)
@@ -171,30 +171,31 @@ def stage_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
     numbers = at[1][:, None] * depth + np.arange(depth)
     y, (of_layers, of_x) = _layers(s.model, parts)(layers, x, upstream, inputs["key"], at[0], at[1] + 1, numbers)
 
-    def held(gradient, spec):
+    def device_parts(gradient, spec):
         gradient = np.asarray(gradient).reshape(places, 1, stages, *gradient.shape[1:])
         return np.stack([cut(gradient[place[axes_of(case)[0]]], spec, place, case)[0, 0] for place in places_of(case)])
 
     whole = inputs["x"].shape
     added = np.asarray(y).reshape(whole) - inputs["x"]
-    gradients = {"layers": jax.tree.map(held, of_layers, stage_specs(case)), "x": np.asarray(of_x).reshape(whole)}
+    gradients = {
+        "layers": jax.tree.map(device_parts, of_layers, stage_specs(case)),
+        "x": np.asarray(of_x).reshape(whole),
+    }
     return {"values": added, "gradients": gradients}
 
 
-_NO_SUMS = "Gradients of whole leaves stay each device's own share here: what is summed?"
+_NO_SUMS = "Here, each device keeps its own share of the gradients of whole leaves: what is summed?"
 
 
 def stage_facts(evidence: TaskEvidence) -> list[Fact]:
-    in_bfloat16, in_float32 = (
-        [e for e in evidence.cases if e.case.sizes.bfloat16 is wanted] for wanted in (True, False)
-    )
+    in_bfloat16, in_float32 = ([e for e in evidence.cases if e.case.sizes.bfloat16 is flag] for flag in (True, False))
     return [
-        *facts.values_and_gradients(in_float32, "Which block, which layer's key, and in which order? "),
+        *facts.values_and_gradients(in_float32, "Which block runs, with which layer's key, and in which order? "),
         *communication.bfloat16_facts(in_bfloat16, lambda case: case.sizes.num_layers // sizes_of(case)[1], ADDED),
         communication.over_tensor(evidence.cases, communication.stage_moves),
         communication.no_whole_transfers(evidence.cases, 0),
         communication.nothing_else(evidence.cases, {("all_reduce", None), *communication.TENSOR}),
-        # Not counted are the wrapper's own sums, of leaves that are whole on the tensor axis.
+        # The wrapper's own sums, of leaves that are whole on the tensor axis, are not counted.
         byte_facts.bytes_at_most(
             "all-reduce bytes",
             evidence.cases,
@@ -211,8 +212,8 @@ _DEEP = SIZES.replace(num_repeats=1, dropout=0.25, rows=2)
 
 def _unseen_stage(rng: np.random.Generator) -> Case[Sizes]:
     rings, parallel = bool(rng.integers(2)), bool(rng.integers(2))
-    found = unseen(rng, (2, 2, 1), (1, 2, 2), (1, 1, 3), (1, 2, 3), rings=rings, parallel=parallel, dropout=0.15)
-    return found.with_sizes(num_layers=2 * found.sizes.num_layers)
+    case = unseen(rng, (2, 2, 1), (1, 2, 2), (1, 1, 3), (1, 2, 3), rings=rings, parallel=parallel, dropout=0.15)
+    return case.with_sizes(num_layers=2 * case.sizes.num_layers)
 
 
 STAGE_3D = Task(
@@ -265,30 +266,28 @@ def layers_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
         return x.reshape(at.shape[1], s.rows, s.seq, s.width)
 
     in_a_row = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), inputs["params"])
-    every = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (at.shape[1], *leaf.shape)), in_a_row)
+    copies = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (at.shape[1], *leaf.shape)), in_a_row)
     numbers = np.broadcast_to(np.arange(s.num_layers), (at.shape[1], s.num_layers))
-    given = every, apart(inputs["x"]), apart(inputs["upstream"]), inputs["key"], at[1], at[0], numbers
-    y, (of_layers, of_x) = jax.tree.map(np.asarray, _layers(s.model, parts)(*given))
+    args = copies, apart(inputs["x"]), apart(inputs["upstream"]), inputs["key"], at[1], at[0], numbers
+    y, (of_layers, of_x) = jax.tree.map(np.asarray, _layers(s.model, parts)(*args))
     mean = {"layers": jax.tree.map(lambda g: g.sum(0) / places, of_layers)}
     specs, rows = specs_of(case)["layers"], P(None, axes_of(case)[0], axes_of(case)[2])
 
     def on_stage(x, stage):
         whole = x.reshape(inputs["x"].shape)
-        here = [place[axes_of(case)[1]] == stage for place in places_of(case)]
-        return held_by_each(whole, case, rows) * np.reshape(here, (-1, 1, 1, 1, 1)).astype(np.float32)
+        on_this_stage = [place[axes_of(case)[1]] == stage for place in places_of(case)]
+        return held_by_each(whole, case, rows) * np.reshape(on_this_stage, (-1, 1, 1, 1, 1)).astype(np.float32)
 
     gradients = {"layers": held_by_each(in_stages(mean, case)["layers"], case, specs), "x": on_stage(of_x, 0)}
     return {"values": on_stage(y, stages - 1), "gradients": gradients}
 
 
 def layers_facts(evidence: TaskEvidence) -> list[Fact]:
-    gradients = "Is what late stages add to the repeat before part of its gradient, and is it completed once? "
-    too_much = "What is kept from the forward pass until the backward pass comes to it, and how many groups are whole?"
-    in_bfloat16, in_float32 = (
-        [e for e in evidence.cases if e.case.sizes.bfloat16 is wanted] for wanted in (True, False)
-    )
+    gradients = "Does a repeat's gradient include what late stages add in the next block, and is it completed once? "
+    too_much = "What is kept from the forward pass until the backward pass needs it, and how many groups are whole?"
+    in_bfloat16, in_float32 = ([e for e in evidence.cases if e.case.sizes.bfloat16 is flag] for flag in (True, False))
     return [
-        *facts.values_and_gradients(in_float32, "Whose weights does a late stage use? ", gradients),
+        *facts.values_and_gradients(in_float32, "Which repeat's weights does a late stage use? ", gradients),
         *communication.bfloat16_facts(in_bfloat16, communication.layer_runs),
         limits.temporaries_within(evidence, TEMPORARIES, too_much, weight=2),
         *communication.layers_facts(evidence.programs),
@@ -304,10 +303,10 @@ _LARGE = {"width": 2048, "hidden": 8192, "num_heads": 16, "vocab": 32000, "seq":
 
 
 def _unseen_layers(rng: np.random.Generator) -> Case[Sizes]:
-    how: dict[str, Any] = {"num_microbatches": int(rng.choice([1, 3])), "remat": bool(rng.integers(2))}
-    how["rows"] = int(rng.integers(1, 3))
-    found = unseen(rng, (2, 2, 1), (1, 2, 2), (1, 3, 1), num_repeats=2, dropout=0.15, **how)
-    return found.with_sizes(num_layers=2 * found.sizes.num_layers)
+    options: dict[str, Any] = {"num_microbatches": int(rng.choice([1, 3])), "remat": bool(rng.integers(2))}
+    options["rows"] = int(rng.integers(1, 3))
+    case = unseen(rng, (2, 2, 1), (1, 2, 2), (1, 3, 1), num_repeats=2, dropout=0.15, **options)
+    return case.with_sizes(num_layers=2 * case.sizes.num_layers)
 
 
 LAYERS_3D = Task(

@@ -1,4 +1,4 @@
-"""Shared code of the judges of ``transformer_3d``: expected layouts, and the model on one device."""
+"""Code shared by the tasks of ``transformer_3d``: expected layouts, and the model on one device."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ def given_specs(case: Case[Sizes]) -> dict[str, Any]:
 
 
 def unseen(rng: np.random.Generator, *meshes: tuple[int, int, int], **more: Any) -> Case[Sizes]:
-    """A case that learners have not seen, by names and sizes.
+    """A case with names and sizes that learners have not seen.
 
-    Sizes that an oracle is compiled for take few values, since compilation takes longer than all the rest.
+    Sizes that an oracle is compiled for take few values, since compilation takes longer than everything else.
     """
     mesh = unseen_mesh(rng, *meshes)
     (_, stages, n), repeats = mesh.values(), more.get("num_repeats", 1)
-    how = {"num_repeats": repeats, "num_layers": stages * repeats, "min_size": int(rng.choice([40, 150]))}
+    options = {"num_repeats": repeats, "num_layers": stages * repeats, "min_size": int(rng.choice([40, 150]))}
     sizes = {"width": 12 * n, "hidden": 20 * n, "num_heads": 2 * n, "vocab": 24 * n, "seq": 6 * n, "max_seq": 9 * n}
-    return Case(UNSEEN, mesh, SIZES.replace(**{**sizes, **how, **more}))
+    return Case(UNSEEN, mesh, SIZES.replace(**{**sizes, **options, **more}))
 
 
 def _parts(spec: P, dim: int, case: Case[Sizes]) -> int:
@@ -98,16 +98,16 @@ def _is_spec(x: Any) -> bool:
 
 def places_of(case: Case[Sizes]) -> list[dict[str, int]]:
     """Each device's place on every axis, in the mesh's order."""
-    return [dict(zip(case.mesh, at, strict=True)) for at in product(*map(range, case.mesh.values()))]
+    return [dict(zip(case.mesh, place, strict=True)) for place in product(*map(range, case.mesh.values()))]
 
 
 def held_by_each(tree: Any, case: Case[Sizes], specs: Any = None) -> Any:
     """Each device's parts of whole arrays in stages, in the mesh's order: ``[devices, *part]``."""
 
-    def held(leaf, spec):
+    def stack_parts(leaf, spec):
         return np.stack([cut(np.asarray(leaf), spec, place, case) for place in places_of(case)])
 
-    return jax.tree.map(held, tree, specs_of(case) if specs is None else specs)
+    return jax.tree.map(stack_parts, tree, specs_of(case) if specs is None else specs)
 
 
 def cut(leaf: np.ndarray, spec: P, place: dict[str, int], case: Case[Sizes]) -> np.ndarray:
@@ -138,13 +138,13 @@ def _one_device_loss(sizes: ModelSizes, count: int, places: int, parts: int) -> 
     def losses(params, batch, key):
         params = {**params, "layers": join_heads(params["layers"])}
 
-        def one(number, rows):
+        def microbatch_loss(number, rows):
             own = jax.random.fold_in(jax.random.fold_in(key, number // count), number % count)
             return full_loss(in_parts, params, rows, own)
 
         rows = jax.tree.map(lambda a: a.reshape(places * count, -1, *a.shape[1:]), batch)
-        every = jax.vmap(one)(jnp.arange(places * count), rows)
-        return every.reshape(places, count).mean(1)
+        microbatch_losses = jax.vmap(microbatch_loss)(jnp.arange(places * count), rows)
+        return microbatch_losses.reshape(places, count).mean(1)
 
     return losses
 
@@ -169,9 +169,9 @@ def _on_one_device(sizes: ModelSizes, count: int, places: int, parts: int, steps
             losses = losses_of(params, batch, key)
             return losses.mean(), losses
 
-        def step(carry, given):
+        def step(carry, numbered):
             params, total = carry
-            number, batch = given
+            number, batch = numbered
             own = jax.random.fold_in(key, number)
             gradients, losses = jax.grad(mean_loss, has_aux=True)(params, batch, own)
             norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(gradients)))
@@ -187,12 +187,12 @@ def _on_one_device(sizes: ModelSizes, count: int, places: int, parts: int, steps
 
 
 def run_on_one_device(inputs: dict[str, Any], case: Case[Sizes], steps: int = 1) -> tuple[Any, np.ndarray, Any]:
-    """The same with ``params`` in stages, as the program receives them; results are those that each device holds."""
+    """Like ``on_one_device``, with ``params`` in stages, as the program receives them; returns each device's parts."""
     whole = {**inputs["params"], "layers": jax.tree.map(_in_a_row, inputs["params"]["layers"])}
     far = np.float32(1e30)
     scalars = inputs.get("learning_rate", np.float32(0)), inputs.get("largest_norm", far)
-    found = on_one_device(case, steps)(whole, inputs["batch"], inputs["key"], *scalars)
-    after, losses, gradients = jax.tree.map(np.asarray, found)
+    results = on_one_device(case, steps)(whole, inputs["batch"], inputs["key"], *scalars)
+    after, losses, gradients = jax.tree.map(np.asarray, results)
     return held_by_each(in_stages(after, case), case), losses, held_by_each(in_stages(gradients, case), case)
 
 

@@ -59,14 +59,14 @@ low_block = patch(tp_transformer_block, "low_block", {'rms_norm(mlp["norm"], x)'
 
 
 def taking_norms_in_bfloat16(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``stage_3d``, or what calls it, with the statistics of norms in bfloat16."""
+    """``stage_3d``, or a function that calls it, with the statistics of norms in bfloat16."""
     stage = but(stage_3d, tp_transformer_block=low_block.function)
     layers = but(layers_3d, stage_3d=stage)
     low = {stage_3d: stage, layers_3d: layers, forward_3d: but(forward_3d, layers_3d=layers)}[function]
 
     @wraps(function)
-    def takes_norms_in_bfloat16(*given):
-        return low(*given)
+    def takes_norms_in_bfloat16(*args):
+        return low(*args)
 
     takes_norms_in_bfloat16.__name__ = "takes_norms_in_bfloat16"
     return takes_norms_in_bfloat16

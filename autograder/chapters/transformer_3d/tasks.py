@@ -34,7 +34,7 @@ def init_facts(evidence: TaskEvidence) -> list[Fact]:
 
     cases = evidence.cases
     return [
-        facts.arrays_match("values", cases, "values", "Put together, the parts must give back each layer. "),
+        facts.arrays_match("values", cases, "values", "Put together, the parts must reproduce each layer. "),
         facts.specs_match(cases, rules, lambda case: f"min_size {case.sizes.min_size}"),
         byte_facts.state_bytes(cases, resident, lambda e: resident(e, split=False)),
         byte_facts.only_collectives("communication", cases, ()),
@@ -81,7 +81,7 @@ def draw_forward(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
 
 
 def forward_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
-    """On one device, with all rows: the loss of each device's place on the data axis, ``upstream`` times gradients."""
+    """On one device, with all rows: the loss at each device's place on the data axis, ``upstream`` times gradients."""
     batches = {name: rows[None] for name, rows in inputs["batch"].items()}
     _, losses, gradients = run_on_one_device({**inputs, "batch": batches}, case)
     scaled = jax.tree.map(lambda gradient: inputs["upstream"] * gradient, gradients)
@@ -97,8 +97,8 @@ def on_each_device(of_places: np.ndarray, case: Case[Sizes]) -> np.ndarray:
 
 def forward_facts(evidence: TaskEvidence) -> list[Fact]:
     values = "On which stage are the outputs of the last layer, and which rows' loss does each device compute? "
-    gradients = "Which devices hold this leaf, which of them have only a share of its gradient, and who averages? "
-    too_much = "What is kept from the forward pass until the backward pass comes to it? Of a tick, its input would do."
+    gradients = "Which devices hold this leaf, which have only a share of its gradient, and where is it averaged? "
+    too_much = "What is kept from the forward pass until the backward pass needs it? A tick's input would be enough."
     exposed = "When can the weights of a repeat be on their way, and how often are they gathered for its ticks?"
     return [
         *facts.values_and_gradients([e for e in evidence.cases if not e.case.sizes.bfloat16], values, gradients),
@@ -119,13 +119,13 @@ _LARGE = {"width": 2048, "hidden": 8192, "num_heads": 16, "vocab": 32000, "seq":
 def _unseen_forward(rng: np.random.Generator) -> Case[Sizes]:
     remat, parallel = bool(rng.integers(2)), bool(rng.integers(2))
     count = int(rng.choice([3, 4]))
-    how: dict[str, Any] = {"num_microbatches": count, "dropout": 0.15, "remat": remat, "parallel": parallel}
-    how["rows"] = int(rng.integers(1, 3))
-    return unseen(rng, (2, 2, 1), (1, 2, 2), (1, 1, 3), (3, 1, 2), **how)
+    options: dict[str, Any] = {"num_microbatches": count, "dropout": 0.15, "remat": remat, "parallel": parallel}
+    options["rows"] = int(rng.integers(1, 3))
+    return unseen(rng, (2, 2, 1), (1, 2, 2), (1, 1, 3), (3, 1, 2), **options)
 
 
 _CUBE, _PIPE = {"data": 2, "pipe": 2, "tensor": 2}, {"data": 1, "pipe": 2, "tensor": 1}
-# Rows that drop by the microbatch that they are in.
+# Rows whose dropout depends on the microbatch that they are in.
 _FOUR = _TWO_LAYERS.replace(num_microbatches=4, rows=2, dropout=0.25)
 
 FORWARD_3D = Task(
@@ -210,12 +210,12 @@ def step_facts(evidence: TaskEvidence) -> list[Fact]:
 
 _TWENTY = _TWO_LAYERS.replace(steps=20, rate_scale=0.6)
 _CLIPPED = _TWENTY.replace(largest_norm=0.4)
-# Options that change results, so that a step must hand on what it is given.
+# Options that change results, so that a step must pass on what it is given.
 _CHOSEN = _OPTIONS.replace(steps=2, largest_norm=0.4, parallel=True)
 
 
 def _unseen_step(rng: np.random.Generator) -> Case[Sizes]:
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "steps": int(rng.choice([2, 3])),
         "rate_scale": float(rng.uniform(0.3, 0.7)),
         "largest_norm": float(rng.integers(2) * rng.uniform(0.3, 0.9)),
@@ -226,7 +226,7 @@ def _unseen_step(rng: np.random.Generator) -> Case[Sizes]:
         "parallel": bool(rng.integers(2)),
         "remat": bool(rng.integers(2)),
     }
-    return unseen(rng, (2, 2, 1), (1, 2, 2), (2, 1, 2), (1, 1, 3), **how)
+    return unseen(rng, (2, 2, 1), (1, 2, 2), (2, 1, 2), (1, 1, 3), **options)
 
 
 TRAIN_STEP_3D = Task(

@@ -43,13 +43,13 @@ def test_cases_have_every_pair_of_options():
         deep, uneven = s.num_layers > stages * s.num_repeats, s.num_microbatches % stages > 0
         return s.rings, s.remat, s.parallel, s.dropout > 0, s.num_repeats > 1, s.bfloat16, deep, uneven
 
-    every = [options(case) for case in FORWARD.cases]
-    for one, other in combinations(range(8), 2):
-        assert len({(found[one], found[other]) for found in every}) == 4, (one, other)
+    all_options = [options(case) for case in FORWARD.cases]
+    for first, second in combinations(range(8), 2):
+        assert len({(flags[first], flags[second]) for flags in all_options}) == 4, (first, second)
     assert all(any(3 in case.mesh.values() for case in task.cases) for task in (FORWARD, *PARTS))
 
 
-def whole_again(held, case, part=None):
+def whole_again(device_parts, case, part=None):
     """Global arrays reassembled from each device's parts, of all parameters or of a subset."""
     mesh, likes = make_mesh(case.mesh), (specs_of(case), stacked_of(case))
 
@@ -59,22 +59,22 @@ def whole_again(held, case, part=None):
             whole[index[device]] = part
         return whole
 
-    return jax.tree.map(join, held, *(tree[part] if part else tree for tree in likes))
+    return jax.tree.map(join, device_parts, *(tree[part] if part else tree for tree in likes))
 
 
-def joined(held, case):
+def joined(device_parts, case):
     """Activations of all microbatches, joined from the devices of stage 0."""
     data, pipe, tensor = axes_of(case)
     order = {axis: i for i, axis in enumerate(case.mesh)}
-    by_place = held.reshape(*case.mesh.values(), *held.shape[1:]).transpose(
-        order[pipe], order[data], order[tensor], *range(3, 3 + held.ndim - 1)
+    by_place = device_parts.reshape(*case.mesh.values(), *device_parts.shape[1:]).transpose(
+        order[pipe], order[data], order[tensor], *range(3, 3 + device_parts.ndim - 1)
     )[0]
     return np.concatenate([np.concatenate(list(rows), axis=-2) for rows in by_place], axis=1)
 
 
 @pytest.mark.parametrize(("place", "wrt"), [(0, "params"), (1, "x"), (2, "x"), (2, "params")])
 def test_oracles_of_its_parts_equal_central_differences(place, wrt):
-    """Gradients of weights are those of the mean over data, those of activations of each pipeline's own rows."""
+    """Gradients of weights are of the mean over data; gradients of activations are of each pipeline's own rows."""
     task = PARTS[place]
     case = task.cases[1 if place == 0 else 0]
     mean = sizes_of(case)[0] if wrt == "params" else 1
@@ -87,10 +87,10 @@ def test_oracles_of_its_parts_equal_central_differences(place, wrt):
             upstream = held_by_each(upstream, case, P(None, *(axes_of(case)[i] for i in (0, 2))))
         return returned(values, {"upstream": upstream}) / mean
 
-    def gradients(found):
+    def gradients(results):
         if wrt == "params":
-            return whole_again(found, case) if place == 0 else whole_again(found["layers"], case, "layers")
-        return found["x"] if place == 1 else joined(found["x"], case)
+            return whole_again(results, case) if place == 0 else whole_again(results["layers"], case, "layers")
+        return results["x"] if place == 1 else joined(results["x"], case)
 
     check(task, case.name, wrt, loss, gradients, rel=2e-2, least=2e-4)
 
@@ -100,22 +100,22 @@ def test_oracle_of_the_loss_equals_central_differences_leaf_by_leaf(case):
     def loss(values, inputs):
         return inputs["upstream"] * values
 
-    check(FORWARD, case.name, "params", loss, lambda found: whole_again(found, case), rel=2e-2, least=2e-4)
+    check(FORWARD, case.name, "params", loss, lambda parts: whole_again(parts, case), rel=2e-2, least=2e-4)
 
 
 def test_oracle_of_a_step_subtracts_the_clipped_gradient_on_every_device():
     case = STEP.cases[0]
-    one = case.with_sizes(steps=1)
-    inputs = STEP.draw(np.random.default_rng(1), one)
-    found = STEP.oracle(inputs, one)
-    gradients = whole_again(found["gradients"], one)
+    one_step = case.with_sizes(steps=1)
+    inputs = STEP.draw(np.random.default_rng(1), one_step)
+    result = STEP.oracle(inputs, one_step)
+    gradients = whole_again(result["gradients"], one_step)
     norm = math.sqrt(sum(float(np.sum(np.square(g, dtype=np.float64))) for g in jax.tree.leaves(gradients)))
     assert norm == pytest.approx(float(inputs["largest_norm"]), rel=1e-5), "clipped"
-    after, rate = whole_again(found["values"]["params"], one), inputs["learning_rate"]
-    wanted = jax.tree.map(lambda old, g: old - rate * g, inputs["params"], gradients)
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), after, wanted)
-    held = held_by_each(inputs["params"], one)
-    jax.tree.map(np.testing.assert_array_equal, whole_again(held, one), inputs["params"])
+    after, rate = whole_again(result["values"]["params"], one_step), inputs["learning_rate"]
+    expected = jax.tree.map(lambda old, g: old - rate * g, inputs["params"], gradients)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), after, expected)
+    device_parts = held_by_each(inputs["params"], one_step)
+    jax.tree.map(np.testing.assert_array_equal, whole_again(device_parts, one_step), inputs["params"])
 
 
 def test_steps_are_taken_twenty_times_on_most_meshes():
@@ -128,15 +128,15 @@ def test_each_option_is_right_on_each_mesh(mesh, option):
     task = FORWARD if option == "bfloat16" else STEP
     (like, *_) = [case for case in STEP.cases if sizes_of(case) == mesh and case.sizes.steps == 20]
     # Twice as deep: at the other cases' learning rate, 20 steps amplify rounding just beyond the limit.
-    more = {"num_layers": 2 * like.sizes.num_layers, "rate_scale": 0.3} if option == "repeats" else {}
-    case = like.with_sizes(**{**OPTIONS[option], **more, **({} if task is STEP else {"steps": 1})})
+    extra_sizes = {"num_layers": 2 * like.sizes.num_layers, "rate_scale": 0.3} if option == "repeats" else {}
+    case = like.with_sizes(**{**OPTIONS[option], **extra_sizes, **({} if task is STEP else {"steps": 1})})
     cases = (task.cases[0], case) if option == "bfloat16" else (case,)
     result = judged_on("transformer_3d", task.name, getattr(transformer_3d, task.name), cases)
-    found = {fact.name: fact for fact in result.facts}
-    wanted = ("bfloat16 products",) if option == "bfloat16" else ("values", "gradients", "gradient norm")
-    for name in wanted:
-        assert found[name].passed, found[name]
-    assert [fact for fact in found.values() if fact.passed is False] == []
+    by_name = {fact.name: fact for fact in result.facts}
+    required = ("bfloat16 products",) if option == "bfloat16" else ("values", "gradients", "gradient norm")
+    for name in required:
+        assert by_name[name].passed, by_name[name]
+    assert [fact for fact in by_name.values() if fact.passed is False] == []
 
 
 def test_parts_have_the_bytes_of_the_closed_form_and_layers_come_in_order():

@@ -36,7 +36,7 @@ STEP = {
     "| live temporaries |": ("live temporaries",),
     "``(params, state, loss, norm)``: updated parameters and state": VALUES,
 }
-# Pieces of the notebook's text, and the facts that hold them.
+# Pieces of the notebook's text, and the facts that enforce them.
 PROMISES = {
     "shard_optimizer_state": {
         "Split leaves by the rule of `shard_params`": ("split dims", "state bytes per device"),
@@ -74,9 +74,9 @@ PROMISES = {
     },
     "zero2_step": {
         **STEP,
-        "ZeRO-2 never has it.": ("live temporaries",),
+        "ZeRO-2 never holds it.": ("live temporaries",),
         "Write the step.": (),
-        "Take this device's rows in `num_microbatches` equal parts": ("values",),
+        "Split this device's rows into `num_microbatches` equal parts": ("values",),
         "JAX's own derivative of a scan over layers is not enough": ("live temporaries",),
         "So write the backward pass as a scan of your own": ("live temporaries",),
         "added up as they are, and averaged over devices once per step": ("all-reduce bytes",),

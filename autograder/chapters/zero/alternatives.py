@@ -1,4 +1,4 @@
-"""Right answers for ``zero`` in other styles: each must pass every fact."""
+"""Alternative implementations of ``zero``: each must pass every fact."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def by_shapes(params, axis_name, min_size):
 
 
 def by_subtracting(params, axis_name, min_size):
-    """Cuts leaf by leaf; zeros are a part less itself, and both moments are the same arrays."""
+    """Cuts leaf by leaf; zeros are a part minus itself, and both moments are the same arrays."""
     n, i = lax.axis_size(axis_name), lax.axis_index(axis_name)
     leaves, tree = jax.tree.flatten(params)
     zeros, specs = [], []
@@ -121,7 +121,7 @@ def by_flat_parts(params, gradients, state, specs, axis_name, config):
 
 
 def by_optax(params, gradients, state, specs, axis_name, config):
-    """Optax's Adam on this device's parts, with the norm from elsewhere."""
+    """Optax's Adam on this device's parts, with the norm from ``global_norm``."""
     norm = global_norm(gradients, specs)
     clipped = jax.tree.map(lambda g: g / jnp.maximum(1, norm / config.clip), gradients)
     parts = jax.tree.map(partial(own_part, axis_name=axis_name), params, specs)
@@ -142,7 +142,7 @@ def by_optax(params, gradients, state, specs, axis_name, config):
 
 
 def scattered(gradient, spec, axis_name):
-    """This device's part of the mean; of a leaf that stays whole, its own gradient."""
+    """This device's part of the mean, or its own gradient for a leaf that stays whole."""
     if axis_name not in spec:
         return gradient
     n = lax.axis_size(axis_name)
@@ -150,7 +150,7 @@ def scattered(gradient, spec, axis_name):
 
 
 def by_flat_gradients(params, state, specs, batch, model, axis_name, config):
-    """One reduce-scatter for the whole gradient, each device's entries in a row of their own."""
+    """One reduce-scatter for the whole gradient, with each device's entries in a separate row."""
     n = lax.axis_size(axis_name)
     loss, gradients = jax.value_and_grad(full_loss, argnums=1)(model, params, batch)
     leaves, tree = jax.tree.flatten(gradients)
@@ -187,14 +187,14 @@ def by_a_transpose(params, state, specs, batch, model, axis_name, config):
 
 
 def finish(loss, gradients, params, state, specs, axis_name, config):
-    """What follows the last microbatch."""
+    """The part of the step after the last microbatch."""
     gradients = jax.tree.map(lambda g, s: g if axis_name in s else lax.pmean(g, axis_name), gradients, specs)
     params, state, norm = sharded_adamw(params, gradients, state, specs, axis_name, config)
     return params, state, lax.pmean(loss, axis_name), norm
 
 
 def with_loops_over_numbers(params, state, specs, batch, model, axis_name, num_microbatches, config):
-    """Loops over numbers of microbatches and layers; inputs and sums are written in place."""
+    """Loops over the indices of microbatches and layers; inputs and sums are written in place."""
     count, own = len(jax.tree.leaves(batch)[0]) // num_microbatches, jax.tree.map(lambda s: P(*s[1:]), specs["layers"])
 
     def at(tree, i):

@@ -1,4 +1,4 @@
-"""Wrong answers for ``zero``: mistakes that people have made, and the facts that they fail."""
+"""Wrong answers for ``zero``: real mistakes, and the facts that they fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _gather(tree, specs, axis_name):
 
 
 def _parts_of_mean(gradients, specs, axis_name):
-    """This device's part of the mean of each split leaf; leaves that stay whole are left as they are."""
+    """This device's part of the mean of each split leaf; leaves that stay whole are unchanged."""
 
     def part(gradient, spec):
         if axis_name not in spec:
@@ -46,7 +46,7 @@ def gathers_every_leaf(tree, specs):
 
 
 def counts_every_copy(tree, specs):
-    """One sum over all devices, whatever they hold copies of."""
+    """One sum over all devices, although some of them hold copies."""
     total: Any = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree))
     every = {axis for spec in jax.tree.leaves(specs) for axis in jax.tree.leaves(tuple(spec))}
     for axis in every:
@@ -74,7 +74,7 @@ def gathers_moments_and_gradients(params, gradients, state, specs, axis_name, co
 
 
 def updates_whole_leaves(params, state, specs, batch, model, axis_name, config):
-    """Data parallelism whose moments are put away in parts."""
+    """Data parallelism that stores the moments in parts."""
     loss, gradients = jax.value_and_grad(full_loss, argnums=1)(model, params, batch)
     parts = _parts_of_mean(gradients, specs, axis_name)
     parts = jax.tree.map(lambda g, spec: g if axis_name in spec else lax.pmean(g, axis_name), parts, specs)

@@ -87,7 +87,7 @@ SHARD_OPTIMIZER_STATE = Task(
 
 
 def _groups(case: Case[NormLeaves]) -> list[int]:
-    """For each set of axes that leaves are split over, how many devices it has; sets of one device left out."""
+    """The number of devices in each set of axes that leaves are split over, without sets of one device."""
     specs = jax.tree.leaves(of_leaves(case, lambda _, spec: frozenset(jax.tree.leaves(tuple(spec)))))
     sizes = [math.prod(case.mesh[axis] for axis in axes) for axes in set(specs)]
     return [size for size in sizes if size > 1]
@@ -103,14 +103,14 @@ def norm_of(tree: Any) -> np.float32:
 
 
 def _norm_question(cases: list[Evidence]) -> str:
-    """What to ask about the wrong norms of the first case that has some: nothing reduced, too little, or too much."""
+    """The question about the first case with wrong norms: whether nothing, too little, or too much is reduced."""
     for e in cases:
         off = e.measured["values"] / e.expected["values"] - 1
         if not np.all(np.abs(off) <= facts.TOLERANCE):
             if not e.costs.collectives:
                 return "No device knows the parts of the others: over which axes is each leaf's sum added up?"
             if np.ptp(off) > facts.TOLERANCE:
-                return "Devices disagree: of which leaves are parts missing? An entry of a spec may name several axes."
+                return "Devices disagree: for which leaves are parts missing? An entry of a spec can name several axes."
             if np.all(off > 0):
                 return (
                     "It is too large: which leaf is added up over devices that have the same part of it? "
@@ -120,7 +120,7 @@ def _norm_question(cases: list[Evidence]) -> str:
 
 
 def global_norm_facts(evidence: TaskEvidence) -> list[Fact]:
-    cases, once = evidence.cases, "One for each set of axes that leaves are split over."
+    cases, once = evidence.cases, "One is enough for each set of axes that leaves are split over."
     return [
         facts.arrays_match("values", cases, "values", _norm_question(cases), weight=2),
         byte_facts.times_sent("all-reduces", cases, "all_reduce", lambda e: len(_groups(e.case)), once, fewer=True),

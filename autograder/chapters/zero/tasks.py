@@ -23,7 +23,7 @@ from autograder.contract.wrapping import wrappings
 
 WRAPPINGS = wrappings("zero")
 
-# sharded_adamw and the steps: AdamW behind clipping, on one device.
+# sharded_adamw and the steps: AdamW after clipping, on one device.
 
 
 def specs_of(case: Case[StepSizes]) -> Any:
@@ -48,7 +48,7 @@ def of_parts(tree: Any, case: Case[StepSizes]) -> Any:
 
 
 def adamw(params: Any, state: Any, gradients: Any, case: Case[StepSizes]) -> tuple[Any, Any, np.float32]:
-    """An update of AdamW behind clipping by the global norm, in float64: parameters, state and norm."""
+    """An update of AdamW after clipping by the global norm, in float64: parameters, state and norm."""
     config, norm, count = config_of(case), norm_of(gradients), state["count"] + 1
 
     def update(part: str, p: Any, m: Any, v: Any, g: Any) -> Any:
@@ -67,7 +67,7 @@ def adamw(params: Any, state: Any, gradients: Any, case: Case[StepSizes]) -> tup
 
 
 def draw_state(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str, Any]:
-    """Parameters, and moments as of several updates: no root of a square is so small that it is a rounding error."""
+    """Parameters, and moments as after several updates: no root of a second moment is as small as a rounding error."""
     shapes = params_of(case)
     params = draw_leaves(rng, shapes, rng.uniform(0.2, 0.4))
     v = jax.tree.map(lambda s: rng.uniform(0.5, 2, s.shape).astype(np.float32) * np.float32(1e-3), shapes)
@@ -90,14 +90,14 @@ def adamw_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any
 
 
 def results(params: Any, state: Any, norm: Any, case: Case[StepSizes]) -> dict[str, Any]:
-    """As the wrapper returns them."""
+    """The results in the form in which the wrapper returns them."""
     moments = {name: of_parts(state[name], case) for name in MOMENTS}
     state = {**moments, "count": on_each(state["count"], case)}
     return {"params": on_each(params, case), "state": state, "norm": on_each(norm, case)}
 
 
 def step_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]:
-    """Steps on one device, on all rows at once; gradients of all steps added up."""
+    """Steps on one device, on all rows at once, with the gradients of all steps added up."""
     params, state, losses, norms, every = inputs["params"], inputs["state"], [], [], []
     for number in range(case.sizes.steps):
         batch = jax.tree.map(lambda rows, i=number: rows[i], inputs["batch"])
@@ -122,7 +122,7 @@ def one_way(e: Evidence) -> float:
 
 
 def sent_facts(evidence: list[Evidence], scatters: Callable[[Evidence], int], numbers: int, whole: bool) -> list[Fact]:
-    """What goes where: ``scatters`` reduce-scatters a step, one all-gather, and all-reduces of ``numbers`` scalars.
+    """Facts about bytes: in each step ``scatters`` reduce-scatters, an all-gather, all-reduces of ``numbers`` scalars.
 
     With ``whole``, the gradients of leaves that stay whole are all-reduced as well.
     """
@@ -143,14 +143,14 @@ def sent_facts(evidence: list[Evidence], scatters: Callable[[Evidence], int], nu
             evidence,
             "reduce_scatter",
             lambda e: scatters(e) * one_way(e),
-            hint="How often does each element of a gradient travel?",
+            hint="How many times is each element of a gradient sent?",
         )
         found.insert(0, scattered)
     return found
 
 
 UPDATE = "The gradients are right, so look at the update: the clipping, the two corrections, the decay. "
-NORM = "Is it the mean over the rows of all devices, of each leaf? "
+NORM = "Is it the mean over the rows of all devices, for every leaf? "
 
 
 def sharded_adamw_facts(evidence: TaskEvidence) -> list[Fact]:
@@ -160,21 +160,21 @@ def sharded_adamw_facts(evidence: TaskEvidence) -> list[Fact]:
     ]
 
 
-# In the order in which the update computes them, so that the first that is wrong says most.
+# In the order in which the update computes them, so that the first one that is wrong is the most informative.
 _PARTS = {
-    "values/norm": "Of which devices' parts is it the norm, and before or after clipping? ",
+    "values/norm": "Which devices' parts does the norm include, and is it taken before or after clipping? ",
     "values/state/count": (
         "The norm is right. How many updates have been made, this one included, and do the corrections use that "
         "number? "
     ),
     "values/state/m": (
-        "Norm and count are right. Which factor scales the gradient, for which leaves, and does anything else enter "
+        "Norm and count are right. Which factor scales the gradient, for which leaves, and is anything else added to "
         "it? "
     ),
-    "values/state/v": "Norm, count and the other moment are right. Of what is this one a mean? ",
+    "values/state/v": "Norm, count and the other moment are right. What is this one a mean of? ",
     "values/params": (
-        "Norm and state are right. Where all leaves are wrong, how many updates have been made by now, and what is "
-        "`eps` added to? Where some are, which of them decay, and by how much? "
+        "Norm and state are right. If all leaves are wrong, how many updates have been made by now, and what is `eps` "
+        "added to? If only some are, which of them decay, and by how much? "
     ),
 }
 
@@ -184,7 +184,7 @@ TEMPORARIES_1, TEMPORARIES_2 = 2, 1.2
 
 
 def zero1_step_facts(evidence: TaskEvidence) -> list[Fact]:
-    too_much = "Which of the arrays that are whole at that moment could be parts?"
+    too_much = "Which arrays are whole at that moment, although parts would do?"
     return [
         *facts.values_and_gradients(evidence.cases, UPDATE, NORM, step=True),
         limits.temporaries_within(evidence, TEMPORARIES_1, too_much, weight=2),
@@ -193,17 +193,17 @@ def zero1_step_facts(evidence: TaskEvidence) -> list[Fact]:
 
 
 def _whole_stacks(e: Evidence) -> bool:
-    """Whether a temporary at the peak is larger than any part of the state."""
+    """Return True if a temporary at the peak is larger than any part of the state."""
     parts = [leaf.local_bytes(e.case.mesh) for leaf in e.inputs if leaf.name.startswith("state/")]
     return any(alive.bytes > max(parts) for alive in e.memory.alive)
 
 
 def zero2_step_facts(evidence: TaskEvidence) -> list[Fact]:
-    too_much = "Whose gradient is whole at that moment, and how soon could it be a part?"
+    too_much = "Which layers' gradients are whole at that moment, and how soon could they be scattered?"
     if evidence.at_scale and not _whole_stacks(evidence.at_scale):
         too_much = (
-            "No stack of whole gradients lives then: is there a second stack of parts? A loop writes in place to what "
-            "it carries, and stacks what it returns anew."
+            "No stack of whole gradients is live then: is there a second stack of parts? A loop updates its carry in "
+            "place, but stacks its outputs in a new array."
         )
     return [
         *facts.values_and_gradients(evidence.cases, UPDATE, NORM, step=True),
@@ -280,7 +280,7 @@ ZERO1_STEP = _task(
     draw=draw_step,
     oracle=step_oracle,
     facts=zero1_step_facts,
-    # So few rows that what lives is the gradient.
+    # So few rows that most of what is live is the gradient.
     at_scale=(Case("data=8, width 4096", {"data": 8}, _MLP.replace(**_LARGE, rows=64)), "data=8"),
     stretches=({"rows": 64}, _STRETCHED),
     naive_memory="updates_whole_leaves",

@@ -1,6 +1,6 @@
 """Inputs of the functions of ``zero``, and the form of their results.
 
-The layout of leaves is the answer of ``shard_params``: all wrappers but the first two receive it with the case.
+The layout of leaves is what ``shard_params`` must compute, so all wrappers but the first two receive it with the case.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StateLeaves(Leaves):
     """A tree with every kind of leaf.
 
     Attributes:
-        every_axis: Whether all axes of the mesh split the state, or one.
+        every_axis: Whether all axes of the mesh split the state, or only one.
     """
 
     every_axis: bool = False
@@ -52,7 +52,7 @@ class StepSizes(ModelSizes):
         num_microbatches: Number of microbatches that ``zero2_step`` splits the rows into.
         min_size: The least size of a leaf that is split.
         steps: Number of steps, one after the other.
-        every_axis: Whether all axes of the mesh split batch and state, or one.
+        every_axis: Whether all axes of the mesh split batch and state, or only one.
         count: Updates made before the first step.
         learning_rate, beta1, beta2, eps, weight_decay, clip: As in ``course.train.AdamW``.
     """
@@ -92,7 +92,7 @@ def config_of(case: Case[StepSizes]) -> AdamW:
 
 
 def _state(what: str, state: Any, like: Any) -> None:
-    """Raise unless it is a dict of two trees like the parameters, and of a count."""
+    """Raise unless it is a dict of two trees like the parameters, and a count."""
     expected = {**dict.fromkeys(MOMENTS, like), "count": COUNT}
     if not isinstance(state, dict) or set(state) != set(expected):
         shown = f"a dict of {', '.join(map(repr, state))}" if isinstance(state, dict) else output_checks.describe(state)
@@ -132,7 +132,7 @@ def wrap_norm(function: Any, case: Case[NormLeaves]) -> Wrapped:
 
 
 def _stacked(specs: Any, axes: tuple[str, ...]) -> Any:
-    """Specs of leaves as ``_copies`` gives them."""
+    """Specs of leaves as ``_copies`` returns them."""
     return jax.tree.map(lambda spec: spec if any(spec) else P(axes), specs)
 
 
@@ -152,7 +152,7 @@ def _signature(case: Case[StepSizes]) -> tuple[Any, dict[str, tuple[Any, Any]], 
 
 
 def _checked(name: str, params: Any, state: Any, norm: Any, given: tuple[Any, Any], case: Case[Any]) -> None:
-    """Raise unless parameters, state and norm have the form of what was given."""
+    """Raise unless parameters and state have the form of those that were given, and the norm is a scalar."""
     output_checks.same_shapes(name, output_checks.same_tree("params", params, given[0]), given[0], case)
     _state(name, state, given[0])
     for part, like in given[1].items():
@@ -188,8 +188,8 @@ def wrap_adamw(function: Any, case: Case[StepSizes]) -> Wrapped:
 def wrap_step(name: str, microbatches: bool) -> Callable[[Any, Case[StepSizes]], Wrapped]:
     """Wrap a step, which is taken ``steps`` times.
 
-    The gradient that it used is read off its first moments, which are linear in it, and its clipping undone with the
-    norm that it returns: a wrong scale shows, whatever Adam makes of it.
+    The gradient that the step used is read off its first moments, which are linear in it, and its clipping is undone
+    with the norm that the step returns: this reveals a wrong scale, which Adam would hide.
     """
 
     def wrap(function: Any, case: Case[StepSizes]) -> Wrapped:

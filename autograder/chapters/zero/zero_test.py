@@ -18,12 +18,12 @@ TASKS = {task.name: task for task in CONTRACT.tasks}
 
 
 def matrices(params):
-    """Kernels and embedding tables: biases and norms' scales are named otherwise in every model of the course."""
+    """Mark kernels and embedding tables: in every model of the course, all other leaves are called bias or scale."""
     return jax.tree.map_with_path(lambda path, _: path[-1].key not in ("bias", "scale"), params)
 
 
 def optax_steps(inputs, case):
-    """The same steps with optax, from the state that is drawn: parameters and first moments after them."""
+    """The same steps with optax, from the drawn state: parameters and first moments after them."""
     config, params = config_of(case), inputs["params"]
     optimizer = optax.chain(
         optax.clip_by_global_norm(config.clip),

@@ -1,4 +1,4 @@
-"""Wrong results that are all off by one factor: which it is, and which sizes of the case are equal to it."""
+"""Wrong results that are all off by one factor: the factor, and the sizes of the case that are equal to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from autograder.contract.case import Case
-from autograder.contract.said import About, Said
+from autograder.contract.sentence import About, Sentence
 from autograder.contract.task import Evidence
 from autograder.contract.text import join_words, short
 
@@ -18,7 +18,7 @@ from autograder.contract.text import join_words, short
 ROUNDED = 4e-3
 # With at least this many distinct numbers, a leaf is an array rather than a loss on each device.
 FEW = 4
-# What else a result may be a mean of, said where no axis has that size.
+# Other counts that a mean may be taken over, named if no axis has that size.
 _COUNTS = {
     "rows": "there are as many rows",
     "k": "every token has as many choices",
@@ -47,28 +47,30 @@ def having(
     mesh, others, every = case.mesh, list(others), list(every)
     axes = [axis for axis in mesh if mesh[axis] > 1]
     known = [
-        some
+        group
         for count in range(1, len(axes) + 1)
-        for some in combinations(axes, count)
-        if abs(math.prod(mesh[axis] for axis in some) / size - 1) < 1e-3
+        for group in combinations(axes, count)
+        if abs(math.prod(mesh[axis] for axis in group) / size - 1) < 1e-3
     ]
-    found = [some for some in known if all(abs(_together(some, x) / there - 1) < 1e-3 for x, there in others)]
+    groups = [
+        group for group in known if all(abs(_together(group, x) / other_size - 1) < 1e-3 for x, other_size in others)
+    ]
     microbatches = abs(getattr(case.sizes, "num_microbatches", 0) / size - 1) < 1e-3
-    as_many = microbatches and all(abs(x.sizes.num_microbatches / there - 1) < 1e-3 for x, there in others)
-    if not found and not as_many:
-        found, as_many = known, microbatches
+    as_many = microbatches and all(abs(x.sizes.num_microbatches / other_size - 1) < 1e-3 for x, other_size in others)
+    if not groups and not as_many:
+        groups, as_many = known, microbatches
     alone = sorted(
-        (some[0] for some in found if len(some) == 1),
+        (group[0] for group in groups if len(group) == 1),
         key=lambda axis: sum(_together([axis], other) == 1 for other in every),
     )
-    together = [join_words(map(repr, some)) for some in found if len(some) > 1]
+    together = [join_words(map(repr, group)) for group in groups if len(group) > 1]
     matches = [f"axis {' or '.join(map(repr, alone))} has that size"] if alone else []
     matches += [f"axes {', or '.join(together)} together have that size"] if together else []
     if as_many:
         matches.append("there are as many microbatches")
-    for name, there in _COUNTS.items():
+    for name, text in _COUNTS.items():
         if not matches and abs(getattr(case.sizes, name, 0) / size - 1) < 1e-3:
-            matches.append(there)
+            matches.append(text)
     return ", or ".join(matches)
 
 
@@ -78,33 +80,33 @@ def factor(
     case: Case[Any],
     others: Sequence[tuple[Case[Any], float]],
     every: Sequence[Case[Any]],
-) -> Said:
-    """The one factor that the whole leaf is off by, since that says most about the cause.
+) -> Sentence:
+    """Describe the one factor that the whole leaf is off by, since that says most about the cause.
 
     Any two numbers differ by some factor, so for losses, on any number of devices, it must equal a size of the case.
     """
     ratio = _ratio(measured, expected)
     if not ratio or np.max(np.abs(measured - ratio * expected)) > abs(ratio - 1) / 10 * np.max(np.abs(expected)):
-        return Said()
+        return Sentence()
     single = distinct(expected) < FEW
     whole = "It" if single else "All of it"
     if larger := having(ratio, case, others, every) if ratio > 1 else "":
         text = f"{whole} is {short(ratio)} times too large, and {larger}: sum or mean?"
-        return Said(text, (About.SUM_OR_MEAN,))
+        return Sentence(text, (About.SUM_OR_MEAN,))
     if smaller := having(1 / ratio, case, [(x, 1 / r) for x, r in others], every) if 0 < ratio < 1 else "":
         text = f"{whole} is {short(1 / ratio)} times too small, and {smaller}: mean or sum?"
-        return Said(text, (About.SUM_OR_MEAN,))
+        return Sentence(text, (About.SUM_OR_MEAN,))
     if abs(ratio + 1) < 1e-3:
-        return Said(f"{whole} has the opposite sign.")
-    return Said("" if single else f"All of it is {short(ratio)} times what it should be.")
+        return Sentence(f"{whole} has the opposite sign.")
+    return Sentence("" if single else f"All of it is {short(ratio)} times what it should be.")
 
 
 def ratios(e: Evidence, leaf: str, every: Iterable[Evidence]) -> list[tuple[Case[Any], float]]:
-    """The common factor of a leaf in each case that has one, 1 where it is right with the same choices."""
-    both = [e for e in every if leaf in e.measured and leaf in e.expected]
-    sides = [(e.case, *(side[leaf].astype(np.float64) for side in (e.measured, e.expected))) for e in both]
-    found = [(case, _ratio(a, b)) for case, a, b in sides if a.shape == b.shape]
-    return [(x, r) for x, r in found if r and (abs(r - 1) > 1e-3 or _choices(x) == _choices(e.case))]
+    """The common factor of a leaf in each case that has one; it is 1 if the leaf is right with the same choices."""
+    with_leaf = [e for e in every if leaf in e.measured and leaf in e.expected]
+    sides = [(e.case, *(side[leaf].astype(np.float64) for side in (e.measured, e.expected))) for e in with_leaf]
+    pairs = [(case, _ratio(a, b)) for case, a, b in sides if a.shape == b.shape]
+    return [(x, r) for x, r in pairs if r and (abs(r - 1) > 1e-3 or _choices(x) == _choices(e.case))]
 
 
 def distinct(expected: np.ndarray) -> int:
@@ -129,5 +131,5 @@ def _ratio(measured: np.ndarray, expected: np.ndarray) -> float:
 
 
 def _choices(case: Case[Any]) -> dict[str, Any]:
-    """The sizes of a case that are no sizes: whether something is split, or in which order."""
+    """The entries of a case's sizes that are choices, such as whether something is split, or in which order."""
     return {name: value for name, value in vars(case.sizes).items() if isinstance(value, bool | str)}

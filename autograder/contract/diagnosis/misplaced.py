@@ -27,37 +27,37 @@ def where(e: Evidence, name: str, near: float) -> str:
         name: Name of a leaf of the results.
         near: Numbers that differ by no more than this are equal.
     """
-    held = layout(e, name)
-    if held is None:
+    result_layout = layout(e, name)
+    if result_layout is None:
         return ""  # the contract has combined the results of several devices
     for other in e.expected if name.startswith("gradients") else ():
-        found, right = e.measured.get(other), e.expected[other]
-        same = found is not None and found.shape == right.shape
-        if other.startswith("values") and not (same and np.max(np.abs(found - right), initial=0) <= near):
+        measured, expected = e.measured.get(other), e.expected[other]
+        same = measured is not None and measured.shape == expected.shape
+        if other.startswith("values") and not (same and np.max(np.abs(measured - expected), initial=0) <= near):
             return ""  # gradients follow from wrong values
-    sides = held.of(e.measured[name]), held.of(e.expected[name])
-    return _of_inputs(e, held, *sides, near) or _of_results(held, *sides, near)
+    sides = result_layout.of(e.measured[name]), result_layout.of(e.expected[name])
+    return _of_inputs(e, result_layout, *sides, near) or _of_results(result_layout, *sides, near)
 
 
 def rank_of(e: Evidence, name: str) -> int | None:
-    """The dims of an input, of which a leaf of the results is the gradient or the updated value; None for no input."""
+    """The number of dims of the input whose gradient or updated value a result is; None if there is no such input."""
     inner = name.partition("/")[2]
     ranks = [len(leaf.shape) for leaf in e.inputs if inner and f"/{leaf.name}".endswith(f"/{inner}")]
     return ranks[0] if ranks else None
 
 
 def layout(e: Evidence, name: str, *, summed: bool = False) -> Layout | None:
-    """How a leaf of the results is laid out; None where the contract has put those of several devices together.
+    """The layout of a leaf of the results; None if the contract has put the leaves of several devices together.
 
-    With ``summed``, it may have added up the devices' shares along a dim that they alone made.
+    With ``summed``, the contract may have added up the devices' shares along a dim that only distinguishes devices.
     """
-    leaf, wanted = next((output for output in e.outputs if output.name == name), None), e.expected[name].shape
+    leaf, expected_shape = next((output for output in e.outputs if output.name == name), None), e.expected[name].shape
     rank = rank_of(e, name)
-    if leaf is None or leaf.shape == wanted:
+    if leaf is None or leaf.shape == expected_shape:
         return leaf and Layout(leaf, e.case.mesh, rank, e.squeezed)
     for dim in range(len(leaf.shape) if summed else 0):
         shape, spec = ((*a[:dim], *a[dim + 1 :]) for a in (leaf.shape, leaf.spec))
-        if leaf.spec[dim] and shape == wanted:
+        if leaf.spec[dim] and shape == expected_shape:
             return Layout(replace(leaf, shape=shape, spec=spec), e.case.mesh, rank, e.squeezed)
     return None
 
@@ -83,7 +83,7 @@ def grid(yours: Sequence[Sequence[str]], right: Sequence[Sequence[str]], row: st
 
 
 def device_at(axes: Sequence[str], places: Sequence[int], mesh: Mapping[str, int]) -> str:
-    """``the device at pipe 3 and data 0``: a place, where ``pipe=4`` is a size; the plural if an axis is not named."""
+    """Name a place, ``the device at pipe 3 and data 0``, unlike a size, ``pipe=4``; plural if an axis is not named."""
     if not axes:
         return ""
     noun = "device" if len(axes) == sum(size > 1 for size in mesh.values()) else "devices"
@@ -91,7 +91,7 @@ def device_at(axes: Sequence[str], places: Sequence[int], mesh: Mapping[str, int
 
 
 class Layout:
-    """The layout of a leaf: which device holds which block of it."""
+    """The layout of a leaf: the block of it that each device has."""
 
     def __init__(self, leaf: Leaf, mesh: Mapping[str, int], rank: int | None = None, squeezed: str = ""):
         self.leaf, self.mesh, self.name, self.shape = leaf, mesh, leaf.name, leaf.shape
@@ -116,7 +116,7 @@ class Layout:
         return np.array([at[self.axes.index(axis)] for at in self.places])
 
     def holder(self, place: Sequence[int]) -> str:
-        """Which devices have an element, whose dims are those of all devices together; empty if all have it."""
+        """Name the devices that have an element, given its index in the whole array; empty if all have it."""
         on: dict[str, int] = {}
         for at, size, axes in zip(place, self.shape, self.leaf.spec, strict=True):
             number = int(at) * math.prod(self.mesh[axis] for axis in axes) // size
@@ -126,7 +126,7 @@ class Layout:
         return device_at(sorted(on), [on[axis] for axis in sorted(on)], self.mesh)
 
     def index(self, place: Sequence[int]) -> list[int]:
-        """Of an element, in the array of a device that has it."""
+        """The index of an element in the array of a device that has it."""
         return [int(place[d]) % (self.shape[d] // self.parts[d]) for d in self.own]
 
     def of(self, array: np.ndarray) -> np.ndarray:
@@ -138,35 +138,44 @@ class Layout:
         return apart.reshape(len(self.devices), *local).astype(np.float64)
 
 
-def _of_inputs(e: Evidence, held: Layout, measured: np.ndarray, wanted: np.ndarray, near: float) -> str:
+def _of_inputs(e: Evidence, result_layout: Layout, measured: np.ndarray, expected: np.ndarray, near: float) -> str:
     """Describe the result as chunks of an input, or sums of them, if a right result consists only of those."""
-    back = held.name.split("/")[0] == "gradients"
+    back = result_layout.name.split("/")[0] == "gradients"
     for leaf in e.inputs:
         drawn = e.drawn.get(leaf.name)
         if drawn is None or drawn.shape != leaf.shape or back is not (leaf.name == "upstream"):
             continue
-        given = Layout(leaf, e.case.mesh)
-        chunks = given.of(drawn)
-        alike = given.devices == held.devices and chunks.ndim == measured.ndim > 1
+        input_layout = Layout(leaf, e.case.mesh)
+        chunks = input_layout.of(drawn)
+        alike = input_layout.devices == result_layout.devices and chunks.ndim == measured.ndim > 1
         if len(chunks) < 2 or not alike or chunks.shape[2:] != measured.shape[2:]:
             continue
-        length, rest = divmod(max(chunks.shape[1], measured.shape[1]), len(held.devices))
+        length, rest = divmod(max(chunks.shape[1], measured.shape[1]), len(result_layout.devices))
         if rest or not length or chunks.shape[1] % length or measured.shape[1] % length:
             continue
-        found, right, own = (a.reshape(len(a), a.shape[1] // length, -1) for a in (measured, wanted, chunks))
-        wrong = np.any(np.abs(found - right) > near, axis=2)
+        measured_parts, expected_parts, own = (
+            a.reshape(len(a), a.shape[1] // length, -1) for a in (measured, expected, chunks)
+        )
+        wrong = np.any(np.abs(measured_parts - expected_parts) > near, axis=2)
         device = int(np.argmax(np.any(wrong, axis=1)))
         places = [int(place) for place in np.flatnonzero(wrong[device])]
-        have, want = ([_label(side[device, at], own, held.devices, near) for at in places] for side in (found, right))
-        if not all(want) or not any(have):
+        labels, expected_labels = (
+            [_label(side[device, at], own, result_layout.devices, near) for at in places]
+            for side in (measured_parts, expected_parts)
+        )
+        if not all(expected_labels) or not any(labels):
             continue
         phrases = []
-        for label, group in groupby(zip(places, have, want, strict=True), lambda one: one[1] or UNKNOWN):
+        for label, group in groupby(
+            zip(places, labels, expected_labels, strict=True), lambda entry: entry[1] or UNKNOWN
+        ):
             at, _, (belongs, *_) = zip(*group, strict=True)
-            place = f"{_numbered('place', at)} {'has' if len(at) == 1 else 'have'}" if found.shape[1] > 1 else "is"
+            place = (
+                f"{_numbered('place', at)} {'has' if len(at) == 1 else 'have'}" if measured_parts.shape[1] > 1 else "is"
+            )
             known = phrases or len(at) > 1 or label.startswith(belongs)
             phrases.append(f"{place} {label}" + ("" if known else f", where {belongs} belongs"))
-        return _sentence(held.devices[device], phrases, wrong, right)
+        return _sentence(result_layout.devices[device], phrases, wrong, expected_parts)
     return ""
 
 
@@ -184,17 +193,17 @@ def _label(part: np.ndarray, own: np.ndarray, devices: Sequence[str], near: floa
         if np.min(counts) < 0 or np.max(np.abs(columns @ counts - part)) > ROUNDED * np.max(np.abs(columns)):
             continue
         chunk = f"chunk {place}" if own.shape[1] > 1 else "the chunk"
-        some, lacking, more = (
+        included, missing, repeated = (
             [device for device, n in zip(devices, counts, strict=True) if which(n)]
             for which in (lambda n: n > 0, lambda n: not n, lambda n: n > 1)
         )
-        if len(some) == 1 and not more:
-            return f"{chunk} of {some[0]}"
+        if len(included) == 1 and not repeated:
+            return f"{chunk} of {included[0]}"
         summed = f"the sum of {chunk if own.shape[1] > 1 else 'the chunks'}"
-        if lacking:
-            few = len(lacking) < len(some)
-            summed += f" {'without that of' if few else 'of no more than'} {join_words(lacking if few else some)}"
-        return summed + (f", with that of {join_words(more)} more than once" if more else "")
+        if missing:
+            few = len(missing) < len(included)
+            summed += f" {'without that of' if few else 'of only'} {join_words(missing if few else included)}"
+        return summed + (f", with that of {join_words(repeated)} more than once" if repeated else "")
     return _mixture(part, own, devices)
 
 
@@ -204,59 +213,59 @@ def _mixture(part: np.ndarray, own: np.ndarray, devices: Sequence[str]) -> str:
     for start, apart in product(range(count), range(1, count)) if own.shape[1] == count else ():
         of = [(start + apart * i) % count for i in range(count)]
         if np.max(np.abs(sum(own[i, place] for i, place in enumerate(of)) - part)) <= near:
-            some = [f"chunk {place} of {device}" for place, device in zip(of, devices, strict=True)]
-            return f"the sum of {join_words([*some[:_FEW], 'so on'] if count > _FEW else some)}"
+            chunks = [f"chunk {place} of {device}" for place, device in zip(of, devices, strict=True)]
+            return f"the sum of {join_words([*chunks[:_FEW], 'so on'] if count > _FEW else chunks)}"
     return ""
 
 
-def _of_results(held: Layout, measured: np.ndarray, wanted: np.ndarray, near: float) -> str:
+def _of_results(result_layout: Layout, measured: np.ndarray, expected: np.ndarray, near: float) -> str:
     """Describe misplaced parts of the result itself: all of a device's, or those at some first indices."""
     local = measured.shape[1:]
     for cut in range(len(local) + 1):
         count, size = math.prod(local[:cut]), math.prod(local[cut:])
         if (count == 1 and cut) or size < 2:
             continue
-        found, right = (a.reshape(len(a), count, -1) for a in (measured, wanted))
-        wrong = np.any(np.abs(found - right) > near, axis=2)
+        measured_parts, expected_parts = (a.reshape(len(a), count, -1) for a in (measured, expected))
+        wrong = np.any(np.abs(measured_parts - expected_parts) > near, axis=2)
         device = int(np.argmax(np.any(wrong, axis=1)))
-        runs = _moved(found[device], right, wrong[device], device, near)
+        runs = _moved(measured_parts[device], expected_parts, wrong[device], device, near)
         if not runs:
             continue
         long = [dim for dim in range(cut) if local[dim] > 1]
         phrases = []
-        for some, other, to in runs:
-            have = "has" if len(some) == 1 else "have"
-            there = "" if other == device else f" on {held.devices[other]}"
+        for indices, other, origins in runs:
+            have = "has" if len(indices) == 1 else "have"
+            location = "" if other == device else f" on {result_layout.devices[other]}"
             if not long:
-                phrases.append(f"is what belongs{there}")
+                phrases.append(f"is what belongs{location}")
             elif len(long) == 1:
-                dim = "" if phrases else f" of dim {held.local[long[0]]}"
+                dim = "" if phrases else f" of dim {result_layout.local[long[0]]}"
                 phrases.append(
-                    f"{_numbered('index', some)}{dim} {have} what belongs at {_numbered('index', to)}{there}"
+                    f"{_numbered('index', indices)}{dim} {have} what belongs at {_numbered('index', origins)}{location}"
                 )
             else:
-                first, last = (list(map(int, np.unravel_index(run[0], local[:cut]))) for run in (some, to))
-                phrases.append(f"index {first} has what belongs at index {last}{there}")
-        return _sentence(held.devices[device], phrases, wrong, right)
+                first, last = (list(map(int, np.unravel_index(run[0], local[:cut]))) for run in (indices, origins))
+                phrases.append(f"index {first} has what belongs at index {last}{location}")
+        return _sentence(result_layout.devices[device], phrases, wrong, expected_parts)
     return ""
 
 
 def _moved(
-    found: np.ndarray, right: np.ndarray, wrong: np.ndarray, device: int, near: float
+    measured: np.ndarray, expected: np.ndarray, wrong: np.ndarray, device: int, near: float
 ) -> list[tuple[list[int], int, list[int]]]:
-    """Contiguous places of a device that hold another device's contiguous places: ``(these, that one, those)``."""
-    places = [int(at) for at in np.flatnonzero(wrong) if np.max(np.abs(found[at])) > near]
+    """Runs of places of a device that belong at a run of places of another: ``(these, that device, those)``."""
+    places = [int(at) for at in np.flatnonzero(wrong) if np.max(np.abs(measured[at])) > near]
     runs: list[tuple[list[int], int, list[int]]] = []
-    for at in places if len(places) * right.size <= _COMPARED else []:
-        same = np.argwhere(np.max(np.abs(right - found[at]), axis=2) <= near)
+    for at in places if len(places) * expected.size <= _COMPARED else []:
+        same = np.argwhere(np.max(np.abs(expected - measured[at]), axis=2) <= near)
         if not len(same):
             continue
-        there, place = map(int, min(same, key=lambda one: one[0] != device))
-        if runs and (runs[-1][0][-1], runs[-1][1], runs[-1][2][-1]) == (at - 1, there, place - 1):
+        other, place = map(int, min(same, key=lambda entry: entry[0] != device))
+        if runs and (runs[-1][0][-1], runs[-1][1], runs[-1][2][-1]) == (at - 1, other, place - 1):
             runs[-1][0].append(at)
             runs[-1][2].append(place)
         else:
-            runs.append(([at], there, [place]))
+            runs.append(([at], other, [place]))
     return runs
 
 
@@ -272,16 +281,16 @@ def _numbered(noun: str, numbers: Sequence[int]) -> str:
 def _sentence(device: str, phrases: Sequence[str], wrong: np.ndarray, right: np.ndarray) -> str:
     """Describe the contents of the first wrong device, and count the others.
 
-    A device that has nothing but zeros, where zeros are right, shows nothing and does not count.
+    A device that has only zeros, where zeros are right, shows nothing and does not count.
     """
     more = f"; {len(phrases) - _FEW} more are wrong" if len(phrases) > _FEW else ""
     text = f"On {device} {'; '.join(phrases[:_FEW])}{more}." if device else f"Its {'; '.join(phrases[:_FEW])}{more}."
     amiss = np.any(wrong, axis=1)
-    others, every = int(np.sum(amiss)) - 1, int(np.sum(amiss | np.any(right, axis=(1, 2)))) - 1
-    if not every:
+    wrong_others, all_others = int(np.sum(amiss)) - 1, int(np.sum(amiss | np.any(right, axis=(1, 2)))) - 1
+    if not all_others:
         return text
-    if every == 1:
-        return f"{text} The other device is {'wrong, too' if others else 'right'}."
-    if others in (0, every):
-        return f"{text} The other devices are {'wrong, too' if others else 'right'}."
-    return f"{text} Of the {every} other devices {others} {'is' if others == 1 else 'are'} wrong, too."
+    if all_others == 1:
+        return f"{text} The other device is {'wrong, too' if wrong_others else 'right'}."
+    if wrong_others in (0, all_others):
+        return f"{text} The other devices are {'wrong, too' if wrong_others else 'right'}."
+    return f"{text} Of the {all_others} other devices {wrong_others} {'is' if wrong_others == 1 else 'are'} wrong, too."

@@ -24,9 +24,9 @@ def leaf(name, array, role="result", split="data"):
     return Leaf(name, array.shape, "float32", spec_of(P(split) if split else P(), array.ndim), role)
 
 
-def describe(measured, expected, given, *, secret=False, split="data", mesh=None):
-    """The message for a result ``[devices, places, ...]``, where a device starts with ``given[device]``."""
-    outs, x = [a.reshape(len(a), -1, WIDTH) for a in (measured, expected)], given.reshape(-1, WIDTH)
+def describe(measured, expected, inputs, *, secret=False, split="data", mesh=None):
+    """The message for a result ``[devices, places, ...]``, where a device starts with ``inputs[device]``."""
+    outs, x = [a.reshape(len(a), -1, WIDTH) for a in (measured, expected)], inputs.reshape(-1, WIDTH)
     e = Evidence(
         Case("some", mesh or {"data": N}, Sizes()),
         (leaf("x", x, "batch"),),
@@ -43,15 +43,15 @@ def describe(measured, expected, given, *, secret=False, split="data", mesh=None
 
 def changed(array, *parts):
     """The array with the parts ``(where, part)`` replaced."""
-    found = array.copy()
+    copy = array.copy()
     for where, part in parts:
-        found[where] = part
-    return found
+        copy[where] = part
+    return copy
 
 
 @pytest.mark.parametrize("secret", [False, True])
 @pytest.mark.parametrize(
-    ("measured", "expected", "given", "says"),
+    ("measured", "expected", "inputs", "says"),
     [
         (
             changed(GATHERED, ((2, 1), OWN[3, 0]), ((2, 3), OWN[1, 0])),
@@ -93,13 +93,13 @@ def changed(array, *parts):
     ],
 )
 def test_chunks_and_sums_of_chunks_are_named_and_no_value_is_where_it_is_secret(
-    measured, expected, given, says, secret
+    measured, expected, inputs, says, secret
 ):
-    message = describe(measured, expected, given, secret=secret)
+    message = describe(measured, expected, inputs, secret=secret)
     assert says in message and ("measured" not in message) is secret
 
 
-def test_what_no_device_entered_with_is_found_elsewhere_in_the_result():
+def test_parts_that_no_device_started_with_are_located_elsewhere_in_the_result():
     expected = np.random.default_rng(4).standard_normal((2, N, ROWS, WIDTH)).astype(np.float32)
     measured = changed(expected, ((1, slice(1, 4)), expected[1, :3]), ((1, 0), 7))
     text = describe(measured, expected, OWN, mesh={"pipe": 2, "data": N}, split="pipe")
@@ -124,17 +124,17 @@ def test_other_numbers_are_not_recognised():
 def test_a_result_of_any_form_may_be_wrong(shape, split, size):
     rng, spec = np.random.default_rng(6), P(split) if split and shape and not shape[0] % size else P()
     names = ("values", "gradients/a")
-    found, right = ({name: rng.standard_normal(shape).astype(np.float32) for name in names} for _ in range(2))
+    measured, expected = ({name: rng.standard_normal(shape).astype(np.float32) for name in names} for _ in range(2))
     leaves = tuple(Leaf(name, shape, "float32", spec_of(spec, len(shape)), "") for name in (*names, "x", "upstream"))
     e = Evidence(
         Case("some", {"data": size}, Sizes()),
         leaves[2:],
         leaves[:2],
-        found,
-        right,
+        measured,
+        expected,
         Costs(0, 0, 0, (), {}),
         Memory(0, 0, 0, 0, ()),
-        drawn={"x": found["values"], "upstream": right["gradients/a"]},
+        drawn={"x": measured["values"], "upstream": expected["gradients/a"]},
     )
     for name in ("values", "gradients"):
         assert arrays_match(name, [e], name).passed is False

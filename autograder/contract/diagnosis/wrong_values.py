@@ -15,12 +15,12 @@ from autograder.contract.comparing import difference, is_under
 from autograder.contract.diagnosis import dropout
 from autograder.contract.diagnosis.factors import FEW, ROUNDED, distinct, factor, ratios
 from autograder.contract.diagnosis.misplaced import layout, where
-from autograder.contract.said import About, Said
+from autograder.contract.sentence import About, Sentence
 from autograder.contract.task import Evidence
 from autograder.contract.text import join_words, short
 
 
-def explain_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evidence] = ()) -> Said:
+def explain_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evidence] = ()) -> Sentence:
     """Describe in a sentence what all wrong elements of a leaf have in common; empty if nothing.
 
     Args:
@@ -32,20 +32,22 @@ def explain_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evi
     measured, expected = (side[leaf].astype(np.float64) for side in (e.measured, e.expected))
     scale, errors = float(np.max(np.abs(expected), initial=0)), np.abs(measured - expected)
     if not scale:
-        return Said()
+        return Sentence()
     if not np.any(measured):
-        return Said("All of it is zero." if measured.size > 1 else "It is zero.")
+        return Sentence("All of it is zero." if measured.size > 1 else "It is zero.")
     right = errors <= tolerance * scale
     if by_factor := factor(measured, expected, e.case, ratios(e, leaf, every), [x.case for x in every]):
         return by_factor
     if not np.issubdtype(e.expected[leaf].dtype, np.floating):
-        # Small integers agree by chance, so that moved parts would be found where nothing has moved.
-        return Said(_unwritten(measured, right) or _offset(measured - expected, right) or _at_one_place(e, leaf, right))
+        # Small integers agree by chance, so moved parts would be found where nothing has moved.
+        return Sentence(
+            _unwritten(measured, right) or _offset(measured - expected, right) or _at_one_place(e, leaf, right)
+        )
     whereabouts = where(e, leaf, tolerance * scale)
     cause = (
         _unwritten(measured, right)
         or _first_step(e, leaf, right)
-        or next(filter(None, (_off_by_an_input(x, leaf) for x in every or [e])), Said())
+        or next(filter(None, (_off_by_an_input(x, leaf) for x in every or [e])), Sentence())
         or _elsewhere(measured, expected, tolerance * scale, e.case)
         or _alike(measured, expected, tolerance * scale, e.case)
         or _unrounded(measured, expected, right)
@@ -55,7 +57,7 @@ def explain_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evi
         or (dropout.masked(right) if dropout.drops(e) and not dropout.without(every, tolerance) else "")
         or ("" if whereabouts or not np.any(expected[right]) else _at_one_place(e, leaf, right))
     )
-    return (cause if isinstance(cause, Said) else Said(cause)).then(whereabouts)
+    return (cause if isinstance(cause, Sentence) else Sentence(cause)).then(whereabouts)
 
 
 def exchanged(e: Evidence, leaf: str, tolerance: float) -> str:
@@ -69,15 +71,15 @@ def exchanged(e: Evidence, leaf: str, tolerance: float) -> str:
         if other == leaf or not is_under(other, group) or near(e.expected[leaf], expected):
             continue
         if near(e.measured.get(leaf), expected) and near(e.measured.get(other), e.expected[leaf]):
-            both = f"`{inner}` and `{other.partition('/')[2]}`"
-            return f"{both} have each other's values: in which order are they returned?"
+            names = f"`{inner}` and `{other.partition('/')[2]}`"
+            return f"{names} have each other's values: in which order are they returned?"
     return ""
 
 
 def explain_leaves(e: Evidence, wrong: Sequence[str], every: Sequence[str], *, asks: bool = True) -> str:
     """Name the wrong leaves of a case if there are several and others are right, and what they have in common.
 
-    ``asks`` is False where something else has been asked already.
+    ``asks`` is False if the message already asks something else.
     """
     if len(wrong) < 2:
         return ""
@@ -90,31 +92,31 @@ def explain_leaves(e: Evidence, wrong: Sequence[str], every: Sequence[str], *, a
 
 
 def _in_common(e: Evidence, wrong: Sequence[str], every: Sequence[str], asks: bool) -> str:
-    """What tells wrong leaves from right ones: they are the split ones, or a part of the tree; empty if neither."""
+    """Describe what tells wrong leaves from right ones: split leaves, or a part of the tree; empty if neither."""
     if set(wrong) == {leaf for leaf in every if _is_split(e, leaf)}:
         return f"They are exactly the split ones{': which part does each device take, or get?' if asks else '.'}"
     right = [leaf for leaf in every if leaf not in wrong]
     whole = len(_path_of(every))
     under, only = "They are exactly those under `{}`.", "Only those under `{}` are right."
-    for some, others, text in ((wrong, right, under), (right, wrong, only)):
-        path = _path_of(some)
-        if len(some) > 1 and len(path) > whole and not any(leaf.split("/")[: len(path)] == path for leaf in others):
+    for group, others, text in ((wrong, right, under), (right, wrong, only)):
+        path = _path_of(group)
+        if len(group) > 1 and len(path) > whole and not any(leaf.split("/")[: len(path)] == path for leaf in others):
             return text.format("/".join(path[1:]))
     return ""
 
 
 def _path_of(leaves: Sequence[str]) -> list[str]:
-    """The folders that all of these leaves are in."""
+    """The path, as a list of names, that all of these leaves share."""
     levels = zip(*(leaf.split("/")[:-1] for leaf in leaves), strict=False)
     return [names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels)]
 
 
 def _is_split(e: Evidence, leaf: str) -> bool:
-    """Whether the function is given this leaf, of parameters, gradients or a state, in parts."""
+    """Return True if the function takes this leaf, of parameters, gradients or a state, in parts."""
     inner = leaf.partition("/")[2]
     tree, _, rest = inner.partition("/")
-    path = rest if tree in {given.name.partition("/")[0] for given in e.inputs} else inner
-    return any(any(given.spec) for given in e.inputs if path and f"/{given.name}".endswith(f"/{path}"))
+    path = rest if tree in {input_leaf.name.partition("/")[0] for input_leaf in e.inputs} else inner
+    return any(any(input_leaf.spec) for input_leaf in e.inputs if path and f"/{input_leaf.name}".endswith(f"/{path}"))
 
 
 def _unwritten(measured: np.ndarray, right: np.ndarray) -> str:
@@ -126,32 +128,32 @@ def _unwritten(measured: np.ndarray, right: np.ndarray) -> str:
 
 def _offset(off: np.ndarray, right: np.ndarray) -> str:
     """Report integers that are all off by the same number."""
-    found = np.unique(off[~right])
-    if len(found) != 1 or off.size < 2:
+    offsets = np.unique(off[~right])
+    if len(offsets) != 1 or off.size < 2:
         return ""
     wrong = int(np.sum(~right))
     which = f"All {wrong:,} that are wrong are" if wrong > 1 else "The one that is wrong is"
     which = which if np.any(right) else "All of it is"
-    return f"{which} {abs(found[0]):g} too {'large' if found[0] > 0 else 'small'}."
+    return f"{which} {abs(offsets[0]):g} too {'large' if offsets[0] > 0 else 'small'}."
 
 
-def _first_step(e: Evidence, leaf: str, right: np.ndarray) -> Said:
-    """Report losses of several steps, along the last dim, of which only the first is right."""
+def _first_step(e: Evidence, leaf: str, right: np.ndarray) -> Sentence:
+    """Report losses of several steps, along the last dim, if only the first is right."""
     name, steps = leaf.rpartition("/")[2], getattr(e.case.sizes, "steps", 0)
     of_steps = name == "losses" or (name == "loss" and steps > 1 and right.shape[-1:] == (steps,))
     if not of_steps or not right.ndim or not np.all(right[..., 0]):
-        return Said()
+        return Sentence()
     text = "The loss of step 0 is right, and later ones follow from the update: look at gradients and update first."
-    return Said(text, (About.LATER_LOSSES,))
+    return Sentence(text, (About.LATER_LOSSES,))
 
 
-def _off_by_an_input(e: Evidence, leaf: str) -> Said:
-    """Report results of which every row is off by a multiple of one vector among the inputs, such as a bias."""
+def _off_by_an_input(e: Evidence, leaf: str) -> Sentence:
+    """Report a result whose rows are all off by a multiple of one vector among the inputs, such as a bias."""
     measured, expected = e.measured.get(leaf), e.expected.get(leaf)
     if measured is None or expected is None or measured.shape != expected.shape or expected.ndim < 2:
-        return Said()
+        return Sentence()
     if not np.all(np.isfinite(measured)) or not expected.size:
-        return Said()
+        return Sentence()
     rows = (measured.astype(np.float64) - expected).reshape(-1, expected.shape[-1])
     vectors = {n: np.asarray(v) for n, v in e.drawn.items() if np.shape(v) == rows.shape[1:] and len(v) >= FEW}
     for name, vector in vectors.items():
@@ -166,8 +168,8 @@ def _off_by_an_input(e: Evidence, leaf: str) -> Said:
             text = f"Every row lacks `{name}`: where is it added?"
         if abs(times - 1) < ROUNDED:
             text = f"Every row is off by `{name}`, which is added once too often: where should it be added?"
-        return Said(text, (About.ADDED,))
-    return Said()
+        return Sentence(text, (About.ADDED,))
+    return Sentence()
 
 
 def _elsewhere(measured: np.ndarray, expected: np.ndarray, near: float, case: Case[Any]) -> str:
@@ -183,11 +185,11 @@ def _alike(measured: np.ndarray, expected: np.ndarray, near: float, case: Case[A
     for count in sorted({math.prod(case.mesh.values()), *case.mesh.values()}, reverse=True):
         if count < 2 or length % count:
             continue
-        found, wanted = (a.reshape(count, -1) for a in (measured, expected))
-        if np.max(np.abs(found - found[0])) > near or np.max(np.abs(wanted - wanted[0])) <= near:
+        parts, expected_parts = (a.reshape(count, -1) for a in (measured, expected))
+        if np.max(np.abs(parts - parts[0])) > near or np.max(np.abs(expected_parts - expected_parts[0])) <= near:
             continue
         for word, together in (("mean", np.mean), ("sum", np.sum)):
-            if np.max(np.abs(found[0] - together(wanted, axis=0))) <= near:
+            if np.max(np.abs(parts[0] - together(expected_parts, axis=0))) <= near:
                 return (
                     f"Its {count} parts along dim 0 are all the same, the {word} of what they should be: "
                     "should every device have its own?"
@@ -195,10 +197,10 @@ def _alike(measured: np.ndarray, expected: np.ndarray, near: float, case: Case[A
     return ""
 
 
-def not_finite(e: Evidence, measured: np.ndarray) -> Said:
-    """Report how much of a leaf is infinite or NaN, and where a mask may be the cause."""
+def not_finite(e: Evidence, measured: np.ndarray) -> Sentence:
+    """Report how much of a leaf is infinite or NaN, and a mask that may be the cause."""
     nan, infinite = int(np.sum(np.isnan(measured))), int(np.sum(np.isinf(measured)))
-    counts = [f"{number:,} {what}" for number, what in ((nan, "NaN"), (infinite, "infinite")) if number]
+    counts = [f"{number:,} {name}" for number, name in ((nan, "NaN"), (infinite, "infinite")) if number]
     masked = any(leaf.name.endswith("mask") for leaf in e.inputs)
     asks = ""
     if masked and nan:
@@ -210,74 +212,74 @@ def not_finite(e: Evidence, measured: np.ndarray) -> Said:
     text = f"{' and '.join(counts)} of {measured.size:,} elements."
     if measured.size == 1:
         text = f"it is {'NaN' if nan else 'infinite'}."
-    return Said(text, (About.NOT_FINITE,) if asks else ()).then(asks)
+    return Sentence(text, (About.NOT_FINITE,) if asks else ()).then(asks)
 
 
 def _unrounded(measured: np.ndarray, expected: np.ndarray, right: np.ndarray) -> str:
-    """What is wrong is right once it is rounded to bfloat16."""
-    found, wanted = (a[~right].astype(np.float32) for a in (measured, expected))
-    low = found.astype(jnp.bfloat16).astype(np.float32)
-    if not found.size or np.any(low != wanted):
+    """Report wrong elements that are right once they are rounded to bfloat16."""
+    values, expected_values = (a[~right].astype(np.float32) for a in (measured, expected))
+    low = values.astype(jnp.bfloat16).astype(np.float32)
+    if not values.size or np.any(low != expected_values):
         return ""
     return "These float32 numbers should have been rounded to bfloat16: where, and in which dtype, are they sent?"
 
 
-def _rounded(errors: np.ndarray, expected: np.ndarray) -> Said:
+def _rounded(errors: np.ndarray, expected: np.ndarray) -> Sentence:
     """Report small errors of both signs nearly everywhere."""
     sizes, up = np.abs(errors), float(np.mean(errors > 0))
     worst = float(np.max(sizes))
     if worst > ROUNDED or np.mean(sizes > worst / 100) < 0.5 or not 0.1 < up < 0.9 or distinct(expected) < FEW:
-        return Said()
+        return Sentence()
     text = f"All of it is off by a little, at most {worst:.1g} of the largest element: is something computed in lower "
-    return Said(f"{text}precision, or by another formula, of which one only approximates the other?", (About.ROUNDING,))
+    return Sentence(f"{text}precision, or by a formula that is only approximately the same?", (About.ROUNDING,))
 
 
 def _never_used(e: Evidence, leaf: str) -> str:
     """Report a gradient that is zero throughout at some indices of a dim, on every device, and should not be."""
-    laid = layout(e, leaf) if leaf.startswith("gradients") else None
-    if laid is None:
+    leaf_layout = layout(e, leaf) if leaf.startswith("gradients") else None
+    if leaf_layout is None:
         return ""
-    measured, expected = (laid.of(side[leaf]) != 0 for side in (e.measured, e.expected))
+    measured, expected = (leaf_layout.of(side[leaf]) != 0 for side in (e.measured, e.expected))
     for dim in range(1, measured.ndim):
         others = tuple(other for other in range(measured.ndim) if other != dim)
         used, needed = np.any(measured, axis=others), np.any(expected, axis=others)
         if np.any(used) and np.any(needed & ~used):
-            what = "zero throughout. Is what belongs there ever used?"
-            return _along(np.logical_or(used, ~needed), 0, laid.local[dim - 1 :], what)
+            predicate = "zero throughout. Is what belongs there ever used?"
+            return _along(np.logical_or(used, ~needed), 0, leaf_layout.local[dim - 1 :], predicate)
     return ""
 
 
 def _at_one_place(e: Evidence, leaf: str, right: np.ndarray) -> str:
     """Locate the wrong elements: on some devices, or at few or contiguous indices of a device's own array."""
-    laid = layout(e, leaf)
-    if laid:
-        own = laid.of(right) > 0
+    leaf_layout = layout(e, leaf)
+    if leaf_layout:
+        own = leaf_layout.of(right) > 0
         wrong = np.any(~own, axis=tuple(range(1, own.ndim)))
         coordinates = [
-            (axis, [i for i in range(size) if np.any(wrong[laid.coordinates(axis) == i])])
+            (axis, [i for i in range(size) if np.any(wrong[leaf_layout.coordinates(axis) == i])])
             for axis, size in e.case.mesh.items()
-            if axis in laid.axes
+            if axis in leaf_layout.axes
         ]
-        # A device that has nothing but zeros, where zeros are right, shows nothing.
-        used = np.any(laid.of(np.abs(e.expected[leaf])) > 0, axis=tuple(range(1, own.ndim)))
-        many = {axis for axis, _ in coordinates if len(np.unique(laid.coordinates(axis)[used])) > 1}
-        some = [f"{axis} {i[0]}" for axis, i in coordinates if len(i) == 1 and axis in many]
-        here = f"Only devices at {join_words(some)} are wrong." if some else ""
-        return f"{here} {_along(own[wrong], 1, laid.local)}".strip()
+        # A device that has only zeros, where zeros are right, shows nothing.
+        used = np.any(leaf_layout.of(np.abs(e.expected[leaf])) > 0, axis=tuple(range(1, own.ndim)))
+        many = {axis for axis, _ in coordinates if len(np.unique(leaf_layout.coordinates(axis)[used])) > 1}
+        places = [f"{axis} {i[0]}" for axis, i in coordinates if len(i) == 1 and axis in many]
+        devices_text = f"Only devices at {join_words(places)} are wrong." if places else ""
+        return f"{devices_text} {_along(own[wrong], 1, leaf_layout.local)}".strip()
     return _along(right, 0, range(right.ndim))
 
 
-def _along(right: np.ndarray, first: int, names: Sequence[int], what: str = "wrong.") -> str:
-    """Use the best dim from ``first`` on; ``names`` are the names of the dims."""
-    found = []
+def _along(right: np.ndarray, first: int, names: Sequence[int], predicate: str = "wrong.") -> str:
+    """Name the wrong indices along the dim, from ``first`` on, where they are the smallest share."""
+    candidates = []
     for dim in range(first, right.ndim):
         others = tuple(other for other in range(right.ndim) if other != dim)
         wrong = np.flatnonzero(~np.all(right, axis=others))
         if len(wrong) < right.shape[dim] and (len(wrong) < 5 or wrong[-1] - wrong[0] < len(wrong)):
-            found.append((len(wrong) / right.shape[dim], dim, wrong))
-    if not found:
+            candidates.append((len(wrong) / right.shape[dim], dim, wrong))
+    if not candidates:
         return ""
-    _, dim, wrong = min(found, key=lambda one: one[:2])
+    _, dim, wrong = min(candidates, key=lambda candidate: candidate[:2])
     which = f"{wrong[0]} to {wrong[-1]}" if len(wrong) > 4 else join_words(map(str, wrong))
     places = f"index {which} is" if len(wrong) == 1 else f"indices {which} are"
-    return f"Along dim {names[dim - first]}, of {right.shape[dim]}, only {places} {what}"
+    return f"Along dim {names[dim - first]} (of size {right.shape[dim]}), only {places} {predicate}"

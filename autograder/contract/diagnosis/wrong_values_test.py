@@ -1,4 +1,4 @@
-"""What is said of wrong numbers: the factor, the mask, the order or the part that explains them."""
+"""Messages about wrong numbers: the factor, the mask, the order or the part that explains them."""
 
 import re
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from autograder.contract.facts import (
     arrays_match,
     global_norm_matches,
 )
-from autograder.contract.facts_test import DRAWN, ONE, evidence
+from autograder.contract.facts_test import DRAWN, ONE_WRONG, evidence
 from autograder.contract.task import Case
 from course.program import Leaf
 
@@ -41,39 +41,40 @@ CAUSES = {
     "other masks": (DRAWN + 9 * np.float32(MASKS[0]) - 9 * MASKS[1], "as two masks of dropout agree by chance"),
     "mean of all": (np.tile(DRAWN.mean(0), (4, 1)), "Its 4 parts along dim 0 are all the same, the mean of what they"),
     "sum of pairs": (np.tile(DRAWN[:2] + DRAWN[2:], (2, 1)), "Its 2 parts along dim 0 are all the same, the sum of"),
-    "one place": (ONE, "Along dim 1, of 8, only index 5 is wrong."),
-    "a row": (DRAWN + (np.arange(8) > 2), "Along dim 1, of 8, only indices 3 to 7 are wrong."),
+    "one place": (ONE_WRONG, "Along dim 1 (of size 8), only index 5 is wrong."),
+    "a row": (DRAWN + (np.arange(8) > 2), "Along dim 1 (of size 8), only indices 3 to 7 are wrong."),
 }
 
 
-@pytest.mark.parametrize(("mesh", "asked"), [(CUBE, "come, from which devices?"), ({"data": 1}, "parts come?")])
-def test_devices_are_asked_about_only_where_there_are_several(mesh, asked):
+@pytest.mark.parametrize(("mesh", "question"), [(CUBE, "come, from which devices?"), ({"data": 1}, "parts come?")])
+def test_a_question_names_devices_only_if_there_are_several(mesh, question):
     e = replace(evidence(DRAWN[::-1], secret=False), case=Case("c", mesh, Model(width=1, hidden=1)))
-    assert asked in arrays_match("gradients", [e], "gradients", "A guess.").message
+    assert question in arrays_match("gradients", [e], "gradients", "A guess.").message
 
 
 @pytest.mark.parametrize(
-    ("split", "said"), [((), "Along dim 0, of 4, only index 2 is"), (("pipe",), "Along dim 0, of 2, only")]
+    ("split", "excerpt"),
+    [((), "Along dim 0 (of size 4), only index 2 is"), (("pipe",), "Along dim 0 (of size 2), only")],
 )
-def test_indices_of_which_a_gradient_is_zero_throughout_are_named_though_the_rest_is_wrong_too(split, said):
+def test_indices_of_which_a_gradient_is_zero_throughout_are_named_though_the_rest_is_wrong_too(split, excerpt):
     idle = np.isin(np.arange(4), (0, 2) if split else (2,))[:, None]
     e = evidence(np.float32(np.where(idle, 0, DRAWN + np.cos(9 * DRAWN))), secret=False)
     leaf = Leaf("gradients/layers/up", (4, 8), "float32", (split, ()), "output")
     e = replace(e, case=Case("c", CUBE, Model(width=1, hidden=1)), outputs=(leaf,))
     message = arrays_match("gradients", [e], "gradients", "A guess.").message
-    assert said in message and "zero throughout. Is what belongs there ever used? A guess." in message
+    assert excerpt in message and "zero throughout. Is what belongs there ever used? A guess." in message
 
 
 @pytest.mark.parametrize("secret", [False, True])
-@pytest.mark.parametrize("what", CAUSES)
-def test_the_cause_of_wrong_numbers_is_said_where_they_show_it(what, secret):
-    measured, excerpt = CAUSES[what]
+@pytest.mark.parametrize("cause", CAUSES)
+def test_the_cause_of_wrong_numbers_is_reported_if_they_show_it(cause, secret):
+    measured, excerpt = CAUSES[cause]
     case = Case("c", CUBE, Model(width=1, hidden=1, dropout=0.25, num_microbatches=6))
     e = replace(evidence(np.float32(measured), secret=secret), case=case, inputs=(KEY,))
     fact = arrays_match("gradients", [e], "gradients", "A guess.")
     assert (fact.passed, excerpt in fact.message) == (False, True), fact.message
     assert ("A guess." in fact.message) is (
-        what not in ("other masks", "rounded") and not re.search("sum or mean|mean or sum", fact.message)
+        cause not in ("other masks", "rounded") and not re.search("sum or mean|mean or sum", fact.message)
     )
 
 
@@ -81,37 +82,37 @@ def test_the_cause_of_wrong_numbers_is_said_where_they_show_it(what, secret):
     ("factor", "excerpt"), [(1.004, "off by 0.004 times what it should be"), (8, "axes 'data' and 'tensor'")]
 )
 def test_a_single_number_is_off_by_a_difference_or_by_sizes(factor, excerpt):
-    one = {"gradients/loss": np.float32(3)}
+    right = {"gradients/loss": np.float32(3)}
     wrong = {"gradients/loss": np.float32(3 * factor)}
     case = Case("c", CUBE, Sizes())
-    e = replace(evidence(DRAWN, secret=True), case=case, expected=one, measured=wrong)
+    e = replace(evidence(DRAWN, secret=True), case=case, expected=right, measured=wrong)
     assert excerpt in arrays_match("gradients", [e], "gradients").message
     if factor < 2:
         assert excerpt in global_norm_matches([e], "gradients").message
 
 
 def test_other_cases_tell_which_axis_a_factor_is():
-    """The same axes may have other names there; where a leaf is right, none may have another size than 1."""
-    model, both = Model(width=1, hidden=1, num_microbatches=2), {"data": 2, "pipe": 2, "tensor": 2}
+    """The same axes can have other names there; if a leaf is right there, its axis must have size 1."""
+    model, cube = Model(width=1, hidden=1, num_microbatches=2), {"data": 2, "pipe": 2, "tensor": 2}
     base = evidence(2 * DRAWN, secret=True)
-    one = replace(base, case=Case("cube", both, model))
-    said = arrays_match("gradients", [one], "gradients").message
-    assert "axis 'data' or 'pipe' or 'tensor' has that size, or there are as many microbatches" in said
+    first = replace(base, case=Case("cube", cube, model))
+    message = arrays_match("gradients", [first], "gradients").message
+    assert "axis 'data' or 'pipe' or 'tensor' has that size, or there are as many microbatches" in message
     three = Case("three", {"replica": 3, "stage": 1, "model": 2}, model.replace(num_microbatches=5))
     for measured, axis in ((3 * DRAWN, "data"), (2 * DRAWN, "tensor"), (DRAWN, "pipe")):
         other = replace(base, measured=dict.fromkeys(base.measured, np.float32(measured)), case=three)
-        said = arrays_match("gradients", [one, other], "gradients").message
-        assert f"2 times too large, and axis '{axis}' has that size: sum or mean?" in said, said
+        message = arrays_match("gradients", [first, other], "gradients").message
+        assert f"2 times too large, and axis '{axis}' has that size: sum or mean?" in message, message
 
 
 def test_all_axes_with_the_size_are_named_and_the_functions_own_is_the_first():
-    """A case that is right with another choice, as of what is split, does not tell which axis it is."""
+    """A case that is right with another choice, such as what is split, does not tell which axis it is."""
     model = Model(width=1, hidden=1, parallel=True)
     base = evidence(2 * DRAWN, secret=True)
-    one = replace(base, case=Case("both", {"data": 2, "tensor": 2}, model))
+    wrong = replace(base, case=Case("both", {"data": 2, "tensor": 2}, model))
     right = replace(base, measured=base.expected, case=Case("split", {"tensor": 4}, model.replace(parallel=False)))
-    said = arrays_match("gradients", [right, one], "gradients").message
-    assert "axis 'tensor' or 'data' has that size: sum or mean?" in said, said
+    message = arrays_match("gradients", [right, wrong], "gradients").message
+    assert "axis 'tensor' or 'data' has that size: sum or mean?" in message, message
 
 
 def test_what_is_wrong_with_dropout_alone_is_a_matter_of_keys():
@@ -122,8 +123,8 @@ def test_what_is_wrong_with_dropout_alone_is_a_matter_of_keys():
     excerpt = arrays_match("gradients", [without, with_dropout], "gradients", "A guess.").message
     assert "It is right in every case without dropout and wrong with it: is each mask drawn" in excerpt
     assert "A guess." not in excerpt
-    both = [replace(base, case=without.case), with_dropout]
-    assert "dropout" not in arrays_match("gradients", both, "gradients").message
+    cases = [replace(base, case=without.case), with_dropout]
+    assert "dropout" not in arrays_match("gradients", cases, "gradients").message
     excerpt = arrays_match("gradients", [with_dropout], "gradients", "A guess.").message
     assert "A guess. There is dropout in every case here: is each mask drawn" in excerpt
     excerpt = arrays_match("gradients", [replace(with_dropout, inputs=())], "gradients").message
@@ -136,8 +137,8 @@ def test_masks_are_right_where_single_elements_are_dropped_and_not_where_nothing
     unread = np.arange(12)[:, None] < 8
     base = replace(evidence(DRAWN, secret=True), inputs=(KEY,))
     base = replace(base, case=Case("some", CUBE, Model(width=1, hidden=1).replace(dropout=0.25)))
-    for kept, says in ((mask, True), (unread, False)):
-        expected, wrong = drawn * kept, (drawn + rng.standard_normal(drawn.shape).astype(np.float32)) * kept
+    for keep_mask, says in ((mask, True), (unread, False)):
+        expected, wrong = drawn * keep_mask, (drawn + rng.standard_normal(drawn.shape).astype(np.float32)) * keep_mask
         e = replace(base, expected={"gradients": expected}, measured={"gradients": wrong}, outputs=())
         excerpt = arrays_match("gradients", [e], "gradients", "A guess.").message
         assert (RIGHT_MASKS in excerpt) is says and "A guess." in excerpt
@@ -147,16 +148,17 @@ def test_masks_are_right_where_single_elements_are_dropped_and_not_where_nothing
 def test_wrong_leaves_are_named_where_there_are_several():
     names = [f"gradients/{name}" for name in ("a", "b", "c", "d")]
     e = replace(evidence(DRAWN, secret=True), expected={name: DRAWN for name in names})
-    some = {name: DRAWN if name in names[1:3] else DRAWN + 1 for name in names}
-    excerpt = arrays_match("gradients", [replace(e, measured=some)], "gradients").message
+    measured = {name: DRAWN if name in names[1:3] else DRAWN + 1 for name in names}
+    excerpt = arrays_match("gradients", [replace(e, measured=measured)], "gradients").message
     assert excerpt.endswith("2 of 4 leaves are wrong here: a, d.")
-    every = {name: DRAWN + 1 for name in names}
+    all_wrong = {name: DRAWN + 1 for name in names}
     assert (
-        "All 4 leaves are wrong here." in arrays_match("gradients", [replace(e, measured=every)], "gradients").message
+        "All 4 leaves are wrong here."
+        in arrays_match("gradients", [replace(e, measured=all_wrong)], "gradients").message
     )
 
 
-def test_integers_are_not_looked_for_elsewhere_and_a_common_offset_is_said():
+def test_integers_are_not_searched_for_elsewhere_and_a_common_offset_is_reported():
     right = np.array([[0, 1], [2, 0], [1, 3]], np.int32)
     e = replace(evidence(DRAWN, secret=False), expected={"values": right})
     for measured, excerpt in (

@@ -30,7 +30,7 @@ _NAMED = re.compile(r"^(?:async +)?(?:def|class) +(\w+)|^(\w+) *(?::[^=\n]+)?=(?
 
 @dataclass(frozen=True)
 class Statement:
-    """A top-level statement of a cell; without ``node``, a whole cell that is not Python, with ``error``.
+    """A top-level statement of a cell; if ``node`` is None, a whole cell that is not Python, described by ``error``.
 
     ``shown`` is the cell's number, as in ``Out``, if the cell ends with the statement's value.
     """
@@ -76,15 +76,15 @@ def read_statements(cells: Iterable[Cell]) -> list[Statement]:
                 continue
             for node in body:
                 if isinstance(node, ast.ImportFrom) and node.module == "__future__":  # applies to all later cells
-                    named = (getattr(__future__, alias.name, None) for alias in node.names)
-                    flags |= sum(feature.compiler_flag for feature in named if feature)
+                    features = (getattr(__future__, alias.name, None) for alias in node.names)
+                    flags |= sum(feature.compiler_flag for feature in features if feature)
                 shown = node is body[-1] and not source.rstrip().endswith(";")
                 result.append(_statement(file, node, source, flags, timed, number if shown else 0))
     return result
 
 
 def plain_python(source: str) -> tuple[str, bool]:
-    """Strip a cell's magics, preserving line numbers; the flag tells if the cell was under ``%%timeit``.
+    """Strip a cell's magics, preserving line numbers; the flag is True if the cell was under ``%%timeit``.
 
     A cell that is not Python becomes empty. Line magics become calls, as in IPython.
     """

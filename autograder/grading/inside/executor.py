@@ -1,4 +1,4 @@
-"""The process that compiles, runs and analyses Programs. It holds no student Python.
+"""The process that compiles, runs and analyses Programs. It runs no student Python.
 
 The same code serves the notebook's ``check``, in a separate process, and official grading, sandboxed.
 """
@@ -38,16 +38,16 @@ from course.program import (
 )
 from course.render.timeline_summary import to_summary
 
-_MAX_KEPT = 64
+_MAX_CACHED = 64
 _PAGE = os.sysconf("SC_PAGESIZE")
-# A check runs the small case that it compares the realistic one with, and reads both again with all cases.
+# A check runs the small case that it compares with the realistic one, and parses both again with all cases.
 _parse = lru_cache(maxsize=8)(parse)
 
 
 class Executor:
     """Serves requests; caches compilations, shared by all Programs that differ only in their source lines.
 
-    It keeps the last analysis, too: a check asks for it with the quick cases, and again with all of them.
+    It also keeps the last analysis: a check requests it with the quick cases, and again with all of them.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Executor:
         self.analysed: tuple[Any, dict[str, Any]] = None, {}
 
     def serve(self, header: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
-        """Serve one request: ``compile`` a Program, ``run`` it on inputs, or ``analyse`` one beside a smaller one."""
+        """Serve one request: ``compile`` a Program, ``run`` it on inputs, or ``analyse`` it alongside a smaller one."""
         program = Program.load(blobs[0])
         branches = bool(header.get("data_branches"))
         module = _parse(program, data_branches=branches)
@@ -64,46 +64,46 @@ class Executor:
             result = structural_mismatch(small, module)
             for other in stretched:
                 result = result or structural_mismatch(other, module, scaled=False)
-            if self.analysed[0] != (known := (blobs[0], header)):
-                self.analysed = known, {**_looked(module, program), "orders": _orders(module, program, header)}
+            if self.analysed[0] != (key := (blobs[0], header)):
+                self.analysed = key, {**_analysis(module, program), "orders": _orders(module, program, header)}
             return {**self.analysed[1], "difference": result}, []
         if header["do"] == "compile":
             self._compiled(program, module)
             return {}, []
-        looked = _looked(module, program)
+        analysis = _analysis(module, program)
         if header.get("form"):
-            looked["form"] = form(module)
+            analysis["form"] = form(module)
         results = self._run(program, module, wire.unpack(header["inputs"], blobs[1:]))
         description, arrays = wire.pack(results)
-        return {**looked, "results": description}, arrays
+        return {**analysis, "results": description}, arrays
 
     def _run(self, program: Program, module: Module, inputs: dict[str, Any]) -> dict[str, Any]:
         """Run the Program on inputs; if it branches, an instrumented twin runs and reports the branches taken."""
-        kept = self._compiled(program, module)
-        if kept.program != program:
-            with suppress(ProgramError):  # reported for this Program alone, with its own lines
-                return kept(inputs)
-            kept = self._compiled(program, module, anew=True)
-        return kept(inputs)
+        executable = self._compiled(program, module)
+        if executable.program != program:
+            with suppress(ProgramError):  # report the error from this Program itself, with its own lines
+                return executable(inputs)
+            executable = self._compiled(program, module, anew=True)
+        return executable(inputs)
 
     def _compiled(self, program: Program, module: Module, *, anew: bool = False) -> Executable:
-        """The Program compiled, or another that differs from it in its source lines alone."""
+        """The compiled Program, or another that differs from it only in its source lines."""
         key = f"{work_of(program)} {module.data_branches}"
         if anew or key not in self.compiled:
-            if len(self.compiled) >= _MAX_KEPT:
+            if len(self.compiled) >= _MAX_CACHED:
                 self.compiled.clear()
             self.compiled[key] = compile_program(program, make_mesh(program.mesh), module)
         return self.compiled[key]
 
 
-def _looked(module: Module, program: Program) -> dict[str, Any]:
+def _analysis(module: Module, program: Program) -> dict[str, Any]:
     return {"costs": costs(module).to_json(), "memory": memory(module, program).to_json()}
 
 
 def _orders(module: Module, program: Program, header: dict[str, Any]) -> list[dict[str, Any]]:
     """Time and memory with collectives issued early and in program order, each pair from the same order."""
-    where = machine(header["machine"])
-    free = timeline(module, where, free=header["exposed_axes"]).seconds if header.get("exposed_axes") else None
+    target_machine = machine(header["machine"])
+    free = timeline(module, target_machine, free=header["exposed_axes"]).seconds if header.get("exposed_axes") else None
     return [
         {
             "memory": memory(module, program, early=step.early).to_json(),
@@ -111,7 +111,7 @@ def _orders(module: Module, program: Program, header: dict[str, Any]) -> list[di
             "picture": to_summary(step),
             "exposed": None if free is None else step.seconds - free,
         }
-        for step in timelines(module, where)
+        for step in timelines(module, target_machine)
     ]
 
 
@@ -136,7 +136,7 @@ class Watch:
             self.serving = False
 
     def look(self, used: float) -> int:
-        """The exit status with which the process must end now, 0 for none; call it every ``LOOK_S``."""
+        """Return the exit status with which the process must end now, or 0 if it may go on; call every ``LOOK_S``."""
         busy, self.last = used - self.last > LOOK_S / 100, used
         self.idle = 0 if busy or not self.serving else self.idle + 1
         if self.idle * LOOK_S >= STALL_S:
@@ -166,7 +166,7 @@ def answered(executor: Executor, header: dict[str, Any], blobs: list[bytes]) -> 
 
 
 def resident_bytes() -> int:
-    """How much memory this process occupies, in bytes; 0 where the system does not say."""
+    """The memory that this process occupies, in bytes; 0 where the system does not report it."""
     with suppress(OSError), open("/proc/self/statm") as sizes:
         return int(sizes.read().split()[1]) * _PAGE
     return 0
@@ -202,7 +202,7 @@ def main() -> None:
             wire.write(answers, answer, arrays)
         except wire.WireError as error:  # nothing has been sent yet
             message = f"the program's results, or the report on them, are too large: {error}"
-            wire.write(answers, {"refused": f"{message}; are names in it long?", "cpu_s": answer["cpu_s"]})
+            wire.write(answers, {"refused": f"{message}; does it use long names?", "cpu_s": answer["cpu_s"]})
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ class Notebook:
 
     def line(self, name: str, number: int) -> str:
         """The text of a line of the only code cell with that name; empty if there is none, or several."""
-        found = [cell.source.split("\n") for cell in self.cells if cell.id == name]
-        return found[0][number - 1] if len(found) == 1 and 0 < number <= len(found[0]) else ""
+        sources = [cell.source.split("\n") for cell in self.cells if cell.id == name]
+        return sources[0][number - 1] if len(sources) == 1 and 0 < number <= len(sources[0]) else ""
 
 
 def read_notebook(path: Path) -> Notebook:
@@ -85,7 +85,7 @@ def parse_notebook(name: str, data: bytes) -> Notebook:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        # What is nested or written beyond any parser's limits is no accident of an upload.
+        # Content nested or written beyond any parser's limits is not an accident of an upload.
         kind = DamagedError if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else IntakeError
         raise kind(f"{name} is not a notebook: it is not JSON ({error}). Open and save it in JupyterLab") from None
     return Notebook(_cells(name, content), hashlib.sha256(data).hexdigest())
@@ -97,14 +97,14 @@ def _cells(path: str, content: Any) -> tuple[Cell, ...]:
         raise DamagedError(
             f"{path} is not a notebook of format 4: it has no list of cells. Save it again in JupyterLab"
         )
-    every = tuple(_cell(path, number, cell) for number, cell in enumerate(cells[: MAX_CELLS + 1], 1))
-    code = [cell for cell in every if cell.kind == CODE]
+    parsed = tuple(_cell(path, number, cell) for number, cell in enumerate(cells[: MAX_CELLS + 1], 1))
+    code = [cell for cell in parsed if cell.kind == CODE]
     for kind, count, most in (("cells", len(cells), MAX_CELLS), ("code cells", len(code), MAX_CODE_CELLS)):
         if count > most:
             raise IntakeError(f"{path} has {count:,} {kind} and at most {most:,} are allowed")
     if sum(len(json.dumps(cell.source)) for cell in code) > MAX_SOURCE:
         raise IntakeError(f"{path} has more code than the {MAX_SOURCE:,} bytes that are allowed")
-    return every
+    return parsed
 
 
 def _cell(path: str, number: int, cell: Any) -> Cell:

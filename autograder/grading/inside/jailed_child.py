@@ -1,7 +1,7 @@
 """Confine this process, and run single functions in a child that may only compute.
 
 The inside of the sandbox: the executor calls `apply_limits` and `deny_syscalls` on itself, the tracer's
-zygote runs each student's code by `fork_confined`.
+zygote runs each student's code with `fork_confined`.
 """
 
 import errno
@@ -46,7 +46,7 @@ class ChildReport:
         exit_status: its exit status, None when a signal ended it.
         signal: the signal that ended it, None when it exited.
         exceeded: the limit at which the parent ended it: "wall time", "waiting", "output" or "result size"; else empty
-            (at the processor's limit the kernel ends it: `signal` is SIGXCPU or SIGKILL).
+            (at the processor-time limit the kernel ends it: `signal` is SIGXCPU or SIGKILL).
         denied: system calls that the kernel refused and reported; informational only.
         denials_reported: False if the kernel cannot report them, so that `denied` is meaningless.
         clean: True if the scratch folder was left empty; if not, replace the zygote.
@@ -73,8 +73,8 @@ KEPT_OUTPUT = 64 << 10  # bytes at the end of a child's output
 def fork_confined(function: Callable[[BinaryIO], None], *, limits: Limits, result_bytes: int = 8 * MIB) -> ChildReport:
     """Run `function` in a forked child that may only compute and write its result.
 
-    The caller has one thread and holds nothing that the child must not read: the child starts as a
-    copy of its memory, so the caller must read its own requests unbuffered.
+    The caller must have only one thread, and hold nothing that the child must not read: the child starts as a
+    copy of its memory. So the caller must also read its own requests unbuffered.
 
     Args:
         function: receives the pipe for its result; its output goes to the report.
@@ -94,7 +94,7 @@ def fork_confined(function: Callable[[BinaryIO], None], *, limits: Limits, resul
     control, control_end = (end.detach() for end in socket.socketpair())
     begin, parent = time.monotonic(), os.getpid()
     scratch = os.environ.get("MESHCRAFT_SCRATCH")
-    ours = os.listdir(scratch) if scratch else []
+    preexisting = os.listdir(scratch) if scratch else []
     pid = os.fork()
     if pid == 0:
         _child(function, limits, parent, result_end, output_end, control_end, problem is None)
@@ -106,7 +106,7 @@ def fork_confined(function: Callable[[BinaryIO], None], *, limits: Limits, resul
         status, usage = watch.until_exit(begin + wall)
     finally:
         watch.close()
-    clean = wipe(scratch, ours) if scratch else True
+    clean = wipe(scratch, preexisting) if scratch else True
     code = os.waitstatus_to_exitcode(status)
     return ChildReport(
         result=bytes(watch.result[:result_bytes]),
@@ -129,12 +129,14 @@ class _Watch:
     A single loop does all of it, so that neither a full pipe nor a pending system call can block it.
     """
 
-    def __init__(self, pid: int, result: int, output: int, control: int, room: int, keep: int, most: int):
-        self.pid, self.room, self.keep, self.most = pid, room, keep, most
+    def __init__(
+        self, pid: int, result: int, output: int, control: int, max_result: int, tail_bytes: int, max_output: int
+    ):
+        self.pid, self.max_result, self.tail_bytes, self.max_output = pid, max_result, tail_bytes, max_output
         self.result, self.output, self.dropped = bytearray(), bytearray(), 0
         self.denied: dict[str, None] = {}
         self.exceeded, self.reported = "", False
-        self.idle, self.used, self.looked = 0, 0.0, 0.0
+        self.idle, self.used, self.polled_at = 0, 0.0, 0.0
         self.poll = select.poll()
         self.open: dict[int, Callable[[int, int], None]] = {}
         self._add(result, self._on_result)
@@ -147,7 +149,7 @@ class _Watch:
             left = deadline - time.monotonic()
             if left <= 0:
                 self._end("wall time")
-            self._look()
+            self._check_idle()
             # Short waits: an exit does not wake the poll if the child has closed its pipes.
             pause = 20 if len(self.open) > 1 else 2
             for file, event in self.poll.poll(min(pause, max(left, 0.001) * 1000)):
@@ -165,12 +167,12 @@ class _Watch:
                         self.open[file](file, select.POLLIN)
         return status, usage
 
-    def _look(self) -> None:
+    def _check_idle(self) -> None:
         """End a child that computes nothing for too long: it sleeps, or waits for an event that never comes."""
         now = time.monotonic()
-        if now - self.looked < LOOK_S or sys.platform != "linux":
+        if now - self.polled_at < LOOK_S or sys.platform != "linux":
             return
-        before, self.looked, self.used = self.used, now, time.clock_gettime(~self.pid << 3 | 2)  # its processor time
+        before, self.polled_at, self.used = self.used, now, time.clock_gettime(~self.pid << 3 | 2)  # its processor time
         self.idle = 0 if self.used - before > LOOK_S / 100 else self.idle + 1
         if self.idle * LOOK_S >= STALL_S:
             self._end("waiting")
@@ -192,9 +194,9 @@ class _Watch:
         data = os.read(file, 1 << 16)
         if not data:
             return self._drop(file)
-        if len(self.result) <= self.room:
+        if len(self.result) <= self.max_result:
             self.result += data
-        if len(self.result) > self.room:
+        if len(self.result) > self.max_result:
             self._end("result size")
 
     def _on_output(self, file: int, event: int) -> None:
@@ -202,10 +204,10 @@ class _Watch:
         if not data:
             return self._drop(file)
         self.output += data
-        extra = max(0, len(self.output) - self.keep)
+        extra = max(0, len(self.output) - self.tail_bytes)
         del self.output[:extra]
         self.dropped += extra
-        if self.dropped + len(self.output) > self.most:
+        if self.dropped + len(self.output) > self.max_output:
             self._end("output")
 
     def _end(self, limit: str) -> None:
@@ -305,9 +307,9 @@ def wipe(folder: str, keep: Collection[str] = ()) -> bool:
     """Empty `folder` except for the names in `keep`, at any depth; return True on success."""
     with suppress(OSError):
         os.chmod(folder, 0o700)
-    kept = {f"{folder}/{name}" for name in keep}
+    excluded = {f"{folder}/{name}" for name in keep}
     count, clean = 0, True
-    while entries := [entry for entry in os.scandir(folder) if entry.path not in kept]:
+    while entries := [entry for entry in os.scandir(folder) if entry.path not in excluded]:
         for entry in entries:
             try:
                 if _removed(entry.path):
@@ -318,7 +320,7 @@ def wipe(folder: str, keep: Collection[str] = ()) -> bool:
                         os.rename(path, f"{folder}/.{count}.{time.monotonic_ns()}")
                 os.rmdir(entry.path)
             except OSError:
-                kept.add(entry.path)
+                excluded.add(entry.path)
                 clean = False
     return clean
 

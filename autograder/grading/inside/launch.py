@@ -13,8 +13,8 @@ import sys
 from dataclasses import asdict, dataclass
 
 MIB = 1 << 20
-# How long a process may compute nothing at all while serving: it waits for an event that never comes, such as a
-# collective that not every device joins. Counted in polls of its processor time, so a busy machine extends it.
+# The longest time that a process may compute nothing at all while serving: it waits for an event that never comes, such
+# as a collective that not every device joins. Counted in polls of its processor time, so a busy machine extends it.
 STALL_S, LOOK_S = 30.0, 0.1
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 
@@ -44,28 +44,28 @@ def apply_limits(limits: Limits, *, processes: int | None = None) -> None:
 
     Args:
         limits: the limits; the parent enforces `wall_s` and the scratch quotas.
-        processes: RLIMIT_NPROC, which counts a whole user's threads; None leaves it alone.
+        processes: RLIMIT_NPROC, which counts a whole user's threads; None leaves it unchanged.
     """
     cpu = limits.cpu_s
-    wanted: dict[str, tuple[int, int] | None] = {
+    rlimits: dict[str, tuple[int, int] | None] = {
         "CORE": (limits.core, limits.core),
         "FSIZE": (limits.file_size, limits.file_size),
         "NOFILE": (limits.open_files, limits.open_files),
         "AS": (limits.address_space, limits.address_space),
         "MSGQUEUE": (0, 0),
         "NPROC": None if processes is None else (processes, processes),
-        # SIGXCPU first, so that the report gives the reason; it can be ignored, the SIGKILL cannot.
+        # SIGXCPU first, so that the report gives the reason; SIGXCPU can be ignored, SIGKILL cannot.
         "CPU": None if cpu is None else (cpu, cpu + 1),
     }
-    for name, pair in wanted.items():
-        which = getattr(resource, f"RLIMIT_{name}", None)
-        if which is None or pair is None:
+    for name, pair in rlimits.items():
+        constant = getattr(resource, f"RLIMIT_{name}", None)
+        if constant is None or pair is None:
             continue
-        hard = resource.getrlimit(which)[1]
+        hard = resource.getrlimit(constant)[1]
         if hard != resource.RLIM_INFINITY:
             pair = min(pair[0], hard), min(pair[1], hard)
         try:
-            resource.setrlimit(which, pair)
+            resource.setrlimit(constant, pair)
         except (OSError, ValueError):
             if sys.platform == "linux":  # elsewhere only --unsafe-local runs, and AS cannot be set
                 raise
@@ -79,7 +79,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def launcher_spec(limits: Limits, processes: int | None, ruleset: int, program: int) -> str:
-    """The first argument when running this file as a script; -1 for an omitted part."""
+    """The first argument for running this file as a script; -1 means no ruleset, or no seccomp program."""
     return json.dumps([asdict(limits), processes, ruleset, program])
 
 

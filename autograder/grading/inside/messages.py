@@ -24,8 +24,8 @@ class TraceRequest(msgspec.Struct, frozen=True):
     """The cells of a notebook, and the task and cases for which one function in them is traced.
 
     ``patience`` is the processor time in seconds for everything the function does not need, ``only_needed`` skips
-    that, and ``with_uses`` requests the names the function uses. ``also`` lists more functions, or the same for another
-    platform; the cells run once for all.
+    that, and ``with_uses`` requests the names the function uses. ``also`` lists more functions, or the same one for
+    another platform; the cells run once for all of them.
     """
 
     chapter: str
@@ -47,7 +47,7 @@ class TraceRequest(msgspec.Struct, frozen=True):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """The end of the process that held a student's code, as reported by its parent: see ``ChildReport``."""
+    """The end of the process that ran a student's code, as reported by its parent: see ``ChildReport``."""
 
     exceeded: str
     signal: int | None
@@ -59,7 +59,7 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class TraceMessage(msgspec.Struct, frozen=True):
-    """A message from a student's own process: its cells ``ran``, then the cases of its Programs, or a problem."""
+    """A message from a student's process: that its cells ``ran``, then the cases of its Programs, or a problem."""
 
     ran: bool = False
     problem: Problem | None = None
@@ -73,9 +73,9 @@ def untrusted(header: dict[str, Any], kind: type[T]) -> T:
     """Validate a message of this kind from a header that a student's process may have forged.
 
     Raises:
-        WireError: A field has another type.
+        WireError: A field has the wrong type.
     """
     try:
         return msgspec.convert(header, kind)
     except msgspec.ValidationError as error:
-        raise WireError(f"what came is not a message: {error}") from None
+        raise WireError(f"the data received is not a message: {error}") from None

@@ -24,11 +24,11 @@ from autograder.grading.inside.intake import Cell
 from autograder.grading.inside.slicing import bound_outside, names_of, needed
 from autograder.grading.inside.tracing import Problem, TooLong, describe_error, time_limit
 
-# Processor time, in seconds, for a statement that the graded function does not need, and for all of these together.
+# Processor time, in seconds, for one statement that the graded function does not need, and for all of them together.
 STATEMENT_SECONDS, ALL_SECONDS = 5.0, 15.0
-# The latter if a first attempt failed, and on a learner's own machine.
+# The limit for all of them together if a first attempt failed, and on a learner's own machine.
 PATIENT_SECONDS = 40.0
-# For a statement that it does need.
+# For a statement that the graded function does need.
 NEEDED_SECONDS = 40.0
 # Waiting takes no processor time, and everything takes longer on a busy machine.
 WALL_RATIO = 3
@@ -75,8 +75,8 @@ class Ran:
             return failed.problem
         if function is not None:
             return Problem("student_error", f"{task.name} is a {type(function).__name__}, expected a function")
-        mine = [name for name, value in self.namespace.items() if inspect.isfunction(value)]
-        near = difflib.get_close_matches(task.name, mine, 1, 0.75)
+        function_names = [name for name, value in self.namespace.items() if inspect.isfunction(value)]
+        near = difflib.get_close_matches(task.name, function_names, 1, 0.75)
         hint = f"it has {near[0]}: is the name misspelt?" if near else "was it renamed, or its cell deleted?"
         message = f"the notebook has no function {task.name}{task.signature}; {hint}"
         return self.explained(Problem("student_error", message), task.name)
@@ -92,8 +92,8 @@ class Ran:
         causes = causes or [f for f in earlier if function in f.needed_by]
         if causes:
             why = f"before it, {causes[-1]}"
-        elif left := [failure for failure in earlier if failure.left_out]:
-            why = f"before it, {len(left)} statements were skipped, from {left[0].problem.line} on: "
+        elif skipped := [failure for failure in earlier if failure.left_out]:
+            why = f"before it, {len(skipped)} statements were skipped, from {skipped[0].problem.line} on: "
             why += "experiments took too long; remove them before submitting"
         elif problem.undefined and problem.undefined not in self.namespace and "Did you mean" not in problem.message:
             why = f"no cell of the notebook defines {problem.undefined}"
@@ -137,7 +137,7 @@ def run_cells(
         cells: The notebook's cells.
         wanted: The functions that will be analysed.
         lab: The course's own statements. Those that do more than import or define run only if ``wanted`` needs
-            them, and none of them rebinds a name of the learner's.
+            them, and none of them rebinds a learner's name.
         only_needed: Run only what ``wanted`` needs.
         patience: Processor time, in seconds, for everything ``wanted`` does not need.
         module: The module in which the notebook's names are bound; a new one by default.
@@ -146,7 +146,7 @@ def run_cells(
     _show_sources(cells)
     statements = read_statements(cells)
     own = lab_statements(lab)
-    labs = frozenset(n for n, one in enumerate(statements) if one.node and ast.dump(one.node) in own)
+    labs = frozenset(n for n, statement in enumerate(statements) if statement.node and ast.dump(statement.node) in own)
     needs_of = {name: needed(statements, [name], labs) for name in wanted}
     needs = frozenset().union(*needs_of.values())
     idle = frozenset(n for n in labs if not isinstance(statements[n].node, _CHEAP))
@@ -155,29 +155,31 @@ def run_cells(
     module.__dict__.update(get_ipython=(shell := Silent()), display=shell, In=[""], Out={}, _="", __="", ___="")
     theirs = bound_outside(statements, labs)
     of_lab = frozenset().union(*(names_of(statements[number]).binds for number in labs)) - theirs
-    failures, spent = [], 0.0
+    failures, cpu_seconds = [], 0.0
     with _without_check():
         for number, statement in enumerate(statements):
             is_needed = number in needs
             if number in skipped or (statement.timed and names_of(statement).binds & module.__dict__.keys()):
                 continue
             problem = Problem("student_error", statement.error, statement.where) if statement.error else None
-            late = problem is None and not is_needed and spent > patience
+            late = problem is None and not is_needed and cpu_seconds > patience
             if late:
-                who = f"{wanted[0]} does not need" if len(wanted) == 1 else "no function that is judged needs"
-                message = _LEFT_OUT.format(who, patience)
+                reason = f"{wanted[0]} does not need" if len(wanted) == 1 else "no function that is judged needs"
+                message = _LEFT_OUT.format(reason, patience)
                 problem = Problem("student_error", message, statement.where)
             elif problem is None:
                 begin = time.process_time()
-                kept = {name: module.__dict__[name] for name in theirs & module.__dict__.keys() if number in labs}
+                learner_values = {
+                    name: module.__dict__[name] for name in theirs & module.__dict__.keys() if number in labs
+                }
                 seconds = NEEDED_SECONDS if is_needed else STATEMENT_SECONDS
                 problem = _run(statement, module.__dict__, seconds)
-                module.__dict__.update(kept)
+                module.__dict__.update(learner_values)
                 if statement.shown and not problem and (value := module.__dict__.get("_")) is not None:
                     module.__dict__["Out"] = {**module.__dict__["Out"], statement.shown: value}
-                spent += 0.0 if is_needed else time.process_time() - begin
+                cpu_seconds += 0.0 if is_needed else time.process_time() - begin
             if problem:
-                # What fails for want of a name that the lab binds belongs to the lab, in another edition of it.
+                # A statement that fails for lack of a name bound by the lab comes from another edition of the lab.
                 labs_own = number in labs or problem.undefined in of_lab
                 needed_by = frozenset(name for name in wanted if number in needs_of[name] and not labs_own)
                 failures.append(Failure(names_of(statement).binds, statement.text, problem, needed_by, late))
@@ -185,7 +187,7 @@ def run_cells(
 
 
 def _show_sources(cells: Iterable[Cell]) -> None:
-    """Make sources known to ``inspect.getsource`` and to tracebacks."""
+    """Make the cells' sources available to ``inspect.getsource`` and to tracebacks."""
     for number, cell in enumerate(cells, 1):
         file = file_of(number, cell)
         linecache.cache[file] = (len(cell.source), None, cell.source.splitlines(True), file)
@@ -194,8 +196,8 @@ def _show_sources(cells: Iterable[Cell]) -> None:
 @lru_cache(maxsize=8)
 def lab_statements(lab: tuple[str, ...]) -> frozenset[str]:
     """The statements of a release's lab, in a comparable form."""
-    read = read_statements([Cell("lab", source) for source in lab])
-    return frozenset(ast.dump(one.node) for one in read if one.node)
+    statements = read_statements([Cell("lab", source) for source in lab])
+    return frozenset(ast.dump(statement.node) for statement in statements if statement.node)
 
 
 def _run(statement: Statement, namespace: dict[str, Any], seconds: float) -> Problem | None:
@@ -225,7 +227,7 @@ def _run(statement: Statement, namespace: dict[str, Any], seconds: float) -> Pro
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop without the socket pair by which other threads wake it: a sandbox has no sockets."""
+    """An event loop without the socket pair with which other threads wake it: a sandbox has no sockets."""
 
     def _make_self_pipe(self) -> None:
         self._csock = self._ssock = None
@@ -244,7 +246,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 @contextmanager
 def _without_check() -> Iterator[None]:
-    """Stub ``autograder.check.check`` with a function that does nothing, and only show warnings."""
+    """Replace ``autograder.check.check`` with a stub that does nothing, and show warnings rather than raise them."""
     import autograder
 
     stub: Any = types.ModuleType("autograder.check")

@@ -1,4 +1,4 @@
-"""The names that a statement binds, uses and may change, and from these the statements that a function needs."""
+"""Find the names that a statement binds, uses and may change, and from them the statements that a function needs."""
 
 import ast
 import dis
@@ -13,7 +13,7 @@ _ANY = "*"
 _DYNAMIC = frozenset({"exec", "globals", "locals", "vars", "setattr", "delattr", "__import__"})
 # Of imported modules, only these calls change state: ``jax.config.update``, ``os.environ.setdefault``.
 _SETTINGS = frozenset({"config", "environ", "path"})
-_STORED, _CALLED, _GIVEN = "stored into", "called by a method", "given to a function"
+_STORED, _CALLED, _PASSED = "stored into", "called by a method", "given to a function"
 _LOAD_GLOBAL, _IMPORT_STAR, _INTRINSIC = (
     dis.opmap.get(name, -1) for name in ("LOAD_GLOBAL", "IMPORT_STAR", "CALL_INTRINSIC_1")
 )
@@ -37,7 +37,7 @@ class Names:
         uses: Read by it, or by the functions it defines when they run.
         now: Those of ``uses`` that are read when the statement itself runs.
         changes: Names whose values may change when it runs, and how.
-        later: The same for when a function it defines runs; binding through ``global`` counts as storing into the name.
+        later: The same, when a function that it defines runs; binding through ``global`` counts as storing into a name.
         same: Pairs of names for one value, ``(alias, original)``.
         kind: The statement's type.
     """
@@ -61,15 +61,15 @@ def names_of(statement: Statement) -> Names:
     _read(code, binds, uses)
     for nested in _nested(code):
         _read(nested, inner_binds, inner_uses, within=True)
-    every = uses | inner_uses
-    now = uses if isinstance(node, _DEFINITION) else every
-    changed = {(name, how) for name, how in _changed(parts) if name in every | binds}
-    changed |= {(name, _STORED) for name in inner_binds} | {(_ANY, _STORED) for _ in every & _DYNAMIC}
+    all_uses = uses | inner_uses
+    now = uses if isinstance(node, _DEFINITION) else all_uses
+    changed = {(name, change) for name, change in _changed(parts) if name in all_uses | binds}
+    changed |= {(name, _STORED) for name in inner_binds} | {(_ANY, _STORED) for _ in all_uses & _DYNAMIC}
     changes, later = changed, changed
     if isinstance(node, _DEFINITION):  # its body does not run yet, its decorators do
         changes = {(root, _CALLED) for decorator in node.decorator_list for root in _root(decorator)}
         changes |= {(_ANY, _STORED) for _ in uses & _DYNAMIC}
-    names = (binds, every, now, changes, later, set(_same(parts)))
+    names = (binds, all_uses, now, changes, later, set(_same(parts)))
     return Names(*(frozenset(part) for part in names), kind=type(node))  # type: ignore[arg-type]
 
 
@@ -81,52 +81,60 @@ def needed(statements: Sequence[Statement], wanted: Iterable[str], lab: frozense
     Args:
         statements: The notebook's statements.
         wanted: The names.
-        lab: Indices of the course's own statements: they change nothing of the learner's, but bind their own names.
+        lab: Indices of the course's own statements: they bind their own names, but do not change the learner's.
     """
-    every = [names_of(statement) for statement in statements]
+    all_names = [names_of(statement) for statement in statements]
     theirs = bound_outside(statements, lab)
-    binds = [one.binds - theirs if n in lab else one.binds for n, one in enumerate(every)]
-    effects = [effect - theirs if n in lab else effect for n, effect in enumerate(_effects(every))]
+    binds = [entry.binds - theirs if n in lab else entry.binds for n, entry in enumerate(all_names)]
+    effects = [effect - theirs if n in lab else effect for n, effect in enumerate(_effects(all_names))]
     names, numbers = set(wanted) | {_ANY}, set()
     while True:
-        more = {n for n in range(len(every)) if n not in numbers and names & (binds[n] | effects[n])}
-        if not more:
+        new_numbers = {n for n in range(len(all_names)) if n not in numbers and names & (binds[n] | effects[n])}
+        if not new_numbers:
             return frozenset(numbers)
-        numbers |= more
-        names |= {name for n in more for name in every[n].uses}
+        numbers |= new_numbers
+        names |= {name for n in new_numbers for name in all_names[n].uses}
 
 
 def bound_outside(statements: Sequence[Statement], lab: frozenset[int]) -> frozenset[str]:
     """The names that the learner's own statements bind; the lab's definitions of the same names do not affect them."""
-    return frozenset(name for n, one in enumerate(statements) if n not in lab for name in names_of(one).binds)
+    return frozenset(
+        name for n, statement in enumerate(statements) if n not in lab for name in names_of(statement).binds
+    )
 
 
-def _effects(every: list[Names]) -> list[set[str]]:
+def _effects(all_names: list[Names]) -> list[set[str]]:
     """The names that each statement may change: directly, or through the notebook's functions that it may call."""
-    imported = {name for one in every if one.kind in (ast.Import, ast.ImportFrom) for name in one.binds}
-    bound = {name for one in every for name in (*one.binds, *(name for name, how in one.later if how == _STORED))}
+    imported = {name for names in all_names if names.kind in (ast.Import, ast.ImportFrom) for name in names.binds}
+    bound = {
+        name
+        for names in all_names
+        for name in (*names.binds, *(name for name, change in names.later if change == _STORED))
+    }
     functions: dict[str, list[Names]] = {}
-    for one in every:
-        for name in one.binds if one.kind in _DEFINITION else ():
-            functions.setdefault(name, []).append(one)
+    for names in all_names:
+        for name in names.binds if names.kind in _DEFINITION else ():
+            functions.setdefault(name, []).append(names)
     same: dict[str, set[str]] = {}
-    for one in every:
-        for alias, real in one.same:
+    for names in all_names:
+        for alias, real in names.same:
             same.setdefault(alias, set()).add(real)
 
-    def counts(name: str, how: str) -> bool:
-        return not (how == _CALLED and name in imported) and not (how == _GIVEN and name in {*imported, *functions})
+    def counts(name: str, change: str) -> bool:
+        return not (change == _CALLED and name in imported) and not (
+            change == _PASSED and name in {*imported, *functions}
+        )
 
     result = []
-    for one in every:
-        changes, waiting, reached = set(one.changes), set(one.now), set()
+    for names in all_names:
+        changes, waiting, reached = set(names.changes), set(names.now), set()
         while waiting:
             name = waiting.pop()
             reached.add(name)
             for function in functions.get(name, ()):
                 changes |= function.later
                 waiting |= function.uses - reached
-        effect = {name for name, how in changes if counts(name, how)}
+        effect = {name for name, change in changes if counts(name, change)}
         aliases = set(effect)
         while aliases:
             real = same.get(aliases.pop(), set()) - effect
@@ -164,14 +172,14 @@ def _changed(parts: list[ast.AST]) -> Iterator[tuple[str, str]]:
         elif isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute):
             setting = any(isinstance(at, ast.Attribute) and at.attr in _SETTINGS for at in ast.walk(part.func))
             yield from ((root, _STORED if setting else _CALLED) for root in _root(part.func))
-            yield from _given(part)
+            yield from _passed_names(part)
         elif isinstance(part, ast.Call):
-            yield from _given(part)
+            yield from _passed_names(part)
 
 
-def _given(call: ast.Call) -> Iterator[tuple[str, str]]:
+def _passed_names(call: ast.Call) -> Iterator[tuple[str, str]]:
     for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
-        yield from ((root, _GIVEN) for root in _root(argument))
+        yield from ((root, _PASSED) for root in _root(argument))
 
 
 def _root(node: ast.expr) -> Iterator[str]:

@@ -31,7 +31,7 @@ KERNEL_SURFACE = _words("""acct add_key afs_syscall bpf clock_adjtime clock_sett
 METADATA = _words("""chmod chown fchmod fchmodat fchmodat2 fchown fchownat file_setattr flock fremovexattr
     fsetxattr futimesat inotify_add_watch lchown lremovexattr lsetxattr removexattr removexattrat
     setxattr setxattrat truncate utime utimensat utimes""")
-# Calls by which a child competes with its zygote are refused without a report.
+# Calls with which a child could compete with its zygote; refused without a report.
 SCHEDULING = _words("""ioprio_set sched_setaffinity sched_setattr sched_setparam sched_setscheduler
     seccomp setpriority""")
 FORKS = ("fork", "vfork")
@@ -42,7 +42,7 @@ REPORTED = _words("""accept accept4 bind chroot connect execve execveat fsconfig
     process_madvise process_mrelease process_vm_readv process_vm_writev ptrace rt_sigqueueinfo
     rt_tgsigqueueinfo semctl semget semop semtimedop setns setpgid setsid shmat shmctl shmdt shmget
     socket socketpair tkill umount umount2 unshare""")
-# Newer than some libseccomp; from 424 on a number means the same on every architecture.
+# Newer than some versions of libseccomp; from 424 on, a number means the same on every architecture.
 NUMBERS = {
     "memfd_secret": 447,
     "process_mrelease": 448,
@@ -78,9 +78,9 @@ def base_filter(names: Iterable[str]) -> bytes:
 
 
 def deny_syscalls() -> None:
-    """Permanently refuse every thread of this process all system calls that computing does not need.
+    """Permanently deny every thread of this process all system calls that computing does not need.
 
-    Threads stay possible.
+    Starting threads remains possible.
     """
     import pyseccomp
 
@@ -98,7 +98,7 @@ def strict_filter(how: str) -> SyscallFilter:
     _refuse(refuse, KERNEL_SURFACE + SCHEDULING, "errno")
     _refuse(refuse, REPORTED, how)
     for call, argument, values in (("prctl", 0, PRCTLS), ("fcntl", 1, FCNTLS), ("ioctl", 1, IOCTLS)):
-        for value in values:  # the kernel compares 32 bits only, so must the filter
+        for value in values:  # the kernel compares only 32 bits, and so must the filter
             refuse.add_rule(quiet, call, Arg(argument, MASKED_EQ, 0xFFFFFFFF, value))
     refuse.add_rule(quiet, "prlimit64", Arg(0, NE, 0))
     # glibc tries clone3 for every thread, and falls back to clone, whose flags a filter can read.
@@ -107,7 +107,7 @@ def strict_filter(how: str) -> SyscallFilter:
     refuse.add_rule(action, "clone", Arg(0, MASKED_EQ, CLONE_THREAD, 0))
     for call, which in (("kill", 1), ("tgkill", 2)):  # abort() signals its own process only
         refuse.add_rule(action, call, Arg(0, NE, os.getpid()))
-        # So a process that ends by SIGKILL was ended from outside, which is not the student's fault.
+        # So SIGKILL always comes from outside, which is not the student's fault.
         refuse.add_rule(action, call, Arg(which, MASKED_EQ, 0xFFFFFFFF, signal.SIGKILL))
     return refuse
 

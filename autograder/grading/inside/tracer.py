@@ -1,8 +1,8 @@
-"""The sandboxed process that holds a student's Python: cells in, serialised Programs out, and nothing else.
+"""The sandboxed process for a student's Python: cells in, serialised Programs out, and nothing else.
 
-It starts no JAX backend, and neither reads nor runs anything of a student's: each request is read and served by a fork,
-whose own fork applies the strict filter before it runs the student's code. So no request can affect the next, nor
-find data of another in its memory.
+It starts no JAX backend, and does not itself read or run student code: a fork reads and serves each request, and
+forks again; this second fork applies the strict filter before it runs the student's code. So no request can affect the
+next one, or find another's data in its memory.
 """
 
 import gc
@@ -39,19 +39,21 @@ def trace_request(request: TraceRequest, result: BinaryIO) -> None:
     """Serve one request in the confined child: write the Programs of each function, or the reason there are none."""
     ran = _run(request)
     wire.write(result, {"ran": True})  # from here on, only a graded function can end the process
-    for number, wanted in enumerate(request.functions):
+    for number, function_request in enumerate(request.functions):
         left = ((request.limits.cpu_s or 60) - time.process_time()) / (len(request.functions) - number)
-        _trace(request, wanted, ran, 0.8 * left, result)
+        _trace(request, function_request, ran, 0.8 * left, result)
 
 
-def _trace(request: TraceRequest, wanted: FunctionRequest, ran: Ran, seconds: float, result: BinaryIO) -> None:
-    task = wrappings(request.chapter)[wanted.task]
+def _trace(
+    request: TraceRequest, function_request: FunctionRequest, ran: Ran, seconds: float, result: BinaryIO
+) -> None:
+    task = wrappings(request.chapter)[function_request.task]
     function = ran.function(task)
     traced: Any = function
     if not isinstance(function, Problem):
         with time_limit(max(seconds, 0.1), processor=True, asks=UNROLLED):
-            cases = [from_plain(case, task.sizes) for case in wanted.cases]
-            traced = trace_cases(task, function, cases, locate_cell, platform=wanted.platform)
+            cases = [from_plain(case, task.sizes) for case in function_request.cases]
+            traced = trace_cases(task, function, cases, locate_cell, platform=function_request.platform)
     if isinstance(traced, Problem):
         wire.write(result, {"problem": ran.explained(traced, task.name).to_json(), "left_out": ran.left_out})
         return
@@ -71,29 +73,29 @@ def _run(request: TraceRequest) -> Ran:
     if not request.only_needed and request.limits.cpu_s is not None:
         soft = int(time.process_time() + request.patience + 2 * STATEMENT_SECONDS)
         resource.setrlimit(resource.RLIMIT_CPU, (min(soft, before[0]), before[1]))
-    os.chdir(os.environ.get("MESHCRAFT_SCRATCH", "."))  # a learner's files may be written there, in every sandbox
+    os.chdir(os.environ.get("MESHCRAFT_SCRATCH", "."))  # learners' code may write files there, in every sandbox
     main = sys.modules["__main__"] = types.ModuleType("__main__")  # where dataclasses and others look up names
-    wanted = list(dict.fromkeys(function.task for function in request.functions))
-    how = {"only_needed": request.only_needed, "patience": request.patience}
-    ran = run_cells(request.cells, wanted, lab=request.lab, module=main, **how)
+    names = list(dict.fromkeys(function.task for function in request.functions))
+    options = {"only_needed": request.only_needed, "patience": request.patience}
+    ran = run_cells(request.cells, names, lab=request.lab, module=main, **options)
     resource.setrlimit(resource.RLIMIT_CPU, before)
     return ran
 
 
 @cache
 def prepare(chapter: str, task: str, case: str, lab: tuple[str, ...]) -> None:
-    """Do once the work every submission needs: build what a task's cases consist of. No student code is involved."""
+    """Do the work that every submission needs once: build the contents of a task's case. It runs no student code."""
     wrapping = wrappings(chapter)[task]
     wrapping.wrap(never_called, from_plain(json.loads(case), wrapping.sizes))
     lab_statements(lab)
     gc.collect()
-    gc.freeze()  # a fork need not collect the garbage of what is already here
+    gc.freeze()  # forks need not scan the existing objects for garbage
 
 
 def main() -> None:
     """Serve requests from standard input until it ends."""
     prctl(PR_SET_DUMPABLE, 0)  # else a student's process can open this one's memory through /proc and write to it
-    # The finder of an editable installation, which would import what the mounts leave out.
+    # Drop the finder of an editable installation, which would import what the mounts leave out.
     sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
     # Unbuffered: a fork must not find the next request in a buffer.
     requests, answers = FileIO(0), sys.stdout.buffer

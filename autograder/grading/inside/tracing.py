@@ -29,9 +29,9 @@ class Problem:
 
     ``verdict`` is ``student_error`` for an exception in the learner's code, ``limit_exceeded`` for an exhausted
     resource, ``fail`` for a result whose structure differs from the contract's, ``refused`` for a program that
-    may not be judged. ``original`` is the message of Python or JAX, if ``message`` rephrases it; ``runs`` is the
-    place of a case in which the function runs, if there is one. ``unwritten`` says that it is the released stub, and
-    ``undefined`` is the name that nothing has bound, if that is the problem.
+    may not be judged. ``original`` is the message of Python or JAX, if ``message`` rephrases it; ``runs``
+    describes a case in which the function runs, if there is one. ``unwritten`` is True for the released stub, and
+    ``undefined`` is the unbound name, if that is the problem.
     """
 
     verdict: str
@@ -62,11 +62,12 @@ class Traced:
 class TooLong(KeyboardInterrupt):
     """The learner's Python exceeded its time limit; the message gives the limit and suggests a cause.
 
-    An event loop propagates an interrupt wherever it occurs, and would log any other exception between two steps.
+    It is a KeyboardInterrupt because an event loop propagates that wherever it occurs; any other exception between two
+    steps would only be logged.
     """
 
 
-# The question about a function that is traced.
+# The question to ask about a function that is being traced.
 UNROLLED = "does a loop ever end? A Python loop over tokens or rows puts each of its iterations into the program"
 
 
@@ -75,9 +76,9 @@ def time_limit(seconds: float, *, processor: bool = False, asks: str = "does a l
     """Raise ``TooLong`` in the learner's Python after ``seconds``, if signals allow: in the main thread on Unix.
 
     Args:
-        seconds: Of wall time.
+        seconds: The limit, in wall time.
         processor: Limit this process's processor time instead.
-        asks: The question about a cause, if processor time is limited.
+        asks: The question that suggests a cause, if processor time is limited.
     """
     usable = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
     if not usable:
@@ -96,7 +97,7 @@ def time_limit(seconds: float, *, processor: bool = False, asks: str = "does a l
         )
 
     before = signal.signal(number, stop)
-    # Again and again: Python drops an exception that is raised while it calls a finaliser.
+    # Repeatedly: Python drops an exception that is raised while it calls a finaliser.
     signal.setitimer(timer, seconds, max(seconds / 10, 1))
     try:
         yield
@@ -113,7 +114,7 @@ def trace_cases(
     on_program: Callable[[Case, Program], None] = lambda case, program: None,
     platform: str = "cpu",
 ) -> Traced | Problem:
-    """The function's Program for every case, or the first problem; ``on_program`` is called with each at once."""
+    """Trace the function for every case; return the Programs or the first problem. ``on_program`` gets each at once."""
     line, programs, case = "", {}, None
     try:
         line = definition_line(function, locate)
@@ -126,8 +127,8 @@ def trace_cases(
         return Problem("limit_exceeded", message, describe_error(error, locate).line)
     except Mismatch as error:
         if error.function:
-            defined = definition_line(error.function, locate)
-            return Problem("fail", str(error), _return_line(error.function, defined) or defined)
+            function_line = definition_line(error.function, locate)
+            return Problem("fail", str(error), _return_line(error.function, function_line) or function_line)
         return Problem("fail", str(error), line if case is None else _return_line(function, line))
     except ProgramError as error:
         return refused(error)
@@ -135,8 +136,8 @@ def trace_cases(
         result = describe_error(error, locate, list(case.mesh) if case else [])
         called = _called(task, function, result)
         if isinstance(error, NotImplementedError) and not str(error):  # JAX names what it has not implemented
-            whose = f"{called}, which {task.name} calls, is" if called else f"{task.name} is"
-            message = f"{whose} not written yet: it raises NotImplementedError"
+            subject = f"{called}, which {task.name} calls, is" if called else f"{task.name} is"
+            message = f"{subject} not written yet: it raises NotImplementedError"
             line = result.line or line
             unwritten = not called and line.partition(":")[0] in ("", task.name)
             return Problem("student_error", message, line, unwritten=unwritten)
@@ -151,9 +152,9 @@ def trace_cases(
 
 
 def _called(task: Traceable, function: Callable[..., Any], problem: Problem) -> str:
-    """The learner's other function in which the problem occurred, if its cell has the function's name."""
-    name, known = problem.line.rpartition(":")[0], getattr(inspect.unwrap(function), "__globals__", {})
-    return name if name != task.name and callable(known.get(name)) else ""
+    """The name of the learner's other function in which the problem occurred, if its cell has that name."""
+    name, namespace = problem.line.rpartition(":")[0], getattr(inspect.unwrap(function), "__globals__", {})
+    return name if name != task.name and callable(namespace.get(name)) else ""
 
 
 def _call(error: BaseException, task: Traceable, locate: Locate) -> str:
@@ -168,18 +169,18 @@ def _return_line(function: Callable[..., Any], line: str) -> str:
         body = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body[0]
     except (OSError, TypeError, SyntaxError, ValueError, IndexError):
         return ""
-    waiting, found = list(ast.iter_child_nodes(body)), []
+    waiting, lines = list(ast.iter_child_nodes(body)), []
     while waiting:
         node = waiting.pop()
-        found += [node.lineno] if isinstance(node, ast.Return) else []
+        lines += [node.lineno] if isinstance(node, ast.Return) else []
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
             waiting += ast.iter_child_nodes(node)
     label, _, first = line.rpartition(":")
-    return f"{label}:{int(first) + found[0] - 1}" if label and len(found) == 1 else ""
+    return f"{label}:{int(first) + lines[0] - 1}" if label and len(lines) == 1 else ""
 
 
 def refused(error: ProgramError) -> Problem:
-    """A refusal, at the line that is to blame."""
+    """The problem that reports a refusal, at the line to blame."""
     return Problem("refused", error.message[:2000], error.line)
 
 
@@ -191,8 +192,7 @@ def _check_signature(task: Traceable, function: Callable[..., Any]) -> None:
         return
     if names != expected:
         raise Mismatch(
-            f"{task.name} takes ({', '.join(names)}), expected {task.signature}: "
-            "give the function the stub's first line back"
+            f"{task.name} takes ({', '.join(names)}), expected {task.signature}: restore the stub's first line"
         )
 
 
@@ -239,19 +239,19 @@ def describe_error(error: BaseException, locate: Locate, axes: Sequence[str] = (
     return Problem("student_error", message, line, "" if message == original else original[:8000], undefined=undefined)
 
 
-# Limit on the length examined of a message; a learner's own exception may have megabytes.
+# Limit on the length of a message that is examined; a learner's own exception may contain megabytes.
 _LONGEST, _LONGEST_CALL = 20_000, 200
 _INTERNAL = "\n--------------------\nFor simplicity, JAX"
 
 
 def _line_of_operation(frames: list[FrameType], locate: Locate) -> str:
-    """The line of the operation that JAX was processing, if no frame of the learner's is left."""
+    """The line of the operation that JAX was processing, if none of the learner's frames is left."""
     for frame in reversed(frames):
-        written = getattr(getattr(frame.f_locals.get("eqn"), "source_info", None), "traceback", None)
-        for one in getattr(written, "frames", ()):
-            label = locate(one.file_name)
+        source_traceback = getattr(getattr(frame.f_locals.get("eqn"), "source_info", None), "traceback", None)
+        for source_frame in getattr(source_traceback, "frames", ()):
+            label = locate(source_frame.file_name)
             if label is not None:
-                return f"{label}:{one.line_num}"
+                return f"{label}:{source_frame.line_num}"
     return ""
 
 
@@ -263,8 +263,8 @@ def _lines_in(text: str, locate: Locate) -> Iterator[str]:
 
 
 def _named_by_jax(original: str, inner: list[FrameType], axes: Sequence[str]) -> str:
-    """Reword JAX errors that lack a message in its usual terms: a missing axis, a pair out of range."""
-    for frame in inner if "destinations must be unique" in original else ():  # JAX counts them modulo the size first
+    """Reword, in JAX's usual terms, JAX errors that lack a message: a missing axis, a pair out of range."""
+    for frame in inner if "destinations must be unique" in original else ():  # JAX first takes them modulo the size
         pairs, size = frame.f_locals.get("perm") or (), frame.f_locals.get("group_size") or math.inf
         if beyond := [device for pair in pairs for device in pair if device >= size]:
             return f"IndexError: no_such_device: {max(beyond)} of {size}"
@@ -272,8 +272,15 @@ def _named_by_jax(original: str, inner: list[FrameType], axes: Sequence[str]) ->
         inner if axes and original in ("AssertionError", "KeyError", "IndexError: list index out of range") else ()
     ):
         names = [frame.f_locals.get(name) for name in ("axis_name", "axes", "axis_names")]
-        flat = [name for one in names for name in (one if isinstance(one, tuple) else (one,)) if isinstance(name, str)]
-        if nested := [one for one in names if isinstance(one, tuple) and any(isinstance(n, tuple) for n in one)]:
+        flat = [
+            name
+            for value in names
+            for name in (value if isinstance(value, tuple) else (value,))
+            if isinstance(name, str)
+        ]
+        if nested := [
+            value for value in names if isinstance(value, tuple) and any(isinstance(n, tuple) for n in value)
+        ]:
             return f"TypeError: nested_axes: {nested[0]}"
         if missing := [name for name in flat if name not in axes]:
             return f"NameError: Found an unbound axis name: {missing[0]}"

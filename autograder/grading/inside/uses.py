@@ -10,7 +10,7 @@ MAX_NAMES, MAX_TEXT = 50, 4000
 
 
 def uses(function: Any) -> dict[str, str]:
-    """The function and every notebook name it uses, directly or not: source code, or a value's text."""
+    """The function and every notebook name it uses, directly or indirectly: source code, or a value's text."""
     function = inspect.unwrap(function)
     result: dict[str, str] = {}
     waiting = [(getattr(function, "__name__", ""), function)]

@@ -59,7 +59,7 @@ def read_header(stream: BinaryIO) -> tuple[dict[str, Any], list[int]]:
     """Read the first part of a message, and the sizes of the blobs still to be read.
 
     Raises:
-        WireError: As ``read``.
+        WireError: As for ``read``.
     """
     length = int.from_bytes(_exactly(stream, 4), "big")
     if length > MAX_HEADER:
@@ -67,9 +67,9 @@ def read_header(stream: BinaryIO) -> tuple[dict[str, Any], list[int]]:
     try:
         outer = msgspec.convert(from_json(_exactly(stream, length)), _Outer)
     except (ValueError, RecursionError):
-        raise WireError("what came is not a message") from None
+        raise WireError("the data received is not a message") from None
     if len(outer.blobs) > MAX_BLOBS or sum(outer.blobs) > MAX_TOTAL:
-        raise WireError("what came is too large for a message")
+        raise WireError("the data received is too large for a message")
     return outer.header, outer.blobs
 
 
@@ -95,7 +95,7 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
     while missing:
         part = stream.read(missing)
         if not part:
-            raise WireError("the process at the other end has gone")
+            raise WireError("the process at the other end has closed the stream")
         parts.append(part)
         missing -= len(part)
     return b"".join(parts)
@@ -127,5 +127,5 @@ def unpack(description: Any, blobs: list[bytes]) -> dict[str, np.ndarray]:
                 raise WireError(f"an array {dtype}{shape} came with {len(blob)} bytes")
             arrays[name] = np.frombuffer(blob, kind).reshape(shape)
     except ValueError:
-        raise WireError("the description of the arrays does not fit what came") from None
+        raise WireError("the description of the arrays does not match the data received") from None
     return arrays

@@ -10,7 +10,7 @@ from typing import Any
 
 _WHEN = "is not known while the function is traced: one program is made for all devices and all values"
 _VARIES = re.compile(r"JitTracer\(([^()]*)\)|Traced<([^>]*)>(?:with<[^>]*>)?|\w*Tracer<([^>]*)>")
-# A text that is about the axes which a value varies over, {V:data}; elsewhere they only disturb.
+# A text about the axes that a value varies over, {V:data}; in other texts, this annotation is only noise.
 _ABOUT_AXES = re.compile(r"[Vv]arying|manual axis|manual axes|pcast|\bvma\b|[Vv]aries")
 # Error text, prefixed with its type, and its replacement; the pattern's groups fill it in.
 SENTENCES: tuple[tuple[str, str], ...] = (
@@ -26,8 +26,8 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"TracerArrayConversionError",
-        "numpy computes with numbers, and this array's are not known while the function is traced: use the function "
-        "of the same name in jnp instead of numpy's",
+        "numpy computes with concrete numbers, and those in this array are not known while the function is traced: use "
+        "the function of the same name in jnp instead of numpy's",
     ),
     (
         r"ConcretizationTypeError[\s\S]*?problem arose with the `(int|float|complex|bool)` function",
@@ -51,8 +51,8 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"perm was not hashable",
-        "the pairs of a ppermute must be Python numbers, the same list on every device, and here a traced value is in "
-        "them. All devices run one program: name every device's transfer, [(source, target), ...] for all of "
+        "the pairs of a ppermute must be Python numbers, the same list on every device, and these contain a traced "
+        "value. All devices run one program: name every device's transfer, [(source, target), ...] for all of "
         "range(lax.axis_size(axis_name)), in a Python loop if the pairs differ from step to step",
     ),
     (
@@ -110,14 +110,15 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     (
         r"argument to VJP function: got (\w+\[[^\]]*\])(\{[^}]*\})?, but expected \1(\{V:[^}]*\})",
         r"the gradient given to this function of jax.vjp is \1\2, and the result was \1\3: V names the axes that it "
-        "varies over. vary_alike(gradient, result)[0] (course.mesh) makes it vary alike; jax.value_and_grad needs none",
+        "varies over. vary_alike(gradient, result)[0] (course.mesh) makes it vary alike; jax.value_and_grad does not "
+        "need this",
     ),
     (
         r"carry input and (?:carry )?output must have (?:equal types|the same type structure)[\s\S]*? has type "
         r"(\w+\[[^\]]*\])(\{[^}]*\})? but[\s\S]*?has type \1(\{V:[^}]*\})",
         r"a loop's carry must keep its type, and this one begins as \1\2 and becomes \1\3: V names the axes that it "
-        "varies over. What is placed in it differs from device to device, so begin with vary_alike(first, x)[0] "
-        "(course.mesh), where x is what is placed: it then varies like x on every mesh",
+        "varies over. The value written into it differs from device to device, so begin with vary_alike(first, x)[0] "
+        "(course.mesh), where x is that value: the carry then varies like x on every mesh",
     ),
     (
         r"carry input and (?:carry )?output must have (?:equal types|the same type structure)[\s\S]*? has type "
@@ -128,7 +129,7 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     (
         r"carry input and (?:carry )?output must have the same pytree[\s\S]*? is an? (?:<class ')?([\w.]+)(?:'>)?"
         r"[\s\S]*?carry output is an? (?:<class ')?NoneType",
-        "the loop's body gives None for its carry: is its `return` missing?",
+        "the loop's body returns None as its carry: is its `return` missing?",
     ),
     (
         r"carry input and (?:carry )?output must have the same pytree[\s\S]*?PyTreeDef\(\*\)\s[\s\S]*?"
@@ -144,8 +145,8 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"carry input and (?:carry )?output must have the same pytree",
-        "a loop's body must return its carry in the form in which it was given: as many parts, in the same tuples or "
-        "dicts",
+        "a loop's body must return its carry in the form in which it was given: the same number of parts, in the same "
+        "tuples or dicts",
     ),
     (
         r"Scan body function must return a pair|scan body function output must be a pair|scan.*must be a pair",
@@ -154,7 +155,7 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"(?:'float' object cannot be interpreted as an integer|Shapes must be 1D sequences[^\n]*\d\.\d)",
-        "a size or a place must be a whole number, and this one is a float: `/` always gives a float, `//` a whole "
+        "a size or an index must be a whole number, and this one is a float: `/` always gives a float, `//` a whole "
         "number",
     ),
     (
@@ -203,7 +204,7 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Gradient only defined for scalar-output functions. Output had shape: (\(.*?\))",
-        r"the gradient is that of a scalar, and this function returns an array of shape \1: is a mean or sum missing?",
+        r"only a scalar has a gradient, and this function returns an array of shape \1: is a mean or sum missing?",
     ),
     (
         r"Custom VJP bwd rule must produce an output with the same container",
@@ -214,9 +215,9 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     (
         r"Custom VJP bwd rule must produce[\s\S]*? of type (\w+\[[^\]]*\])(\{[^}]*\})? corresponding[\s\S]*? of type "
         r"\1(\{[^}]*\})",
-        r"the backward rule of this jax.custom_vjp gives \1\2 where the argument is \1\3: it must vary over the same "
-        "axes (V). Where the argument varies over fewer, make all arguments vary alike before they enter: "
-        "vary_alike(x, kernel). Where the gradient does, as what lax.psum gives, as_varying(gradient, axis) makes it "
+        r"the backward rule of this jax.custom_vjp returns \1\2 where the argument is \1\3: it must vary over the same "
+        "axes (V). If the argument varies over fewer, make all arguments vary alike before they enter: "
+        "vary_alike(x, kernel). If the gradient does, like the result of lax.psum, as_varying(gradient, axis) makes it "
         "varying again",
     ),
     (
@@ -238,8 +239,8 @@ def worded(error: BaseException, original: str) -> str:
     """Reword an error for the learner; ``original`` is its type and text."""
     kind = type(error).__name__
     for pattern, sentence in SENTENCES:
-        if found := re.search(pattern, original):
-            filled = re.sub(r"\\(\d)", lambda group: found[int(group[1])] or "", sentence)
+        if match := re.search(pattern, original):
+            filled = re.sub(r"\\(\d)", lambda group: match[int(group[1])] or "", sentence)
             return f"{filled} ({kind})"
     return f"{_readable(original)}{_similar(error)}"
 
@@ -249,7 +250,7 @@ def _readable(text: str) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
     text = re.split(r"\n\s*(?:This value became a tracer|The error occurred while tracing|See https|-{8})", text)[0]
     text = re.split(r"The error occurred while tracing|\{ ?lambda ?;|loc\(|see current operation", text)[0]
-    text = _VARIES.sub(lambda found: f"a traced {next(filter(None, found.groups()), 'value')}", text)
+    text = _VARIES.sub(lambda match: f"a traced {next(filter(None, match.groups()), 'value')}", text)
     text = re.sub(r"<function (?:[\w.<>]*\.)?(\w+) at 0x[0-9a-f]+>", r"the function \1", text)
     if not _ABOUT_AXES.search(text):
         text = re.sub(r"(\w+\[[\d,]*\])\{V:[\w,]+\}", r"\1", text)
@@ -258,14 +259,14 @@ def _readable(text: str) -> str:
 
 
 def _similar(error: BaseException) -> str:
-    """Suggest the name probably meant, and where a missing name may come from."""
+    """Suggest the name that was probably meant, or where a missing name could come from."""
     if isinstance(error, AttributeError) and error.name and error.obj is not None:
         return _guess(error.name, dir(error.obj))
     if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
         return _guess(error.args[0], _keys(error, error.args[0]))
     if isinstance(error, NameError) and error.name:
         own, known = _frames(error)[-1:], {}
-        for frame in _frames(error):  # an enclosing function is in the same file, and called it in the end
+        for frame in _frames(error):  # an enclosing function is in the same file, further up the stack
             if frame.f_code.co_filename == own[0].f_code.co_filename:
                 known |= {**vars(builtins), **frame.f_globals, **frame.f_locals}
         guess = _guess(error.name, known)
@@ -274,20 +275,20 @@ def _similar(error: BaseException) -> str:
 
 
 def _guess(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(name, [one for one in known if isinstance(one, str)], 1, 0.7)
+    near = difflib.get_close_matches(name, [candidate for candidate in known if isinstance(candidate, str)], 1, 0.7)
     return f". Did you mean {near[0]!r}?" if near else ""
 
 
 def _keys(error: BaseException, missing: str) -> list[str]:
-    """The keys of the dicts at hand where a key is missing."""
+    """The keys of the dicts in the frame where a key is missing."""
     dicts = [value for frame in _frames(error)[-1:] for value in frame.f_locals.values() if isinstance(value, dict)]
-    return [key for one in dicts if missing not in one for key in one]
+    return [key for mapping in dicts if missing not in mapping for key in mapping]
 
 
 def _frames(error: BaseException) -> list[FrameType]:
     """The frames from outermost to innermost."""
-    at, found = error.__traceback__, []
+    at, frames = error.__traceback__, []
     while at is not None:
-        found.append(at.tb_frame)
+        frames.append(at.tb_frame)
         at = at.tb_next
-    return found
+    return frames

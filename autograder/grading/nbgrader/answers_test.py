@@ -1,4 +1,4 @@
-"""Written answers and damaged uploads: nothing is lost, and where it is unclear a person is asked."""
+"""Written answers and damaged uploads: nothing is lost, and unclear cases are left to a person."""
 
 from copy import deepcopy
 from typing import Any
@@ -20,28 +20,28 @@ def question(term, student):
         return grade.auto_score, grade.needs_manual_grade, comment.auto_comment
 
 
-def strip(notebook, how):
-    """Take away what names the answer's cell, or move the answer, as some editors do."""
+def strip(notebook, damage):
+    """Remove what identifies the answer's cell, or move the answer, as some editors do."""
     at = next(n for n, each in enumerate(notebook.cells) if each.id == "question")
     for number, each in enumerate(notebook.cells):
         each.metadata = {}
-        each.id = each.id if how == "id" else f"cell-{number}"
-    if how == "inside":
+        each.id = each.id if damage == "id" else f"cell-{number}"
+    if damage == "inside":
         notebook.cells[at - 1].source += "\n\n" + notebook.cells.pop(at).source
-    if how == "gone":
+    if damage == "gone":
         notebook.cells.append(notebook.cells.pop(at))
 
 
 def test_an_answer_without_metadata_is_found_or_a_person_is_asked_and_an_empty_one_is_no_answer(term):
-    for how in ("id", "place", "inside", "gone"):
-        hand_in(term, how, lambda notebook, how=how: strip(notebook, how), answer="Because L*W.")
+    for damage in ("id", "place", "inside", "gone"):
+        hand_in(term, damage, lambda notebook, damage=damage: strip(notebook, damage), answer="Because L*W.")
     hand_in(term, "empty")
     grade(term)
-    for how in ("id", "place", "inside", "gone"):
-        score, waits, comment = question(term, how)
-        assert (score, waits) == (None, True) and "Because L*W." in str(booked(term, how).cells)
-        found = cell(booked(term, how), "question").source
-        assert found.endswith("Because L*W.") if how != "gone" else "a person looks for the answer" in comment
+    for damage in ("id", "place", "inside", "gone"):
+        score, waits, comment = question(term, damage)
+        assert (score, waits) == (None, True) and "Because L*W." in str(booked(term, damage).cells)
+        source = cell(booked(term, damage), "question").source
+        assert source.endswith("Because L*W.") if damage != "gone" else "a person will look for the answer" in comment
     assert question(term, "empty") == (0.0, False, "No response.")
 
 
@@ -63,8 +63,8 @@ def test_a_damaged_upload_waits_for_a_person_and_their_points_settle_it(term):
     assert {states(term)[student]["state"] for student in ids} == {"needs a person"}
     with open_gradebook(term) as gradebook:
         for student in ids:
-            for given in gradebook.find_submission_notebook(*WHERE, student).grades:
-                given.manual_score, given.needs_manual_grade = 1.0, False
+            for grade_row in gradebook.find_submission_notebook(*WHERE, student).grades:
+                grade_row.manual_score, grade_row.needs_manual_grade = 1.0, False
         gradebook.db.commit()
     grade(term)
     settled, scores = states(term), exported(term)
@@ -90,8 +90,8 @@ def test_a_person_who_overrules_points_is_seen_in_status_and_refusals_of_the_san
     denied = Result("shard_params", 2.0, 2.0, PASS, denied=("socket(AF_INET)",))
     assert file_and_book(term, {"ada": report(denied)}) == {}
     with open_gradebook(term) as gradebook:
-        given: Any = gradebook.find_grade("check-shard_params", *WHERE, "ada")
-        given.manual_score = 0.5
+        grade_row: Any = gradebook.find_grade("check-shard_params", *WHERE, "ada")
+        grade_row.manual_score = 0.5
         gradebook.db.commit()
     row = states(term)["ada"]
     assert (row["points"], row["denied"]) == (16.5, ["socket(AF_INET)"]) and "the sandbox refused socket" in row["why"]

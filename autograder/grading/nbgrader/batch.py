@@ -34,16 +34,16 @@ from autograder.grading.nbgrader.submissions import Submission, find_submissions
 from autograder.grading.nbgrader.task_variants import requested_by
 from autograder.render import one_line
 
-# Of one function on a quiet core, and of booking one student, where nothing has been measured yet.
+# Estimates for one function on an idle core, and for booking one student, if nothing has been measured yet.
 FUNCTION_SECONDS, BOOKING_SECONDS = 1.5, 0.3
-# Begins the note of a report that was judged and could not be entered.
+# Begins the note on a report that was judged but could not be entered in the gradebook.
 NOT_BOOKED = "not in the gradebook"
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class Regrade:
-    """A new verdict next to the ledger's: they must be identical to the bit, or the grader has a fault."""
+    """A new verdict and the ledger's: if they differ in a single bit, the grader has a fault."""
 
     student: str
     before: Report
@@ -70,9 +70,9 @@ def grade_course(
         course: A folder with nbgrader's layout.
         assignment: The chapter.
         workers: The number of parallel gradings on this machine.
-        level: The sandbox's level; empty for the best of each machine that grades.
+        level: The sandbox's level; empty for the best one on each machine that grades.
         scheduler: The address of a Dask scheduler, whose workers grade instead of this machine.
-        only: These students; everyone if empty.
+        only: The students to grade; everyone if empty.
         again: Also regrade submissions that have a verdict.
         limits: Limits other than the defaults, for tracing a function and for each of its Programs.
         on_progress: Progress callback, called with the stage, the number done and the total.
@@ -115,20 +115,20 @@ def grade_course(
 
 
 def count_waiting(course: Path, assignment: str, only: Collection[str] = (), again: bool = False) -> int:
-    """The number of notebooks that ``grade_course`` would judge; one that cannot be read takes no time."""
+    """Count the notebooks that ``grade_course`` would judge; those that cannot be read take no time."""
     course = course.resolve()
     try:
-        found = _chosen(find_submissions(course, assignment), only)
+        submissions = _chosen(find_submissions(course, assignment), only)
     except CourseError:  # grading says who has not submitted
         return 0
     with open_ledger(course) as ledger:
-        reports = {each.key: ledger.get(each.key) for each in found}
-    due = [each for each in found if again or (known := reports[each.key]) is None or needs_human(known)]
+        reports = {each.key: ledger.get(each.key) for each in submissions}
+    due = [each for each in submissions if again or (report := reports[each.key]) is None or needs_human(report)]
     return sum(map(_readable, due))
 
 
 def _readable(submission: Submission) -> bool:
-    """Whether there is a notebook that a grader starts on."""
+    """Return True if there is a notebook that a grader can start on."""
     problem, data = read_submitted(submission.notebook) if submission.notebook else ("none", b"")
     try:
         return not problem and bool(parse_notebook(submission.student, data))
@@ -139,45 +139,53 @@ def _readable(submission: Submission) -> bool:
 def estimate(
     course: Path, assignments: Collection[str], workers: int, *, only: Collection[str] = (), again: bool = False
 ) -> tuple[int, float, int]:
-    """What is to grade: gradings, seconds with so many workers, and how many measured gradings that rests on.
+    """Estimate the number of gradings, their seconds with ``workers``, and the number of measurements behind that.
 
-    A chapter without measurements takes as long for each function as the others do, or as ``FUNCTION_SECONDS`` says;
-    functions that the course does not grade take none.
+    A chapter without measurements is assumed to take as long for each function as the others do, or else
+    ``FUNCTION_SECONDS``; functions that the course does not grade take no time.
     """
     if not (course / "submitted").is_dir():
         return 0, 0.0, 0
     with open_ledger(course.resolve()) as ledger:
-        spent = ledger.seconds()
-    sizes = _graded_functions(course, {*assignments, *spent})
-    every = [seconds / sizes[name] for name, found in spent.items() if sizes.get(name) for seconds in found]
-    one = statistics.median(every) if every else FUNCTION_SECONDS
+        seconds_by_chapter = ledger.seconds()
+    sizes = _graded_functions(course, {*assignments, *seconds_by_chapter})
+    per_function = [
+        seconds / sizes[name] for name, timings in seconds_by_chapter.items() if sizes.get(name) for seconds in timings
+    ]
+    function_seconds = statistics.median(per_function) if per_function else FUNCTION_SECONDS
     total, gradings = 0.0, 0
     for name in assignments:
         count = count_waiting(course, name, only, again)
-        each = statistics.mean(spent[name]) if spent.get(name) else one * sizes.get(name, 0)
+        grading_seconds = (
+            statistics.mean(seconds_by_chapter[name])
+            if seconds_by_chapter.get(name)
+            else function_seconds * sizes.get(name, 0)
+        )
         gradings += count
-        total += count * each / workers + count * BOOKING_SECONDS
-    return gradings, total, len(every)
+        total += count * grading_seconds / workers + count * BOOKING_SECONDS
+    return gradings, total, len(per_function)
 
 
 def _graded_functions(course: Path, chapters: Collection[str]) -> dict[str, int]:
-    """How many functions of each chapter the course grades; chapters that are gone, or cannot be used, are left out."""
-    settings, found = read_settings(course), {}
+    """Count the functions of each chapter that the course grades, without chapters that are missing or unusable."""
+    settings, counts = read_settings(course), {}
     for name in chapters:
         with suppress(LookupError, ChapterError):
-            found[name] = len(load(name).tasks) - len(ungraded(settings, name))
-    return found
+            counts[name] = len(load(name).tasks) - len(ungraded(settings, name))
+    return counts
 
 
 def _model(course: Path, assignment: str, level: str, limits: Limits | None) -> Job:
-    """What all jobs of this run have in common."""
+    """The fields that all jobs of this run have in common."""
     requested = tuple(sorted(requested_by(course, assignment).items()))
     settings = read_settings(course)
     factors = require_stated(course, assignment)
     require_possible(assignment, factors)
     own_limits = tuple((name, tuple(each.items())) for name, each in factors.items())
-    chosen_here = ungraded(settings, assignment), settings.budget, own_limits
-    return Job(assignment, "", b"", "", secret(course), level, fingerprint(assignment), limits, requested, *chosen_here)
+    course_options = ungraded(settings, assignment), settings.budget, own_limits
+    return Job(
+        assignment, "", b"", "", secret(course), level, fingerprint(assignment), limits, requested, *course_options
+    )
 
 
 def _pool(workers: int, scheduler: str, new_pool: NewPool | None) -> AbstractContextManager[NewPool]:
@@ -189,11 +197,13 @@ def _pool(workers: int, scheduler: str, new_pool: NewPool | None) -> AbstractCon
 def _chosen(everyone: list[Submission], only: Collection[str]) -> list[Submission]:
     names = {submission.student for submission in everyone}
     forms = {same_name(name): name for name in names}
-    wanted = {name if name in names else forms.get(same_name(student_name(name)), name) for name in only}
-    missing = sorted(wanted - names)
+    selected = {name if name in names else forms.get(same_name(student_name(name)), name) for name in only}
+    missing = sorted(selected - names)
     if missing:
-        raise CourseError(f"nothing was submitted by {', '.join(missing)}; names are those of the folders `submitted/`")
-    return [submission for submission in everyone if not only or submission.student in wanted]
+        raise CourseError(
+            f"nothing was submitted by {', '.join(missing)}; names are those of the folders in `submitted/`"
+        )
+    return [submission for submission in everyone if not only or submission.student in selected]
 
 
 def _renamed(everyone: list[Submission], entries: list[Entry]) -> list[str]:
@@ -239,10 +249,10 @@ class _Batch:
         self.on_progress("grading", 0, self.total)
         self._run([*self.open], False, pool)
         # The rest shared a worker that died, or met a fault: grade each alone, so that one cannot take down another.
-        for filed in [*self.open]:
-            while filed in self.open:
-                for lost in self._run([filed], True, pool):
-                    self._settle(lost, Outcome(None, "it ended the grader's worker"))
+        for key in [*self.open]:
+            while key in self.open:
+                for lost_key in self._run([key], True, pool):
+                    self._settle(lost_key, Outcome(None, "it ended the grader's worker"))
 
     def _run(self, keys: list[str], alone: bool, pool: NewPool) -> list[str]:
         """Grade these in parallel, up to the pool's width; return the keys of those lost with a worker."""
@@ -254,14 +264,12 @@ class _Batch:
                 try:
                     while waiting or running:
                         while waiting and len(running) < width:
-                            filed = waiting.popleft()
-                            job = self._job(filed)
+                            key = waiting.popleft()
+                            job = self._job(key)
                             if job is None:
-                                self._settle(
-                                    filed, Outcome(None, "the file has changed in the meantime; run this again")
-                                )
+                                self._settle(key, Outcome(None, "the file has changed in the meantime; run this again"))
                             else:
-                                running[executor.submit(grade_one, job)] = filed
+                                running[executor.submit(grade_one, job)] = key
                         for future in wait(running, return_when=FIRST_COMPLETED).done:
                             self._settle(running[future], _outcome(future))
                             del running[future]
@@ -269,32 +277,32 @@ class _Batch:
                     lost += running.values()
         return lost
 
-    def _job(self, filed: str) -> Job | None:
+    def _job(self, key: str) -> Job | None:
         """The job for a submission; None if its file has changed since it was found."""
-        submission = self.open[filed]
+        submission = self.open[key]
         assert submission.notebook
         problem, data = read_submitted(submission.notebook)
         if problem or digest(data) != submission.digest:
             return None
         return replace(self.model, name=one_line(submission.notebook.name), notebook=data, student=submission.student)
 
-    def _settle(self, filed: str, outcome: Outcome) -> None:
+    def _settle(self, key: str, outcome: Outcome) -> None:
         """Record the outcome of a grading; a fault is retried until it has happened too often."""
-        report, submission = outcome.report, self.open[filed]
-        if report is None and self.ledger.fault(filed, outcome.fault) >= TRIES:
+        report, submission = outcome.report, self.open[key]
+        if report is None and self.ledger.fault(key, outcome.fault) >= TRIES:
             message = f"the grader failed {TRIES} times on this submission: {outcome.fault}"
             report = verdict_for_all(self.model.chapter, NEEDS_HUMAN, message, self.model.level, self.model.ungraded)
         if report is None:
             return
         report = replace(report, notes=(*filter(None, [submission.note]), *report.notes), student=submission.student)
-        before = self.before.get(filed)
+        before = self.before.get(key)
         if before is not None:
             self.on_again(Regrade(submission.student, before, report))
         if before is None or not needs_human(report):  # a fault of the grader does not replace a verdict
-            self.ledger.record(filed, report)
+            self.ledger.record(key, report)
             if outcome.seconds:
-                self.ledger.took(filed, outcome.seconds)
-        del self.open[filed]
+                self.ledger.took(key, outcome.seconds)
+        del self.open[key]
         self.on_progress("grading", self.total - len(self.open), self.total)
 
 

@@ -48,11 +48,11 @@ def fake(monkeypatch):
     monkeypatch.setattr(FakeGrader, "calls", 0)
 
 
-def grade(course, **more):
+def grade(course, **options):
     def threads(alone):
         return ThreadPoolExecutor(1 if alone else 2), 1 if alone else 2
 
-    reports = batch.grade_course(course, "fsdp", level="bubblewrap", new_pool=threads, **more)
+    reports = batch.grade_course(course, "fsdp", level="bubblewrap", new_pool=threads, **options)
     return {report.student: report for report in reports}
 
 
@@ -91,7 +91,7 @@ def test_every_submission_gets_a_verdict_and_the_batch_goes_on(course):
     lines = {line.split(",")[1]: line for line in grades_csv(course, ["fsdp"]).splitlines()}
     assert lines["ada"].startswith("fsdp,ada,graded,18.0,20.0")
     assert lines["idle"] == "fsdp,idle,nothing submitted,,,,,,,,,,"
-    assert lines["empty"] == "fsdp,empty,needs a person,,,,,,,,,,", "what nobody could judge is no zero"
+    assert lines["empty"] == "fsdp,empty,needs a person,,,,,,,,,,", "what nobody could judge is not a zero"
 
 
 def test_what_has_a_verdict_is_not_graded_again_but_what_needs_a_person_is_tried(course):
@@ -142,10 +142,10 @@ def test_a_regrade_says_whether_it_is_the_same_and_a_fault_takes_no_verdict_away
 
 def test_a_file_that_changes_while_the_class_is_graded_waits_for_a_person_and_the_next_run(course, monkeypatch):
     path = hand_in(course, "ada")
-    found = find_submissions(course, "fsdp")
+    earlier_submissions = find_submissions(course, "fsdp")
     path.write_text(path.read_text() + " ")
     with monkeypatch.context() as patched:
-        patched.setattr(batch, "find_submissions", lambda *_: found)
+        patched.setattr(batch, "find_submissions", lambda *_: earlier_submissions)
         reports = grade(course)
     assert verdicts(reports["ada"]) == {NEEDS_HUMAN} and FakeGrader.calls == 0
     assert verdicts(grade(course)["ada"]) == {PASS}
@@ -155,7 +155,7 @@ def test_a_worker_with_other_packages_refuses(course, monkeypatch):
     hand_in(course, "ada")
     monkeypatch.setattr(batch, "fingerprint", lambda chapter: "another")
     report = grade(course)["ada"]
-    assert verdicts(report) == {NEEDS_HUMAN} and "has another version of the course" in report.functions[0].message
+    assert verdicts(report) == {NEEDS_HUMAN} and "has a different version of the course" in report.functions[0].message
 
 
 def test_a_scheduler_that_does_not_answer_is_a_sentence(course, monkeypatch):

@@ -1,6 +1,7 @@
-"""Book the ledger into nbgrader: its autograde step, for a whole class with one gradebook and one release.
+"""Book the ledger into nbgrader: nbgrader's autograde step for a whole class, with one gradebook and one release.
 
-A submission is one transaction of the gradebook, then its folder under ``autograded/``, then a mark in the ledger.
+Each submission is booked in one gradebook transaction; then its folder under ``autograded/`` is written, and the
+submission is marked in the ledger.
 If a run is killed in between, the next one books that submission again, with the same result.
 """
 
@@ -91,15 +92,19 @@ def clean_half_made(course: Path, entries: Iterable[Entry]) -> list[Path]:
 
 
 def model_answers(course: Path, assignment: str) -> dict[str, str]:
-    """What graders see above a written answer, by grade id: the source's answer, and ``rubrics/<chapter>.md``."""
+    """The text for graders above each written answer, by id: the source's answer, and ``rubrics/<chapter>.md``."""
     path, rubric = course / "source" / assignment / f"{assignment}.ipynb", course / RUBRICS / f"{assignment}.md"
-    more = f"\n\n**Rubric**\n\n{rubric.read_text(encoding='utf-8', errors='replace')}" if rubric.is_file() else ""
-    found = {}
+    rubric_text = (
+        f"\n\n**Rubric**\n\n{rubric.read_text(encoding='utf-8', errors='replace')}" if rubric.is_file() else ""
+    )
+    answers = {}
     for cell in read(path).cells if path.is_file() else ():
         if cell.cell_type == "markdown" and utils.is_solution(cell) and utils.is_grade(cell):
             answer = cell.source.partition(BEGIN)[2].partition(END)[0] if BEGIN in cell.source else cell.source
-            found[cell.metadata.nbgrader.grade_id] = f"**For graders: a model answer**\n\n{answer.strip()}{more}"
-    return found
+            answers[cell.metadata.nbgrader.grade_id] = (
+                f"**For graders: a model answer**\n\n{answer.strip()}{rubric_text}"
+            )
+    return answers
 
 
 class _Booker:
@@ -124,17 +129,17 @@ class _Booker:
         assert entry.report
         notebook = self._reviewed(entry, submission)
         write_verdicts(notebook, scaled(entry.report, self.worth))
-        brought = exchange_files(submission.parent) if submission else {}
-        when = {"timestamp": utils.parse_utc(brought["timestamp.txt"])} if "timestamp.txt" in brought else {}
+        files = exchange_files(submission.parent) if submission else {}
+        time = {"timestamp": utils.parse_utc(files["timestamp.txt"])} if "timestamp.txt" in files else {}
         before = _autograded(self.course, entry) or {}
         with _transaction(self.gradebook):
             self.gradebook.update_or_create_student(entry.student)
-            self.gradebook.update_or_create_submission(self.assignment, entry.student, **when)  # type: ignore[arg-type]
+            self.gradebook.update_or_create_submission(self.assignment, entry.student, **time)  # type: ignore[arg-type]
             save_grades(self.gradebook, notebook, (self.assignment, self.assignment, entry.student), before)
             self._extend(entry.student)
             set_penalties(self.plugin, self.gradebook.find_submission(self.assignment, entry.student))
             self.gradebook.db.commit()
-        self._write(entry, {f"{self.assignment}.ipynb": notebook_text(notebook), **brought})
+        self._write(entry, {f"{self.assignment}.ipynb": notebook_text(notebook), **files})
 
     def _extend(self, student: str) -> None:
         """Grant the student's extension, which may be older than the submission."""
@@ -143,7 +148,7 @@ class _Booker:
             self.gradebook.grant_extension(self.assignment, student, hours=hours)  # type: ignore[arg-type]
 
     def _reviewed(self, entry: Entry, submission: Path | None) -> NotebookNode:
-        """The notebook for manual review: made from the graded cells, or from none."""
+        """Build the notebook for manual review from the graded cells, or from none if the submission is unreadable."""
         if submission is None:
             return self._with_model(restore(self.release, unreadable()))
         problem, data = read_submitted(submission)
@@ -155,7 +160,7 @@ class _Booker:
             return self._with_model(restore(self.release, unreadable()))
 
     def _with_model(self, notebook: NotebookNode) -> NotebookNode:
-        """The notebook with the model answer and the rubric above each written answer, which feedback leaves out."""
+        """Add the model answer and the rubric above each written answer; feedback leaves them out."""
         cells = []
         for cell in notebook.cells:
             model = self.models.get(grade_id_of(cell))

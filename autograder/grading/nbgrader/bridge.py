@@ -31,7 +31,7 @@ from autograder.grading.nbgrader.settings import read_settings
 from autograder.release.converters import CHECK, course_config, grade_id_of, gradebook_url
 from autograder.render import facts_html
 
-MISSING = "The cell for this answer is not in the notebook that was handed in; a person looks for the answer."
+MISSING = "The cell for this answer is not in the notebook that was handed in; a person will look for the answer."
 RECEIPT = ("timestamp.txt", "submission_secret.txt")  # of a submission through the exchange
 UNGRADED = "This function is not graded in this course."
 FORMGRADER = Path(nbgrader.__file__).parent / "server_extensions" / "formgrader" / "templates"
@@ -42,8 +42,8 @@ class BridgeError(Exception):
 
 
 def configure(config: Config, course: Path) -> None:
-    """Configure nbgrader for the course: verdicts come from the ledger, so no command of it runs a student's code."""
-    here = "autograder.grading.nbgrader.bridge"
+    """Configure nbgrader for the course: verdicts come from the ledger, so no nbgrader command runs student code."""
+    module = "autograder.grading.nbgrader.bridge"
     settings = read_settings(course)
     config.CourseDirectory.root = str(course)
     config.CourseDirectory.db_url = gradebook_url(course)
@@ -56,25 +56,25 @@ def configure(config: Config, course: Path) -> None:
     config.LatePenalty.at_most = settings.late_at_most
     config.LatePenalty.grace = settings.late_grace
     config.Autograde.sanitize_preprocessors = [
-        f"{here}.Restore",
+        f"{module}.Restore",
         "nbgrader.preprocessors.OverwriteKernelspec",
         "nbgrader.preprocessors.OverwriteCells",
         "nbgrader.preprocessors.CheckCellMetadata",
     ]
     config.Autograde.autograde_preprocessors = [
-        f"{here}.Verdicts",
-        f"{here}.SaveVerdicts",
+        f"{module}.Verdicts",
+        f"{module}.SaveVerdicts",
         "nbgrader.preprocessors.AssignLatePenalties",
         "nbgrader.preprocessors.CheckCellMetadata",
     ]
-    config.GenerateAssignment.preprocessors = [f"{here}.Agrees", *(GenerateAssignment.preprocessors.default() or [])]
+    config.GenerateAssignment.preprocessors = [f"{module}.Agrees", *(GenerateAssignment.preprocessors.default() or [])]
     config.GenerateFeedback.exporter_class = "autograder.grading.nbgrader.feedback.FeedbackExporter"
     config.GenerateFeedback.preprocessors = [
         "nbgrader.preprocessors.GetGrades",
         "autograder.grading.nbgrader.feedback.Waiting",
     ]
-    config.ExchangeFactory.release_feedback = f"{here}.ReleaseFeedback"
-    # Formgrader shows students' text to people who may change grades, so none of the students' markup may run there.
+    config.ExchangeFactory.release_feedback = f"{module}.ReleaseFeedback"
+    # Formgrader shows students' text to people who can change grades, so none of the students' markup may run there.
     config.HTMLExporter.filters = {"markdown2html": "autograder.grading.nbgrader.feedback.prose"}
     config.HTMLExporter.extra_template_basedirs = [str(Path(__file__).parent / "templates"), str(FORMGRADER)]
 
@@ -86,33 +86,35 @@ def configuration(course: Path, assignment: str, student: str = "") -> Config:
         CourseError: nbgrader_config.py raises.
     """
     course = course.resolve()
-    config, ours = course_config(course, assignment, student), Config()
-    configure(ours, course)
-    config.merge(deepcopy(ours))
+    config, meshcraft_config = course_config(course, assignment, student), Config()
+    configure(meshcraft_config, course)
+    config.merge(deepcopy(meshcraft_config))
     if (course / CONFIG_FILE).exists():
         try:
             own = PyFileConfigLoader(str(course / CONFIG_FILE)).load_config()
         except Exception as error:
             raise CourseError(f"{course / CONFIG_FILE} raises {type(error).__name__}: {error}; correct it") from error
         config.merge(own)
-    config.Autograde.merge(ours.Autograde)
+    config.Autograde.merge(meshcraft_config.Autograde)
     config.CourseDirectory.root, config.CourseDirectory.db_url = str(course), gradebook_url(course)
     return config
 
 
 class ReleaseFeedback(ExchangeReleaseFeedback):
-    """Release the feedback of those who submitted through the exchange, and name the others instead of failing."""
+    """Release feedback to those who submitted through the exchange, and name the others instead of failing."""
 
     def copy_files(self) -> None:
         names: Any = self.coursedir
         pages = {*map(Path, glob(f"{self.src_path}/*.html"))}
         received = {page for page in pages if all(page.with_name(name).is_file() for name in RECEIPT)}
-        others = sorted(page.parts[-3] for page in pages - received)
-        if others:
+        without_receipt = sorted(page.parts[-3] for page in pages - received)
+        if without_receipt:
             command = f"`meshcraft feedback {names.assignment_id} --zip FILE`"
-            self.log.warning("Not submitted through the exchange: %s; %s has their pages", ", ".join(others), command)
+            self.log.warning(
+                "Not submitted through the exchange: %s; %s has their pages", ", ".join(without_receipt), command
+            )
         excluded = names.student_id_exclude
-        names.student_id_exclude = ",".join([*filter(None, [excluded]), *others])
+        names.student_id_exclude = ",".join([*filter(None, [excluded]), *without_receipt])
         super().copy_files()
         names.student_id_exclude = excluded
 
@@ -256,12 +258,12 @@ def save_grades(gradebook: Gradebook, nb: NotebookNode, where: tuple[str, str, s
 def _save_grade(grade: Any, cell: NotebookNode, waits: bool, same: bool) -> None:
     """Save like nbgrader; but a fault of the grader leaves the grade empty, for a person to set.
 
-    A manual score stays. It needs another review, unless cell and automatic score are unchanged.
+    A manual score stays. It needs another review, unless the cell and its automatic score are unchanged.
     """
     score = None if waits else utils.determine_grade(cell)[0]
-    looked_at = grade.manual_score is not None and same and grade.auto_score == score and not grade.needs_manual_grade
+    reviewed = grade.manual_score is not None and same and grade.auto_score == score and not grade.needs_manual_grade
     grade.auto_score = score
-    grade.needs_manual_grade = not looked_at and (score is None or grade.manual_score is not None)
+    grade.needs_manual_grade = not reviewed and (score is None or grade.manual_score is not None)
 
 
 def _save_comment(comment: Any, cell: NotebookNode) -> None:

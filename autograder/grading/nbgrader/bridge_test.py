@@ -18,8 +18,8 @@ from autograder.release.converters import NbgraderError, course_config, run_nbgr
 FIRST, SECOND, THIRD, *_ = POINTS
 
 
-def judged(verdict=PASS, points=2.0, **more):
-    return report(Result(FIRST, points, 2.0, verdict, **more))
+def judged(verdict=PASS, points=2.0, **fields):
+    return report(Result(FIRST, points, 2.0, verdict, **fields))
 
 
 def grades(course, student):
@@ -48,7 +48,7 @@ def test_points_arrive_in_the_gradebook_and_an_answer_in_words_waits_for_a_perso
     for student in rows:
         hand_in(course, student, answer="Because." if student == "ada" else "")
     (course / "submitted" / "eve" / "fsdp" / "fsdp.ipynb").write_text("{not json")
-    assert file_and_book(course, {student: given for student, (given, _) in rows.items()}) == {}
+    assert file_and_book(course, {student: student_report for student, (student_report, _) in rows.items()}) == {}
     assert {name: grades(course, name)[f"check-{FIRST}"] for name in rows} == {n: each for n, (_, each) in rows.items()}
     assert grades(course, "ada")["question"][::2] == (None, True)
     assert grades(course, "bob")["question"][::2] == (0.0, False)
@@ -95,7 +95,7 @@ def test_booking_again_changes_no_byte_and_removes_half_made_folders_alone(cours
         assert booking.clean_half_made(course, ledger.status("fsdp")) == [half] and copy.exists()
 
 
-def test_tampered_notebooks_get_the_released_cells_and_points_and_nothing_beside_them_is_copied(course):
+def test_tampered_notebooks_get_the_released_cells_and_points_and_no_other_file_is_copied(course):
     def tamper(notebook):
         cell(notebook, f"check-{FIRST}").metadata.nbgrader.points = 1000
         cell(notebook, f"check-{SECOND}").source = "print('nothing to see')"
@@ -111,8 +111,8 @@ def test_tampered_notebooks_get_the_released_cells_and_points_and_nothing_beside
     (folder / "numpy.py").write_text("stolen = True")
     (folder / "secret.txt").symlink_to(course / ".meshcraft" / "secret")
     assert file_and_book(course, {"eve": judged()}) == {}
-    most = {name: max_score for name, (_, max_score, _) in grades(course, "eve").items()}
-    assert most == {**{f"check-{name}": points for name, points in POINTS.items()}, "question": 2.0}
+    max_points = {name: max_score for name, (_, max_score, _) in grades(course, "eve").items()}
+    assert max_points == {**{f"check-{name}": points for name, points in POINTS.items()}, "question": 2.0}
     copy = booked(course, "eve")
     assert cell(copy, f"check-{SECOND}").source == f"check({SECOND})"
     assert cell(copy, FIRST).source == "# the twin" and copy.metadata.kernelspec.name == "python3"

@@ -40,7 +40,7 @@ if os.environ.get("MESHCRAFT_FULL"):
 
 @contextmanager
 def cluster(tmp_path, workers):
-    """The scheduler's address, the pids of its worker processes, and its own; ``busy`` exists once it has work."""
+    """The scheduler's address, its workers' pids, and its own process; ``busy`` exists once it has work."""
     script = tmp_path / "cluster.py"
     script.write_text(CLUSTER)
     command = [sys.executable, "-W", "ignore", str(script), str(workers), str(tmp_path / "busy")]
@@ -63,7 +63,7 @@ def hand_in_demo(course, students):
 
 
 def grade(course, *options):
-    """Grade with one worker on this machine: for so few, starting another takes longer than grading."""
+    """Grade with one worker on this machine: for so few submissions, starting another takes longer."""
     command = [sys.executable, "-m", "autograder.cli", "grade", "fsdp", "--course", str(course), "--json"]
     return subprocess.Popen(
         [*command, "--workers", "1", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -79,12 +79,12 @@ def judged(course):
 
 def test_a_cluster_gives_the_verdicts_of_this_machine_though_a_worker_is_killed(course, tmp_path):
     hand_in_demo(course, CLASS)
-    there = Path(shutil.copytree(course, tmp_path / "there"))  # with its secret
+    cluster_course = Path(shutil.copytree(course, tmp_path / "there"))  # with its secret
     with cluster(tmp_path, 2) as (address, workers, _):
-        on_cluster = grade(there, "--scheduler", address)
-        while not judged(there) and on_cluster.poll() is None:
+        on_cluster = grade(cluster_course, "--scheduler", address)
+        while not judged(cluster_course) and on_cluster.poll() is None:
             time.sleep(0.05)
-        before = judged(there)
+        before = judged(cluster_course)
         os.kill(workers[0], signal.SIGKILL)
         output, err = on_cluster.communicate()
     assert on_cluster.returncode == 0, err

@@ -65,18 +65,18 @@ def meshcraft(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["meshcraft", *arguments])
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        printed = capsys.readouterr()
-        assert (ended.value.code or 0) == status, printed.err
-        return SimpleNamespace(out=printed.out, err=printed.err)
+        captured = capsys.readouterr()
+        assert (ended.value.code or 0) == status, captured.err
+        return SimpleNamespace(out=captured.out, err=captured.err)
 
     return run
 
 
 def change(folder, due=None, chapters=(), students=(), points=None, drop=(), withdraw=(), **settings):
-    """What ``meshcraft init`` does, with a due date for ``fsdp`` alone."""
+    """Do what ``meshcraft init`` does, with a due date only for ``fsdp``."""
     dates = {} if due is None else {"fsdp": due}
-    more = {"points": points, "drop": drop, "withdraw": withdraw}
-    return init_course(folder, chapters=[*chapters], due=dates, settings=settings, students=[*students], **more)
+    options = {"points": points, "drop": drop, "withdraw": withdraw}
+    return init_course(folder, chapters=[*chapters], due=dates, settings=settings, students=[*students], **options)
 
 
 def exported(course):
@@ -112,8 +112,8 @@ def hand_in(course, student, change=None, *, answer="", name="fsdp.ipynb", stamp
 
 def report(*results):
     """A report of these results, with full points for the other functions."""
-    given = {result.name: result for result in results}
-    functions = (given.get(name, Result(name, points, points, PASS)) for name, points in POINTS.items())
+    results_by_name = {result.name: result for result in results}
+    functions = (results_by_name.get(name, Result(name, points, points, PASS)) for name, points in POINTS.items())
     return Report("fsdp", tuple(functions), isolation="bubblewrap")
 
 

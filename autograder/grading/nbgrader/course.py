@@ -97,17 +97,17 @@ def require_assignment(folder: Path, assignment: str) -> None:
     """Make sure that the course has this assignment, adding it to a folder that has only submissions.
 
     Raises:
-        CourseError: The course has other chapters and not this one, or has dropped it.
+        CourseError: The course has other chapters but not this one, or has dropped it.
     """
-    there = chapters_of(folder)
+    chapters = chapters_of(folder)
     if assignment in read_settings(folder).dropped:
         raise CourseError(
             f"{assignment} was dropped from this course; `meshcraft init {shlex.quote(str(folder))} --chapter "
-            f"{assignment}` takes it back"
+            f"{assignment}` restores it"
         )
-    if there and assignment not in there:
+    if chapters and assignment not in chapters:
         raise CourseError(
-            f"{assignment} is not in this course, which has {', '.join(there)}; `meshcraft init "
+            f"{assignment} is not in this course, which has {', '.join(chapters)}; `meshcraft init "
             f"{shlex.quote(str(folder))} --chapter {assignment}` adds it"
         )
     release = folder / "release" / assignment / f"{assignment}.ipynb"
@@ -167,10 +167,12 @@ def secret(folder: Path) -> bytes:
     try:
         content = path.read_bytes()
     except PermissionError:
-        raise CourseError(f"{path} is for {path.owner()} alone, who grades; assistants review and export") from None
+        raise CourseError(
+            f"{path} can be read only by {path.owner()}, who grades; assistants review and export"
+        ) from None
     if len(content) != SECRET_BYTES:
         raise CourseError(
-            f"{path} is damaged: {len(content)} bytes instead of {SECRET_BYTES}; put it back from a backup"
+            f"{path} is damaged: {len(content)} bytes instead of {SECRET_BYTES}; restore it from a backup"
         )
     return content
 
@@ -199,13 +201,15 @@ def locked(folder: Path) -> Iterator[None]:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except PermissionError as error:
-        who = path.owner() if path.parent.is_dir() and path.exists() else "its owner"
+        owner = path.owner() if path.parent.is_dir() and path.exists() else "its owner"
         raise CourseError(
-            f"no lock at {path}: {error.strerror}; only {who} grades and changes this course, "
+            f"{path} cannot be locked: {error.strerror}; only {owner} grades and changes this course, "
             "assistants review and export"
         ) from error
     except OSError as error:
-        raise CourseError(f"no lock at {path}: {error.strerror}; make the course folder writable for you") from error
+        raise CourseError(
+            f"{path} cannot be locked: {error.strerror}; make the course folder writable for you"
+        ) from error
     with os.fdopen(handle, "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

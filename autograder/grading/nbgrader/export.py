@@ -51,16 +51,16 @@ def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
     alike, late = Counter(map(same_name, names)), marked_late(course, assignment)
     for student in names:
         submission, entry = handed_in.get(student), entries.get(student)
-        known = booked.get(student, {})
+        booked_row = booked.get(student, {})
         changed = submission is not None and entry is not None and submission.digest != entry.submission
         state = NOTHING if submission is None and entry is None else CHANGED if changed else _state(entry)
-        if state == GRADED and known.get("waits"):
+        if state == GRADED and booked_row.get("waits"):
             state = BY_HAND
-        if state == HUMAN and entry and entry.booked and known and not known["waits"]:
+        if state == HUMAN and entry and entry.booked and booked_row and not booked_row["waits"]:
             state = GRADED  # a person has given the points that the grader could not
         report = entry.report if entry else None
         first = _why(entry) if state == HUMAN else _remedy(state, assignment)
-        undated = (UNDATED_LATE if student in late else UNDATED) if known.get("undated") else ""
+        undated = (UNDATED_LATE if student in late else UNDATED) if booked_row.get("undated") else ""
         twin = TWIN if alike[same_name(student)] > 1 else ""
         notes = [*_roster_note(student, enrolled), *_notes(submission, entry, undated, twin)]
         judged = scaled(report, points) if report else None
@@ -70,10 +70,10 @@ def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
                 "chapter": assignment,
                 "student": student,
                 "state": state,
-                "points": known.get("points", so_far) if so_far is not None else None,
+                "points": booked_row.get("points", so_far) if so_far is not None else None,
                 "max_points": judged.max_points if judged else None,
-                "days_late": known.get("scores", {}).get("days_late", 0),
-                "late_penalty": known.get("scores", {}).get("late_penalty", 0.0),
+                "days_late": booked_row.get("scores", {}).get("days_late", 0),
+                "late_penalty": booked_row.get("scores", {}).get("late_penalty", 0.0),
                 "why": "; ".join(filter(None, [first, *notes])),
                 "notes": [note for note in (first, *notes) if note],
                 "denied": _denied(entry),
@@ -114,19 +114,19 @@ def canvas_csv(course: Path, assignments: list[str], columns: Mapping[str, str])
     ]
     for student, person in people.items():
         scores = {heads[name]: row["score"] for name, row in grades.get(student, {}).items()}
-        who = {"Student": _name(person) or student, "ID": _lms_id(person), "SIS Login ID": student}
-        who["Section"] = enrolled.get(student, {}).get("section", "")
-        rows.append({**who, **scores})
+        identity = {"Student": _name(person) or student, "ID": _lms_id(person), "SIS Login ID": student}
+        identity["Section"] = enrolled.get(student, {}).get("section", "")
+        rows.append({**identity, **scores})
     return csv_text(["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *heads.values()], rows)
 
 
 def scores(course: Path, assignment: str) -> dict[str, float]:
-    """Every student's score in the gradebook, lateness taken off."""
-    return {student: known["scores"]["score"] for student, known in _booked(course.resolve(), assignment).items()}
+    """Every student's score in the gradebook, after the late penalty."""
+    return {student: row["scores"]["score"] for student, row in _booked(course.resolve(), assignment).items()}
 
 
 def penalties(course: Path, assignments: list[str]) -> dict[str, float]:
-    """The points that lateness takes off each final grade, by student, and by chapter where there are several."""
+    """The points that lateness takes off each final grade, by student, and by chapter if there are several."""
     _, grades, _ = _final(course, assignments)
     return {
         f"{student} ({name})" if len(assignments) > 1 else student: row["late_penalty"]
@@ -152,7 +152,7 @@ def moodle_csv(course: Path, assignments: list[str]) -> str:
 
 
 def gradescope_csv(course: Path, assignments: list[str]) -> str:
-    """The grades with the columns of Gradescope's own export, which has a score and the most points per assignment."""
+    """The grades with the columns of Gradescope's own export, which has a score and a maximum per assignment."""
     people, grades, worth = _final(course, assignments)
     rows = [
         {
@@ -175,26 +175,26 @@ def _heads(assignments: list[str], columns: Mapping[str, str]) -> dict[str, str]
 
 def _about(person: Any, *titles: str) -> dict[str, str]:
     """First name, last name and email address under these titles; empty where the gradebook does not know them."""
-    known = (getattr(person, name, None) or "" for name in ("first_name", "last_name", "email"))
-    return dict(zip(titles, known, strict=True))
+    values = (getattr(person, name, None) or "" for name in ("first_name", "last_name", "email"))
+    return dict(zip(titles, values, strict=True))
 
 
 def _final(course: Path, assignments: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]], dict[str, Any]]:
-    """Students who have not left, the rows of their final grades by student and assignment, and what each is worth."""
+    """Students who have not left, the rows of their final grades by student and assignment, and each one's points."""
     grades: dict[str, dict[str, Any]] = {}
     for name in assignments:
         for row in _grades(course, name):
-            found = grades.setdefault(row["student"], {})
+            final_rows = grades.setdefault(row["student"], {})
             if row["state"] == GRADED and "score" in row:
-                found[name] = row
+                final_rows[name] = row
     enrolled = register.values(course, register.ENROLLED)
     with open_gradebook(course) as gradebook:
-        known = {str(student.id): student for student in gradebook.students}
+        people = {str(student.id): student for student in gradebook.students}
         worth: dict[str, Any] = {str(each.name): each.max_score for each in gradebook.assignments}
-        stay = [name for name in sorted({*known, *grades}) if not enrolled.get(name, {}).get("left")]
-        for student in known.values():
+        stay = [name for name in sorted({*people, *grades}) if not enrolled.get(name, {}).get("left")]
+        for student in people.values():
             gradebook.db.expunge(student)
-    return {name: known.get(name) for name in stay}, grades, worth
+    return {name: people.get(name) for name in stay}, grades, worth
 
 
 def csv_text(head: list[str], rows: list[dict[str, Any]]) -> str:
@@ -240,25 +240,25 @@ def _remedy(state: str, assignment: str) -> str:
 
 
 def _roster_note(student: str, enrolled: Mapping[str, Any]) -> list[str]:
-    """A note on someone who is not on the list of students, with the name on it that is most like theirs."""
+    """A note on someone who is not on the list of students, with the most similar name on it."""
     if student in enrolled:
         return ["has left the course"] if enrolled[student]["left"] else []
     if not enrolled:
         return []
     near = {same_name(name): name for name in enrolled}
-    found = get_close_matches(same_name(student), near, 1)
-    like = f", which has {near[found[0]]}; rename the folder if that is who it is" if found else ""
-    return [f"not on the list of students{like}"]
+    matches = get_close_matches(same_name(student), near, 1)
+    suggestion = f", which has {near[matches[0]]}; rename the folder if that is the same person" if matches else ""
+    return [f"not on the list of students{suggestion}"]
 
 
-def _notes(submission: Submission | None, entry: Entry | None, *more: str) -> list[str]:
+def _notes(submission: Submission | None, entry: Entry | None, *extra_notes: str) -> list[str]:
     denied = _denied(entry)
     refused = f"the sandbox refused {', '.join(denied[:SHOWN])}{', …' if len(denied) > SHOWN else ''}" if denied else ""
-    return [*filter(None, [submission.note if submission else "", *more, refused])]
+    return [*filter(None, [submission.note if submission else "", *extra_notes, refused])]
 
 
 def _denied(entry: Entry | None) -> list[str]:
-    """What the sandbox refused, in the order of the functions, each once."""
+    """The calls that the sandbox refused, in the order of the functions, without repetition."""
     results = entry.report.functions if entry and entry.report else ()
     return list(dict.fromkeys(call for result in results for call in result.denied))
 
@@ -276,7 +276,7 @@ def _scores(row: dict[str, Any], booked: dict[str, Any] | None) -> dict[str, Any
     if booked is None or row["state"] not in (GRADED, BY_HAND, CHANGED, HUMAN):
         return {}
     if row["state"] == HUMAN and not booked["scores"]["score"]:
-        return {}  # what waits for a person and has earned nothing yet is no zero
+        return {}  # a submission that waits for a person and has earned nothing yet is not a zero
     so_far = {} if row["state"] == GRADED else {"state": f"{row['state']} (score so far)"}
     return {**booked["scores"], **so_far}
 

@@ -40,7 +40,7 @@ VERBATIM = re.compile(r"(^```.*?^```|(?<!`)`[^`\n]+`(?!`)|\$\$.+?\$\$|\$[^$\n]+\
 FORMULA = re.compile(r"(?<=[\w)\]}])\*+(?=[\w(\[{\\])|(?<!\w)__(?=\w+__)|(?<=\w)__(?!\w)|\\(?=\W)")
 KEPT = {ord(character): 0xE000 + ord(character) for character in "*_\\"}  # private use: no Markdown, no meaning
 TYPED = {private: character for character, private in KEPT.items()}
-MANY = 8  # pages from which on more processes are worth their start
+MANY = 8  # from this many pages on, starting more processes pays off
 PROSE = set("p br hr em strong del code pre blockquote ul ol li h1 h2 h3 h4 table thead tbody tr th td sub sup".split())
 
 
@@ -63,9 +63,9 @@ def write_feedback(
         entries = ledger.status(assignment)
     pages, problems = [], {}
     due = [entry.student for entry in entries if entry.booked]
-    with _mapping(workers if len(due) >= MANY else 1) as each:
-        made = each(_try_page, [(course, assignment, student) for student in due])
-        for student, (page, problem) in zip(due, made, strict=True):
+    with _mapping(workers if len(due) >= MANY else 1) as map_pages:
+        outcomes = map_pages(_try_page, [(course, assignment, student) for student in due])
+        for student, (page, problem) in zip(due, outcomes, strict=True):
             if page is None:
                 problems[student] = problem
             else:
@@ -93,9 +93,9 @@ def _mapping(workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
         yield pool.map
 
 
-def _try_page(what: tuple[Path, str, str]) -> tuple[Path | None, str]:
+def _try_page(arguments: tuple[Path, str, str]) -> tuple[Path | None, str]:
     try:
-        return _write_page(*what), ""
+        return _write_page(*arguments), ""
     except Exception as error:
         return None, f"{type(error).__name__}: {error}"
 
@@ -144,20 +144,20 @@ class Waiting(NbGraderPreprocessor):
         return nb, resources
 
     def _late(self, submission: Any) -> str:
-        """How late it was and what that costs, in a sentence; empty if it was on time."""
+        """Describe in a sentence how late it was and what that costs; empty if it was on time."""
         seconds, plugin = submission.total_seconds_late, late_plugin(self.config)
         if not seconds:
             return ""
         rule = plugin.reason(seconds) if isinstance(plugin, LatePenalty) else f"{duration(seconds)} after the due date"
         hours = submission.extension.total_seconds() / 3600 if submission.extension else 0
-        return f"{rule}; your extension of {hours:g} hours is counted in" if hours else rule
+        return f"{rule}; your extension of {hours:g} hours is included" if hours else rule
 
 
 def judged(cell: NotebookNode, notebook: NotebookNode, chapter: str) -> Markup:
     """A check cell's verdict as HTML; a template filter. An older verdict is shown as it was booked."""
     name = cell.metadata.nbgrader.grade_id.removeprefix(CHECK)
-    every = notebook.metadata.get("meshcraft", {}).get("functions", [])
-    summary = next((function for function in every if function["name"] == name), {})
+    summaries = notebook.metadata.get("meshcraft", {}).get("functions", [])
+    summary = next((function for function in summaries if function["name"] == name), {})
     if "facts" not in summary:
         return Markup("".join(output.data["text/html"] for output in cell.outputs))
     result = Result.from_json(_fields(summary))
@@ -167,7 +167,7 @@ def judged(cell: NotebookNode, notebook: NotebookNode, chapter: str) -> Markup:
         if c.cell_type == "code"
         for number, line in enumerate(c.source.split("\n"), 1)
     }
-    wrong = [function["name"] for function in every[: every.index(summary)] if function["verdict"] != PASS]
+    wrong = [function["name"] for function in summaries[: summaries.index(summary)] if function["verdict"] != PASS]
     first = first_used(result.name, wrong, "\n".join(c.source for c in notebook.cells if c.cell_type == "code"))
     site = notebook.metadata.get("meshcraft", {}).get("site", "")
     return Markup(function_html(chapter, result, sources, first=first, site=site))
@@ -201,7 +201,7 @@ def first_used(name: str, others: Collection[str], source: str) -> str:
 
 
 def listing(cell: NotebookNode, verdicts: Mapping[str, Any]) -> Markup:
-    """The cell's source with numbered lines, marking those that a verdict points at; a template filter."""
+    """The cell's source with numbered lines, marking those that a verdict points to; a template filter."""
     pointed = {line for function in verdicts.get("functions", []) for line in function["lines"]}
     lines = []
     for number, line in enumerate(cell.source.split("\n"), 1):
@@ -227,10 +227,10 @@ def prose(text: str) -> Markup:
 
 
 def _as_typed(text: str) -> str:
-    """Replace what Markdown would take out of a formula by ``KEPT``, outside of code and dollar signs."""
+    """Replace what Markdown would remove from a formula, using ``KEPT``, outside of code and dollar signs."""
     parts = VERBATIM.split(text)
     return "".join(
-        part if n % 2 else FORMULA.sub(lambda found: found[0].translate(KEPT), part) for n, part in enumerate(parts)
+        part if n % 2 else FORMULA.sub(lambda match: match[0].translate(KEPT), part) for n, part in enumerate(parts)
     )
 
 

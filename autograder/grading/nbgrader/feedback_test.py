@@ -105,7 +105,7 @@ def official(name, function, *, secret=b"s" * 32):
 
 def leaked(text, hidden):
     """Numbers of five or more digits in a text that equal a hidden number as it would be printed."""
-    found = []
+    leaks = []
     for shown in re.findall(r"\d*\.\d+(?:e[+-]\d+)?", text):
         digits = re.sub(r"e.*", "", shown).replace(".", "").lstrip("0")
         if len(digits) >= 5:
@@ -113,8 +113,8 @@ def leaked(text, hidden):
             at = np.searchsorted(hidden, value)
             nearest = min(abs(hidden[max(0, at - 1) : at + 1] - value), default=1.0)
             if nearest <= 0.5 * 10.0 ** (np.floor(np.log10(value)) + 1 - len(digits)):
-                found.append(shown)
-    return found
+                leaks.append(shown)
+    return leaks
 
 
 def write_page(course, student, results, change=None):
@@ -131,18 +131,18 @@ def page_of(course, student):
     return path.read_text()
 
 
-def stepped(points=5.0, verdict=PASS, **more):
+def stepped(points=5.0, verdict=PASS, **fields):
     """A result of ``fsdp_loss`` with a step, the course's own."""
     step = reference_step("fsdp", "fsdp_loss")
     assert step
-    return Result("fsdp_loss", points, 5.0, verdict, timeline=to_summary(step), **more)
+    return Result("fsdp_loss", points, 5.0, verdict, timeline=to_summary(step), **fields)
 
 
 def test_a_page_says_what_was_measured_first_in_words_and_asks_nobody(course):
-    how = {"unit": Unit.RELATIVE, "case": "data=8"}
-    where = {"naive": 8, "line": "gather_params:2", "message": "8 times too large"}
-    fact = Fact("gradients", Kind.GRADIENTS, False, 7, 2e-5, **how, **where)
-    passed = Fact("values", Kind.VALUES, True, 1.2e-7, 2e-5, **how)
+    shared_fields = {"unit": Unit.RELATIVE, "case": "data=8"}
+    details = {"naive": 8, "line": "gather_params:2", "message": "8 times too large"}
+    fact = Fact("gradients", Kind.GRADIENTS, False, 7, 2e-5, **shared_fields, **details)
+    passed = Fact("values", Kind.VALUES, True, 1.2e-7, 2e-5, **shared_fields)
     result = Result("gather_params", 1.5, 3.0, PARTIAL, (passed, fact), denied=("socket(AF_INET)",))
     html = write_page(course, "ada", [result, stepped()])
     page = Page(html)
@@ -153,9 +153,9 @@ def test_a_page_says_what_was_measured_first_in_words_and_asks_nobody(course):
     assert policy == {**none, "style-src": "'unsafe-inline'"}
     assert page.meta["referrer"] == "no-referrer"
     assert page.text.index("8 times too large") < page.text.index("1.2e-07")
-    wanted = ["1.5 / 3", MEANING[PARTIAL], "The scale of a gradient", "meshcraft hint fsdp gather_params"]
-    wanted += ["meshcraft check fsdp gather_params", "socket(AF_INET)", "Trying costs nothing", "bubblewrap"]
-    assert [words for words in wanted if words not in page.text] == []
+    phrases = ["1.5 / 3", MEANING[PARTIAL], "The scale of a gradient", "meshcraft hint fsdp gather_params"]
+    phrases += ["meshcraft check fsdp gather_params", "socket(AF_INET)", "Trying costs nothing", "bubblewrap"]
+    assert [words for words in phrases if words not in page.text] == []
     assert "#line-gather_params:2" in page.addresses and "line-gather_params:2" in page.ids
     assert {address[1:] for address in page.addresses} <= {*page.ids}
 
@@ -181,9 +181,9 @@ def test_both_steps_are_drawn_on_one_scale_and_the_sentence_has_the_reports_figu
 
 
 def test_the_reference_that_is_drawn_is_the_one_that_limits_are_set_against():
-    known, step = references("fsdp")["fsdp_loss"], reference_step("fsdp", "fsdp_loss")
-    assert step and step.seconds == pytest.approx(known["seconds"]["reference"], rel=1e-9)
-    assert step.exposed_seconds == pytest.approx(known["exposed"]["reference"], rel=1e-9)
+    figures, step = references("fsdp")["fsdp_loss"], reference_step("fsdp", "fsdp_loss")
+    assert step and step.seconds == pytest.approx(figures["seconds"]["reference"], rel=1e-9)
+    assert step.exposed_seconds == pytest.approx(figures["exposed"]["reference"], rel=1e-9)
 
 
 @pytest.mark.parametrize("name", HIDDEN)
@@ -200,12 +200,12 @@ def test_no_hidden_value_is_in_the_report_or_on_the_page(name):
 
 
 def test_the_same_submission_gives_the_same_bytes():
-    found = mutant("averages_the_loss")[0], official("fsdp_loss", WRONG["averages_the_loss"].function)[0]
-    first, again = (json.dumps(result.to_json()) for result in found)
+    results = mutant("averages_the_loss")[0], official("fsdp_loss", WRONG["averages_the_loss"].function)[0]
+    first, again = (json.dumps(result.to_json()) for result in results)
     assert first == again
     assert json.dumps(Result.from_json(json.loads(first)).to_json()) == first
     through = json.dumps(json.loads(first), sort_keys=True)
-    assert json.dumps(Result.from_json(json.loads(through)).to_json()) == first, "as the ledger gives it back"
+    assert json.dumps(Result.from_json(json.loads(through)).to_json()) == first, "as the ledger returns it"
 
 
 def test_whatever_a_student_wrote_is_text(course):
@@ -214,16 +214,16 @@ def test_whatever_a_student_wrote_is_text(course):
         cell(notebook, "shard_params").source = f"# {HOSTILE}\n" * 3
         notebook.cells.append(nbformat.v4.new_code_cell(f"'''{HOSTILE}'''", id="mine"))
 
-    brief = stepped().timeline
-    assert brief
-    texts = [HOSTILE[:100] if ":" in text else text for text in brief["texts"]]
+    summary = stepped().timeline
+    assert summary
+    texts = [HOSTILE[:100] if ":" in text else text for text in summary["texts"]]
     fields = {name: HOSTILE for name in ("measured", "limit", "of", "case", "message")}
     fact = Fact(HOSTILE, Kind.MEMORY, False, line="shard_params:2", **fields)  # type: ignore[arg-type]
     odd = Fact("values", Kind.VALUES, None, message=HOSTILE)
     results = [
         Result("shard_params", 1.0, 2.0, PARTIAL, (fact, odd), HOSTILE, HOSTILE, (HOSTILE,)),
         Result("gather_params", 0.0, 3.0, STUDENT_ERROR, (), HOSTILE, HOSTILE),
-        Result("fsdp_loss", 5.0, 5.0, PASS, timeline={**brief, "texts": texts}),
+        Result("fsdp_loss", 5.0, 5.0, PASS, timeline={**summary, "texts": texts}),
     ]
     html = write_page(course, "eve", results, change)
     page = Page(html)
@@ -254,7 +254,7 @@ def test_a_step_that_cannot_be_read_is_left_out():
         assert "svg" not in function_html("fsdp", Result("fsdp_loss", 5.0, 5.0, PASS, timeline=broken), {})
 
 
-def test_an_error_is_told_by_its_type_its_words_and_the_students_own_line():
+def test_an_error_is_reported_with_its_type_its_message_and_the_students_own_line():
     ours = "/srv/grader/site-packages/jax/_src/core.py"
     phrases = f"TypeError: add got (8,) and (4,) at {ours}:12 and meshcraft-cell:fsdp_loss:9"
     result = Result("fsdp_loss", 0.0, 5.0, STUDENT_ERROR, (), "fsdp_loss:9", phrases)
@@ -277,8 +277,8 @@ def test_a_fault_of_the_grader_waits_for_a_person_and_its_words_are_not_the_stud
     fault = Result("fsdp_loss", 0.0, 5.0, NEEDS_HUMAN, message="KeyError: 'our own mistake'")
     page = Page(write_page(course, "flo", [fault]))
     assert "our own mistake" not in page.text and MEANING[NEEDS_HUMAN] in page.text
-    others = sum(task.points for task in CONTRACT.tasks) - 5
-    assert "waits for a person" in page.text and f"so far {others:g} / " in page.text
+    other_points = sum(task.points for task in CONTRACT.tasks) - 5
+    assert "waits for a person" in page.text and f"so far {other_points:g} / " in page.text
 
 
 @pytest.mark.parametrize("verdict", [verdicts.REFUSED, verdicts.LIMIT_EXCEEDED])

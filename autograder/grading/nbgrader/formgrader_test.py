@@ -101,5 +101,7 @@ def test_the_report_and_feedback_fit_a_phone_and_are_accessible(course, meshcraf
             page.goto((course / name).as_uri())
             assert page.evaluate("document.documentElement.scrollWidth") == 390, name
             page.evaluate(AXE)
-            found = page.evaluate("axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations)")
-            assert [each["id"] for each in found if each["impact"] in ("serious", "critical")] == [], name
+            violations = page.evaluate(
+                "axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations)"
+            )
+            assert [each["id"] for each in violations if each["impact"] in ("serious", "critical")] == [], name

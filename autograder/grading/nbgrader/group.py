@@ -1,4 +1,4 @@
-"""A course folder shared with assistants: open to one Unix group, all but the secret."""
+"""A course folder shared with assistants: all of it but the secret is open to one Unix group."""
 
 import grp
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from autograder.grading.nbgrader.settings import CourseError, read_settings
 
 HIDDEN = ".meshcraft"
-PRIVATE = ("secret", "lock")  # in .meshcraft, for the owner alone
+PRIVATE = ("secret", "lock")  # in .meshcraft, for the owner only
 
 
 def require_group(name: str) -> int:
@@ -27,7 +27,7 @@ def require_group(name: str) -> int:
 
 
 def close(folder: Path) -> None:
-    """Close a course folder to the group that it was open to, as far as the files are the caller's own."""
+    """Close a course folder to the group that it was open to, as far as the caller owns the files."""
     for path in (folder, *sorted(folder.rglob("*"))):
         if not path.is_symlink() and path.stat().st_uid == os.getuid():
             path.chmod(stat.S_IMODE(path.stat().st_mode) & 0o700)
@@ -49,12 +49,12 @@ def share(folder: Path) -> None:
         status = path.stat()
         mode = stat.S_IMODE(status.st_mode)
         sticky = 0o1000 if path.name == HIDDEN else 0  # so that nobody else can replace the secret
-        wanted = (mode & ~0o007) | (0o2070 | sticky if path.is_dir() else 0o060 if mode & stat.S_IWUSR else 0o040)
+        new_mode = (mode & ~0o007) | (0o2070 | sticky if path.is_dir() else 0o060 if mode & stat.S_IWUSR else 0o040)
         try:
             if status.st_gid != group:
                 os.chown(path, -1, group)
-            if stat.S_IMODE(path.stat().st_mode) != wanted:
-                path.chmod(wanted)
+            if stat.S_IMODE(path.stat().st_mode) != new_mode:
+                path.chmod(new_mode)
         except PermissionError as error:
             if status.st_uid == os.getuid():
                 raise CourseError(

@@ -22,19 +22,19 @@ __all__ = ["fake"]  # a fixture
 
 
 def act_as_assistant(term: str) -> None:
-    """What an assistant does and cannot do in a shared course; the process becomes another user for good."""
+    """Do what an assistant can do in a shared course, and try what they cannot; permanently become another user."""
     shared = Path(term)
-    exported(shared)  # imports what is imported late
+    exported(shared)  # triggers the late imports
     os.setgroups([65534])
     os.setgid(1000)
     os.setuid(1000)
     with open_gradebook(shared) as gradebook:
-        given: Any = gradebook.find_grade("question", *WHERE, "ada")
-        given.manual_score, given.needs_manual_grade = 1.5, False
+        grade_row: Any = gradebook.find_grade("question", *WHERE, "ada")
+        grade_row.manual_score, grade_row.needs_manual_grade = 1.5, False
         gradebook.db.commit()
     assert exported(shared)["ada"]["score"] == "19.5"
     people.extend(shared, "fsdp", ["ada"], 24)
-    with pytest.raises(CourseError, match=r"secret is for root alone, who grades"):
+    with pytest.raises(CourseError, match=r"secret can be read only by root, who grades"):
         secret(shared)
     with pytest.raises(CourseError, match="only root grades and changes this course"):
         grade(shared)

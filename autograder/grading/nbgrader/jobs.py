@@ -1,4 +1,4 @@
-"""One grading, a pure function of its `Job`, by this thread's warm sandboxed processes.
+"""One grading: a pure function of its `Job`, run in this thread's warm sandboxed processes.
 
 Whatever this module imports can change a verdict (see `keys`), so nothing about classes and gradebooks belongs here.
 """
@@ -26,7 +26,7 @@ class Job:
         notebook: Its bytes.
         student: The student's name.
         secret: The course's secret.
-        level: The sandbox's level; empty for the best of the machine it runs on.
+        level: The sandbox's level; empty for the best one on the machine it runs on.
         fingerprint: The required fingerprint of that machine's course and packages; empty to skip the comparison.
         limits: Limits other than the defaults.
         variants: The course's variants by function.
@@ -73,7 +73,7 @@ def grade_one(job: Job) -> Outcome:
     if job.fingerprint and job.fingerprint != fingerprint(job.chapter):
         return Outcome(
             None,
-            f"{platform.node()} has another version of the course, of Python or of a package than the machine that "
+            f"{platform.node()} has a different version of the course, of Python or of a package than the machine that "
             "the class is graded from; install the same on both",
         )
     try:
@@ -116,7 +116,7 @@ def verdict_for_all(
     *,
     unreadable: bool = False,
 ) -> Report:
-    """A report with the same verdict for every function of the chapter that is graded, and no points."""
+    """A report with the same verdict for every graded function of the chapter, and no points."""
     tasks = [task for task in load(chapter).tasks if task.name not in ungraded]
     functions = tuple(
         Result(task.name, 0.0, float(task.points), verdict, message=message, unreadable=unreadable) for task in tasks

@@ -1,7 +1,7 @@
 """The key of a stored verdict: the hash of everything that can change it, and of nothing else.
 
 Besides the submission and the packages that compute, these are the files that the sandbox shows to a student's code
-and those that the judging process imports. A change of any other file leads to no new judging.
+and those that the judging process imports. A change to any other file does not cause another judging.
 """
 
 from __future__ import annotations
@@ -61,27 +61,27 @@ def fingerprint(chapter: str) -> str:
 
 def contract_hash(chapter: str) -> str:
     """The hash of everything that decides a chapter's verdicts besides the submission and the packages."""
-    whole = hashlib.sha256("\n".join(lab_code(chapter)).encode())
+    hasher = hashlib.sha256("\n".join(lab_code(chapter)).encode())
     for path in sources(chapter):
         base = ROOT if path.is_relative_to(ROOT) else home(chapter)
-        whole.update(f"{path.relative_to(base)}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return whole.hexdigest()
+        hasher.update(f"{path.relative_to(base)}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return hasher.hexdigest()
 
 
 def sources(chapter: str) -> list[Path]:
     """The files that can change a chapter's verdicts: what the sandbox shows, its contract, what judging imports."""
-    load(chapter)  # an own chapter that cannot be imported is named
+    load(chapter)  # names a course's own chapter that cannot be imported
     imported = _imported(chapter, contract_folder(chapter).parent)
-    shown = {file for path in (*mounted(chapter), *own_mounted(chapter)) for file in (path, *path.rglob("*"))}
-    read = {file for file in shown if file.suffix in READ and not file.name.endswith("_test.py")}
-    return sorted({*imported, *read, *contract_files(chapter)})
+    mounted_files = {file for path in (*mounted(chapter), *own_mounted(chapter)) for file in (path, *path.rglob("*"))}
+    source_files = {file for file in mounted_files if file.suffix in READ and not file.name.endswith("_test.py")}
+    return sorted({*imported, *source_files, *contract_files(chapter)})
 
 
 @cache
 def _imported(chapter: str, chapters: Path) -> frozenset[Path]:
     """The files that the judging process imports; ``chapters`` is the folder that has the chapter."""
     AddPackagePath("autograder.chapters", str(chapters))
-    finder = ModuleFinder([str(ROOT)])  # of this repository: packages count by their versions
+    finder = ModuleFinder([str(ROOT)])  # only this repository: packages count through their versions
     for name in (JUDGING, f"autograder.chapters.{chapter}"):
         finder.import_hook(name)
     return frozenset(Path(file) for module in finder.modules.values() if (file := vars(module)["__file__"]))

@@ -58,7 +58,9 @@ def test_everything_that_a_judging_process_loads_counts():
         [sys.executable, "-c", JUDGE_ONE, str(stub)], cwd=ROOT, env=env, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["fault"] == "" and found["functions"] == 5
-    ours = {path for each in found["files"] if (path := Path(each)).is_relative_to(ROOT) and ".venv" not in path.parts}
-    assert len(ours) > 50 and not ours - {*sources("zero")}
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    assert outcome["fault"] == "" and outcome["functions"] == 5
+    loaded_files = {
+        path for each in outcome["files"] if (path := Path(each)).is_relative_to(ROOT) and ".venv" not in path.parts
+    }
+    assert len(loaded_files) > 50 and not loaded_files - {*sources("zero")}

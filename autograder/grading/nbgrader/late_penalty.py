@@ -21,7 +21,7 @@ class LatePenalty(BasePlugin):
 
     per_day = Float(0.0, help="Percent of the points earned that each day begun takes off.").tag(config=True)
     grace = Float(0.0, help="Minutes after the due date that count as on time.").tag(config=True)
-    at_most = Float(100.0, help="Percent of the points earned that lateness takes off at most.").tag(config=True)
+    at_most = Float(100.0, help="The largest percentage of the points earned to take off.").tag(config=True)
 
     def late_submission_penalty(self, student_id: str, score: float, total_seconds_late: float) -> float | None:
         """The points to deduct from ``score``; None if none. nbgrader calls this."""
@@ -31,23 +31,23 @@ class LatePenalty(BasePlugin):
         return score * percent / 100 or None
 
     def reason(self, seconds: float) -> str:
-        """The rule that was applied to a submission that came so much after its due date, as a sentence."""
+        """Describe in a sentence the rule applied to a submission that came this much after its due date."""
         late = f"handed in {duration(seconds)} after the due date"
         if seconds <= MINUTE * self.grace:
             return f"{late}: {self.grace:g} minutes count as on time"
         if not self.per_day:
             return late
-        most = f", at most {self.at_most:g}%" if self.at_most < 100 else ""
-        return f"{late}: {count_of(days_begun(seconds), 'day')} begun, {self.per_day:g}% of the points each{most}"
+        cap = f", at most {self.at_most:g}%" if self.at_most < 100 else ""
+        return f"{late}: {count_of(days_begun(seconds), 'day')} begun, {self.per_day:g}% of the points each{cap}"
 
 
 def days_begun(seconds: float) -> int:
-    """The days that a delay has begun."""
+    """A delay in days, rounded up."""
     return math.ceil(seconds / DAY)
 
 
 def duration(seconds: float) -> str:
-    """A delay in words, in the largest unit of which it is at least two."""
+    """A delay in words, in the largest unit of which it has at least two."""
     unit, size = next(((n, s) for n, s in (("day", DAY), ("hour", HOUR)) if seconds >= 2 * s), ("minute", MINUTE))
     return count_of(max(1, math.floor(seconds / size)), unit)
 
@@ -87,5 +87,5 @@ def set_penalties(plugin: Any, submission: Any) -> None:
     late = submission.total_seconds_late
     for notebook in submission.notebooks:
         score = notebook.score
-        off = plugin.late_submission_penalty(str(submission.student.id), score, late) if late else None
-        notebook.late_submission_penalty = off and min(max(off, 0.0), score)
+        penalty = plugin.late_submission_penalty(str(submission.student.id), score, late) if late else None
+        notebook.late_submission_penalty = penalty and min(max(penalty, 0.0), score)

@@ -21,7 +21,7 @@ class Ranking:
 
     Attributes:
         function: Its name.
-        figures: What is compared, the first of them deciding, and the unit of each.
+        figures: The quantities compared, each with its unit; the first one decides.
         reference: The reference's number for each figure.
         rows: A chosen name and its number for each figure; None where it was not measured.
     """
@@ -79,8 +79,8 @@ def rankings(course: Path, assignment: str, names: dict[str, str]) -> list[Ranki
     passing: dict[str, dict[str, dict[str, Best]]] = {}
     for student, entry in entries.items():
         for result in entry.report.functions if entry.report else ():
-            if result.verdict == PASS and (found := _in_order(result)):
-                passing.setdefault(result.name, {})[names[student]] = found
+            if result.verdict == PASS and (best_figures := _in_order(result)):
+                passing.setdefault(result.name, {})[names[student]] = best_figures
     return [_ranking(function, figures) for function, figures in passing.items()]
 
 
@@ -96,9 +96,10 @@ def _in_order(result: Result) -> dict[str, Best]:
 
 
 def _ranking(function: str, passing: dict[str, dict[str, Best]]) -> Ranking:
-    about = {figure: best for found in passing.values() for figure, best in found.items()}
+    about = {figure: best for figures in passing.values() for figure, best in figures.items()}
     rows = [
-        (name, [best.yours if (best := found.get(each)) else None for each in about]) for name, found in passing.items()
+        (name, [best.yours if (best := figures.get(each)) else None for each in about])
+        for name, figures in passing.items()
     ]
     rows.sort(key=lambda row: ([(value is None, value) for value in row[1]], row[0]))
     units = [(figure, best.unit) for figure, best in about.items()]

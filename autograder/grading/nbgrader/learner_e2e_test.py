@@ -50,16 +50,18 @@ class Lab:
 
     def run(self, begin):
         """The output of a cell after running it."""
-        found = self.cell(begin)
-        found.locator(".cm-content").click()
+        code_cell = self.cell(begin)
+        code_cell.locator(".cm-content").click()
         self.page.keyboard.press("Control+Enter")
         self.runs += 1
-        expect(found.locator(".jp-InputPrompt")).to_have_text(f"[{self.runs}]:")
-        return found.locator(".jp-OutputArea")
+        expect(code_cell.locator(".jp-InputPrompt")).to_have_text(f"[{self.runs}]:")
+        return code_cell.locator(".jp-OutputArea")
 
     def save(self):
         """Save; return the notebook as it is on disk."""
-        with self.page.expect_response(lambda one: one.request.method == "PUT" and "/api/contents/" in one.url) as put:
+        with self.page.expect_response(
+            lambda response: response.request.method == "PUT" and "/api/contents/" in response.url
+        ) as put:
             self.page.keyboard.press("ControlOrMeta+s")
         assert put.value.ok
         return nbformat.read(self.path, as_version=4)

@@ -1,7 +1,7 @@
-"""The ledger: every verdict of a course, in one SQLite file. It is authoritative; the gradebook is made from it.
+"""The ledger: every verdict of a course, in one SQLite file. It is authoritative; the gradebook is derived from it.
 
-A verdict is filed under a key, the hash of everything it depends on (`keys`). A write is one transaction, on disk when
-it returns.
+A verdict is filed under a key, the hash of everything it depends on (`keys`). A write is one transaction, which is on
+disk when the call returns.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ REMEDIES = (
     ("locked", "another program uses it; wait, or end that program, and run the same command again"),
     ("full", "the disk is full; free some space and run the same command again; nothing recorded so far is lost"),
     ("readonly", "it cannot be written; make the course folder writable for you and run the same command again"),
-    ("unable to open", "make sure that the course folder exists and that you may write in it"),
+    ("unable to open", "make sure that the course folder exists and that you can write to it"),
     ("disk i/o", "the disk reports an error; check that it is not full, then run the same command again"),
-    ("not a database", "the file is damaged; put it back from a backup, or move it away and grade again"),
-    ("malformed", "the file is damaged; put it back from a backup, or move it away and grade again"),
+    ("not a database", "the file is damaged; restore it from a backup, or move it away and grade again"),
+    ("malformed", "the file is damaged; restore it from a backup, or move it away and grade again"),
 )
 
 
@@ -139,30 +139,30 @@ class Ledger:
             self._db.execute("INSERT OR REPLACE INTO spent VALUES (?, ?)", (key, seconds))
 
     def seconds(self, assignment: str | None = None) -> dict[str, list[float]]:
-        """How long gradings of each assignment took, of current submissions."""
+        """The seconds that grading each current submission took, by assignment."""
         with self._explained():
             rows = self._db.execute(
                 "SELECT assignment, seconds FROM current JOIN spent ON spent.key = current.key "
                 "WHERE ?1 IS NULL OR assignment = ?1 ORDER BY assignment, student",
                 (assignment,),
             ).fetchall()
-        found: dict[str, list[float]] = {}
+        by_assignment: dict[str, list[float]] = {}
         for name, seconds in rows:
-            found.setdefault(name, []).append(seconds)
-        return found
+            by_assignment.setdefault(name, []).append(seconds)
+        return by_assignment
 
     def attempts(self, assignment: str) -> dict[str, list[tuple[float, Report | None]]]:
-        """When each student's different submissions were first seen, and their verdicts, the first of them first."""
+        """The times when each student's different submissions were first seen, in order, and their verdicts."""
         with self._explained():
             rows = self._db.execute(
                 "SELECT student, seen, report FROM attempt LEFT JOIN verdict ON verdict.key = attempt.key "
                 "WHERE assignment = ? ORDER BY student, seen",
                 (assignment,),
             ).fetchall()
-        found: dict[str, list[tuple[float, Report | None]]] = {}
+        by_student: dict[str, list[tuple[float, Report | None]]] = {}
         for student, seen, text in rows:
-            found.setdefault(student, []).append((seen, Report.from_json(json.loads(text)) if text else None))
-        return found
+            by_student.setdefault(student, []).append((seen, Report.from_json(json.loads(text)) if text else None))
+        return by_student
 
     def forget(self, assignment: str, students: Iterable[str]) -> None:
         """Drop these students' current submissions; the verdicts stay under their keys."""
@@ -194,7 +194,7 @@ class Ledger:
         return [_entry(*row) for row in rows]
 
     def ask(self, tables: str, query: str, values: tuple[object, ...]) -> list[tuple[Any, ...]]:
-        """Rows of other tables in this file, which are created if they are missing."""
+        """Query other tables in this file, which are created if they are missing; return the rows."""
         with self._explained():
             self._db.executescript(tables)
             return self._db.execute(query, values).fetchall()

@@ -28,8 +28,8 @@ def ledger(tmp_path):
 
 def test_a_verdict_comes_back_whole_in_the_students_name(ledger):
     ledger.record("k", report())
-    found = ledger.get("k", "ada")
-    assert found.student == "ada" and found.functions == report().functions
+    stored_report = ledger.get("k", "ada")
+    assert stored_report.student == "ada" and stored_report.functions == report().functions
     assert ledger.get("other") is None
 
 
@@ -109,5 +109,5 @@ def test_a_ledger_that_cannot_be_written_says_so(tmp_path, ledger):
     with pytest.raises(LedgerError, match="no folder for the ledger"):
         Ledger(tmp_path / "file" / "ledger.sqlite")
     (tmp_path / "junk.sqlite").write_bytes(b"not a database at all" * 100)
-    with pytest.raises(LedgerError, match="put it back from a backup"):
+    with pytest.raises(LedgerError, match="restore it from a backup"):
         Ledger(tmp_path / "junk.sqlite")

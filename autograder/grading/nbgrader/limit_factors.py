@@ -18,12 +18,12 @@ Factors = dict[str, dict[str, float]]
 
 def limits_in(settings: Settings, chapter: str) -> Factors:
     """A chapter's part of the settings' limits, by function and fact."""
-    found: Factors = {}
+    limits: Factors = {}
     for name, factor in sorted(settings.limits.items()):
         where, function, fact = name.split(".", 2)
         if where == chapter:
-            found.setdefault(function, {})[fact] = factor
-    return found
+            limits.setdefault(function, {})[fact] = factor
+    return limits
 
 
 def parse_limits(given: list[str], chapters: list[str]) -> dict[str, float]:
@@ -33,17 +33,17 @@ def parse_limits(given: list[str], chapters: list[str]) -> dict[str, float]:
         CourseError: It is not of that form, or no chapter of the course has such a function.
     """
     known = {f"{chapter}.{task.name}" for chapter in chapters for task in load(chapter).tasks}
-    found: dict[str, float] = {}
+    factors: dict[str, float] = {}
     for text in given:
         name = text.partition("=")[0]
         function, _, fact = name.rpartition(".")
-        which = the_one(function or name, known, "limits are given as fsdp_loss.live temporaries=1.5")
-        found[f"{which}.{fact}"] = number_given("--limit", text, "1.5")
-    return found
+        full_name = the_one(function or name, known, "limits are given as fsdp_loss.live temporaries=1.5")
+        factors[f"{full_name}.{fact}"] = number_given("--limit", text, "1.5")
+    return factors
 
 
 def require_possible(chapter: str, limits: Mapping[str, Mapping[str, float]]) -> None:
-    """Require that every limit is one of a fact's, and that the course's own solution meets it.
+    """Require that every limit belongs to a fact, and that the course's own solution meets it.
 
     Raises:
         CourseError: A function has no such fact, or the solution falls short; the message lists the facts.
@@ -87,6 +87,6 @@ def require_same(cells: Iterable[Cell], chapter: str, settings: Settings, where:
     if stated != limits:
         raise CourseError(
             f"{where} states the limits {stated or 'of the chapter'} and course.toml {limits or 'none'}; students "
-            "are judged on what they were told: `meshcraft init .` in the course folder makes them agree, or put "
-            "course.toml back"
+            "are judged on what they were told: `meshcraft init .` in the course folder makes them agree, or "
+            "restore course.toml"
         )

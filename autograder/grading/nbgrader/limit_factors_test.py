@@ -19,8 +19,8 @@ from solutions.fsdp import fsdp_loss
 NAME, FACT = "fsdp_loss", "live temporaries"
 
 
-def changed(course, *given):
-    limits = parse_limits([*given], ["fsdp"])
+def changed(course, *options):
+    limits = parse_limits([*options], ["fsdp"])
     return init_course(course, chapters=[], due={}, settings={}, students=[], limits=limits)
 
 
@@ -42,13 +42,15 @@ def test_a_limit_is_stated_in_the_notebook_and_check_and_grade_use_it(course, tm
     assert f"{NAME}, in this course: the limit of “{FACT}” is 1.5 times the usual one" in report.notes
     factors = require_stated(course, "fsdp")
     ungraded = {"shard_params", "gather_params", "fsdp_train_step", "hybrid_shard_step"}
-    for given, verdict in ((factors, PASS), ({NAME: {FACT: 0.5}}, PARTIAL)):
-        with Grader("fsdp", secret=b"s" * 32, level=best_level(), ungraded=ungraded, factors=given) as grader:
+    for course_factors, verdict in ((factors, PASS), ({NAME: {FACT: 0.5}}, PARTIAL)):
+        with Grader("fsdp", secret=b"s" * 32, level=best_level(), ungraded=ungraded, factors=course_factors) as grader:
             (official,) = grader.grade_notebook(read_notebook(source), "ada").functions
         assert official.verdict == verdict
-        assert limit_of(official) == pytest.approx(given[NAME][FACT] * limit_of(usual)), "never the submission's own"
+        assert limit_of(official) == pytest.approx(course_factors[NAME][FACT] * limit_of(usual)), (
+            "never the submission's own"
+        )
     (missed,) = official.missed
-    assert "In this course the limit is 0.5 times ours" in missed.message
+    assert "In this course the limit is 0.5 times the usual one" in missed.message
     changed(course, f"{NAME}.{FACT}=1")
     assert limits_in(read_settings(course), "fsdp") == {} == require_stated(course, "fsdp")
     again = nbformat.read(course / "release" / "fsdp" / "fsdp.ipynb", as_version=4)
@@ -67,7 +69,7 @@ def test_a_limit_of_no_fact_one_that_the_solution_misses_and_one_changed_by_hand
     assert parse_limits([f"fsdp.{NAME}.{FACT}=2"], ["fsdp"]) == parse_limits([f"{NAME}.{FACT}=2"], ["fsdp", "zero"])
     with pytest.raises(ChoiceError, match="no fact 'values' whose limit a course may change"):
         check(fsdp_loss, limits={"values": 2.0})
-    with pytest.raises(CourseError, match=r"0.1 to 10 times ours"):
+    with pytest.raises(CourseError, match=r"0.1 to 10 times the usual limit"):
         changed(course, f"{NAME}.{FACT}=40")
     settings = read_settings(course)
     write_settings(course, type(settings)(**{**vars(settings), "limits": {f"fsdp.{NAME}.{FACT}": 2.0}}))

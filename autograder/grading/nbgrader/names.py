@@ -1,4 +1,4 @@
-"""Students are named after their folders, to the byte; characters unfit for gradebooks or pages are written out."""
+"""Students are named after their folders, byte for byte; characters unfit for gradebooks or pages are written out."""
 
 import unicodedata
 
@@ -19,7 +19,7 @@ def name_problem(folder: str) -> str:
 
 
 def student_name(folder: str) -> str:
-    """The name under which a folder's student is filed: the folder's, or one with odd characters written out."""
+    """The name under which a folder's student is filed: the folder's name, with odd characters written out."""
     if not name_problem(folder):
         return folder
     inner = range(len(folder) - len(folder.lstrip(" ")), len(folder.rstrip(" ")))

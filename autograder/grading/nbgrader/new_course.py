@@ -72,7 +72,7 @@ def init_course(
         settings: The fields of ``Settings`` to change.
         students: Rows of ``read_students``, for the gradebook.
         points: New points by ``chapter.function``; the contract's own if not given.
-        limits: New factors on limits by ``chapter.function.fact``; 1 takes one back.
+        limits: New factors on limits by ``chapter.function.fact``; 1 removes one.
         drop: Chapters that no longer count. What was submitted and graded stays.
         withdraw: Students who have left the course. Their work and grades stay.
         undoes: The number of the logged change that this undoes.
@@ -85,63 +85,63 @@ def init_course(
     """
     folder = folder.resolve()
     _require_ours(folder)
-    settled = _settled(folder, settings)
-    there = {*chapters_of(folder), *chapters}
-    if unknown := sorted({*due} - there):
+    new_settings = _changed_settings(folder, settings)
+    all_chapters = {*chapters_of(folder), *chapters}
+    if unknown := sorted({*due} - all_chapters):
         raise CourseError(f"{', '.join(unknown)} is not in this course; add it with --chapter {unknown[0]}")
-    if unknown := sorted({*drop} - there):
-        listed = f"which has {', '.join(sorted(there))}" if there else "which is new"
+    if unknown := sorted({*drop} - all_chapters):
+        listed = f"which has {', '.join(sorted(all_chapters))}" if all_chapters else "which is new"
         raise CourseError(f"{', '.join(unknown)} cannot be dropped: it is not in this course, {listed}")
-    if settled.exchange and Path(settled.exchange).resolve().is_relative_to(folder):
+    if new_settings.exchange and Path(new_settings.exchange).resolve().is_relative_to(folder):
         raise CourseError(
-            f"the exchange {settled.exchange} is inside the course folder, which only you can access; name a folder "
-            "that students' accounts can access, outside it"
+            f"the exchange {new_settings.exchange} is inside the course folder, which only you can access; name a "
+            "folder that students' accounts can access, outside it"
         )
     before, old = state(folder), read_settings(folder) if folder.is_dir() else Settings()
-    settled = _with_points(settled, points or {}, {*settled.dropped, *drop} - {*chapters})
-    settled = _with_limits(settled, limits or {}, [*chapters_of(folder), *chapters])
+    new_settings = _with_points(new_settings, points or {}, {*new_settings.dropped, *drop} - {*chapters})
+    new_settings = _with_limits(new_settings, limits or {}, [*chapters_of(folder), *chapters])
     former = {name: worth(old, name) for name in chapters_of(folder)}
     for name, points_before in former.items():
         notebook = read(folder / "source" / name / f"{name}.ipynb")
-        set_points(notebook, worth(settled, name), points_before)
-        require_agreement(notebook, name, settled, f"source/{name}/{name}.ipynb")
+        set_points(notebook, worth(new_settings, name), points_before)
+        require_agreement(notebook, name, new_settings, f"source/{name}/{name}.ipynb")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with course.locked(folder):
             (folder / "submitted").mkdir(exist_ok=True)
-            settled = replace(settled, variants=_variants(folder, chapters, settled, settings))
+            new_settings = replace(new_settings, variants=_variants(folder, chapters, new_settings, settings))
             course.secret(folder)
-            if not (folder / FILE).exists() or settled != read_settings(folder):
-                write_settings(folder, settled)
+            if not (folder / FILE).exists() or new_settings != read_settings(folder):
+                write_settings(folder, new_settings)
             config = folder / course.CONFIG_FILE
             if not config.exists():
                 config.write_text(course.CONFIG, encoding="utf-8")
-            dates = _assignments(folder, chapters, due, settled, former)
+            dates = _assignments(folder, chapters, due, new_settings, former)
             count = _enrol(folder, students, withdraw)
             _log(folder, before, students, withdraw, undoes)
-            if old.group and not settled.group:
+            if old.group and not new_settings.group:
                 close(folder)
             share(folder)
     except OSError as error:
         raise CourseError(f"the course folder {folder} cannot be written: {error}; choose another folder") from error
-    return _outcome(folder, settled, dates, count)
+    return _outcome(folder, new_settings, dates, count)
 
 
-def _outcome(folder: Path, settled: Settings, dates: Mapping[str, datetime | None], students: int) -> dict[str, str]:
+def _outcome(folder: Path, settings: Settings, dates: Mapping[str, datetime | None], students: int) -> dict[str, str]:
     """The state of a course, by subject."""
     return {
-        "course": f"{settled.name}, in {folder}",
+        "course": f"{settings.name}, in {folder}",
         **{f"chapter {name}": f"due {shown(date)}" if date else "no due date" for name, date in dates.items()},
-        **({"dropped": f"{', '.join(settled.dropped)}; nothing of it is lost"} if settled.dropped else {}),
-        **({"points": ", ".join(f"{n}: {p:g}" for n, p in settled.points.items())} if settled.points else {}),
-        "late": policy(settled) or "nothing is taken off",
-        **({"limits": ", ".join(f"{n}: {f:g} times" for n, f in settled.limits.items())} if settled.limits else {}),
-        **({"budget": f"{settled.budget:g} processor seconds for a submission"} if settled.budget else {}),
-        "variants": ", ".join(f"{name}: {which}" for name, which in settled.variants.items())
-        or ("these chapters have none" if settled.vary else "none are asked for"),
-        "exchange": settled.exchange or "nbgrader's own, as its configuration on this machine says",
+        **({"dropped": f"{', '.join(settings.dropped)}; submissions and grades are kept"} if settings.dropped else {}),
+        **({"points": ", ".join(f"{n}: {p:g}" for n, p in settings.points.items())} if settings.points else {}),
+        "late": policy(settings) or "nothing is taken off",
+        **({"limits": ", ".join(f"{n}: {f:g} times" for n, f in settings.limits.items())} if settings.limits else {}),
+        **({"budget": f"{settings.budget:g} processor seconds for a submission"} if settings.budget else {}),
+        "variants": ", ".join(f"{name}: {which}" for name, which in settings.variants.items())
+        or ("these chapters have none" if settings.vary else "none are asked for"),
+        "exchange": settings.exchange or "nbgrader's own, as its configuration on this machine says",
         "students": f"{students} in the gradebook",
-        "secret": f"{folder / course.HIDDEN / 'secret'}, only for you; keep a copy of it: grades are repeated with it",
+        "secret": f"{folder / course.HIDDEN / 'secret'}, only for you; keep a copy of it: regrading needs it",
     }
 
 
@@ -165,22 +165,22 @@ def parse_due(text: str) -> datetime | None:
 
 def shown(due: datetime) -> str:
     """The date and time in this machine's time zone, and in UTC if that differs."""
-    here = due.astimezone()
-    utc = "" if here.utcoffset() == due.utcoffset() else f" ({due:%Y-%m-%d %H:%M} UTC)"
-    return f"{here:%Y-%m-%d %H:%M %Z}{utc}"
+    local = due.astimezone()
+    utc = "" if local.utcoffset() == due.utcoffset() else f" ({due:%Y-%m-%d %H:%M} UTC)"
+    return f"{local:%Y-%m-%d %H:%M %Z}{utc}"
 
 
 def policy(settings: Settings) -> str:
     """The late penalty as a sentence; empty if there is none."""
     if not settings.late_per_day:
         return ""
-    most = f", {settings.late_at_most:g}% at most" if settings.late_at_most < 100 else ""
-    most += f"; up to {settings.late_grace:g} minutes late count as on time" if settings.late_grace else ""
-    return f"each day begun after the due date takes off {settings.late_per_day:g}% of the points earned{most}"
+    details = f", {settings.late_at_most:g}% at most" if settings.late_at_most < 100 else ""
+    details += f"; up to {settings.late_grace:g} minutes late count as on time" if settings.late_grace else ""
+    return f"each day begun after the due date takes off {settings.late_per_day:g}% of the points earned{details}"
 
 
 def due_dates(folder: Path) -> dict[str, datetime | None]:
-    """Each assignment's due date in UTC, as the gradebook has it."""
+    """Each assignment's due date in UTC, as recorded in the gradebook."""
     if not (folder / "gradebook.db").exists():
         return {}
     with course.open_gradebook(folder) as gradebook:
@@ -190,21 +190,23 @@ def due_dates(folder: Path) -> dict[str, datetime | None]:
 
 def _require_ours(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise CourseError(f"{folder} is not a folder; name one, or one that is not there yet")
+        raise CourseError(f"{folder} is not a folder; name a folder, or one that does not exist yet")
     if not folder.exists() or (folder / course.HIDDEN).is_dir():
         return
-    others = sorted(path.name for path in folder.iterdir() if path.name not in KNOWN)
-    if others:
-        listed = ", ".join(others[:4]) + (", …" if len(others) > 4 else "")
+    unknown_names = sorted(path.name for path in folder.iterdir() if path.name not in KNOWN)
+    if unknown_names:
+        listed = ", ".join(unknown_names[:4]) + (", …" if len(unknown_names) > 4 else "")
         raise CourseError(
-            f"{folder} contains something else ({listed}); name an empty folder, or one that is not there"
+            f"{folder} contains something else ({listed}); name an empty folder, or one that does not exist yet"
         )
     config = folder / course.CONFIG_FILE
     if config.exists() and "autograder.grading.nbgrader.bridge" not in config.read_text(encoding="utf-8"):
-        raise CourseError(f"{config} is a configuration without Meshcraft; move it away, and add to the new one after")
+        raise CourseError(
+            f"{config} is a configuration without Meshcraft; move it away, and add its settings to the new one later"
+        )
 
 
-def _settled(folder: Path, changes: Mapping[str, Any]) -> Settings:
+def _changed_settings(folder: Path, changes: Mapping[str, Any]) -> Settings:
     before = (
         read_settings(folder)
         if (folder / FILE).exists()
@@ -221,14 +223,14 @@ def course_name(folder: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", folder).strip("-.") or Settings().name
 
 
-def _variants(folder: Path, chapters: list[str], settled: Settings, changes: Mapping[str, Any]) -> dict[str, str]:
+def _variants(folder: Path, chapters: list[str], settings: Settings, changes: Mapping[str, Any]) -> dict[str, str]:
     """Every chapter's variants: drawn from the secret if new or changed, else unchanged."""
-    secret, there = course.secret(folder), chapters_of(folder)
-    variants = dict(settled.variants)
-    for name in chapters or (there if "vary" in changes else []):
-        if name in there and "vary" not in changes:
+    secret, course_chapters = course.secret(folder), chapters_of(folder)
+    variants = dict(settings.variants)
+    for name in chapters or (course_chapters if "vary" in changes else []):
+        if name in course_chapters and "vary" not in changes:
             continue
-        drawn = task_variants.choose(secret, name) if settled.vary else {}
+        drawn = task_variants.choose(secret, name) if settings.vary else {}
         new = {f"{name}.{function}": variant for function, variant in drawn.items()}
         old = {which: variant for which, variant in variants.items() if which.startswith(f"{name}.")}
         if new != old and any((folder / "submitted").glob(f"*/{name}")):
@@ -269,19 +271,20 @@ def _assignments(
 
 
 def hand_out(folder: Path, chapter: str) -> bool:
-    """Put a course's own chapter beside its notebook, as ``check`` needs it there; return True if that changes it.
+    """Copy a course's own chapter next to its notebook, where ``check`` needs it; return True if anything changes.
 
-    Students get what decides the verdicts, the hints and the page; solution, mutants and alternatives stay here.
+    Students get the files that decide the verdicts, the hints and the page; the solution, mutants and alternatives
+    stay here.
     """
     if not is_own(chapter):
         return False
-    inside = contract_folder(chapter)
-    wanted = {path: path.read_bytes() for path in contract_files(chapter)}
-    beside = (inside / name for name in ("chapter.toml", "hints.md", "page.md"))
-    wanted |= {path: path.read_bytes() for path in beside if path.exists()}
+    chapter_folder = contract_folder(chapter)
+    files = {path: path.read_bytes() for path in contract_files(chapter)}
+    optional_files = (chapter_folder / name for name in ("chapter.toml", "hints.md", "page.md"))
+    files |= {path: path.read_bytes() for path in optional_files if path.exists()}
     target, changed = folder / "source" / chapter / "chapters" / chapter, False
-    for path, data in wanted.items():
-        copy = target / path.relative_to(inside)
+    for path, data in files.items():
+        copy = target / path.relative_to(chapter_folder)
         if not copy.exists() or copy.read_bytes() != data:
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(data)
@@ -321,7 +324,7 @@ def _enrol(folder: Path, students: list[dict[str, str]], withdraw: Collection[st
 
 
 def state(folder: Path) -> dict[tuple[str, str], Any]:
-    """The settings and due dates at present, as the log of changes has them."""
+    """The current settings and due dates, in the form in which changes are logged."""
     settings = json.loads(json.dumps(asdict(read_settings(folder) if folder.is_dir() else Settings())))
     dates = due_dates(folder)
     return {(register.SETTING, name): value for name, value in settings.items()} | {
@@ -336,72 +339,72 @@ def _log(
     withdraw: Collection[str],
     undoes: int,
 ) -> None:
-    """Log what has changed, and keep who is enrolled."""
-    known = register.values(folder, register.ENROLLED)
+    """Log what has changed, and record who is enrolled."""
+    enrolled = register.values(folder, register.ENROLLED)
     now = state(folder)
-    kept = {which: before.get(which) for which in now}
+    previous = {which: before.get(which) for which in now}
     parts = [
         f"{name.replace('_', ' ') if subject == register.SETTING else f'{name} due'}: "
-        f"{_said(kept[subject, name])} → {_said(value)}"
+        f"{_as_text(previous[subject, name])} → {_as_text(value)}"
         for (subject, name), value in now.items()
-        if kept[subject, name] != value
+        if previous[subject, name] != value
     ]
     people: dict[tuple[str, str], Any] = {}
     for row in students:
-        section = row.get("section") or known.get(row["id"], {}).get("section", "")
+        section = row.get("section") or enrolled.get(row["id"], {}).get("section", "")
         people[register.ENROLLED, row["id"]] = {"section": section, "left": False}
     for student in withdraw:
-        people[register.ENROLLED, student] = {"section": "", **known.get(student, {}), "left": True}
-    joined = [row["id"] for row in students if known.get(row["id"], {"left": True})["left"]]
+        people[register.ENROLLED, student] = {"section": "", **enrolled.get(student, {}), "left": True}
+    joined = [row["id"] for row in students if enrolled.get(row["id"], {"left": True})["left"]]
     parts += [f"{count_of(len(joined), 'student')} enrolled: {few(joined)}"] if joined else []
     parts += [f"left the course: {few([*withdraw])}"] if withdraw else []
-    register.record(folder, "; ".join(parts) or "the roster was completed", {**now, **people}, kept, undoes)
+    register.record(folder, "; ".join(parts) or "the roster was completed", {**now, **people}, previous, undoes)
 
 
-def _said(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        value = [f"{name} {_said(each)}" for name, each in value.items()]
+        value = [f"{name} {_as_text(each)}" for name, each in value.items()]
     if isinstance(value, list | tuple):
         value = ", ".join(map(str, value))
     return "none" if value in (None, "") else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _with_points(settings: Settings, points: Mapping[str, float], dropped: Collection[str]) -> Settings:
-    """The settings with new points; those of the contract are not kept."""
+    """The settings with new points; points that equal the contract's are not stored."""
     merged = {**settings.points, **points}
     for chapter in {name.partition(".")[0] for name in merged}:
         own = worth(Settings(), chapter)
         merged = {n: p for n, p in merged.items() if not n.startswith(f"{chapter}.") or own[n.partition(".")[2]] != p}
     try:
-        settled = checked(replace(settings, points=merged, dropped=tuple(sorted(dropped))))
+        new_settings = checked(replace(settings, points=merged, dropped=tuple(sorted(dropped))))
         for chapter in {name.partition(".")[0] for name in merged}:
-            if len(ungraded(settled, chapter)) == len(load(chapter).tasks):
+            if len(ungraded(new_settings, chapter)) == len(load(chapter).tasks):
                 raise ValueError(
                     f"no function of {chapter} would be graded; --drop-chapter {chapter} takes it out of the course"
                 )
-        return settled
+        return new_settings
     except ValueError as error:
         raise CourseError(f"{error}; points are given as --points fsdp_loss=10") from None
 
 
 def _with_limits(settings: Settings, limits: Mapping[str, float], chapters: list[str]) -> Settings:
-    """The settings with new limits, each of which the course's own solution meets if it is not in force already."""
+    """The settings with new limits, all of which the course's own solution must meet."""
     merged = {name: factor for name, factor in {**settings.limits, **limits}.items() if factor != 1}
     try:
-        settled = checked(replace(settings, limits=merged))
+        new_settings = checked(replace(settings, limits=merged))
     except ValueError as error:
         raise CourseError(str(error)) from None
     if unknown := sorted(name for name in merged if name.partition(".")[0] not in chapters):
-        raise CourseError(f"the limit {unknown[0]!r} in course.toml is of no chapter of this course; take it out")
+        raise CourseError(f"the limit {unknown[0]!r} in course.toml belongs to no chapter of this course; remove it")
     for name in dict.fromkeys(chapters):
-        require_possible(name, limits_in(settled, name))
-    return settled
+        require_possible(name, limits_in(new_settings, name))
+    return new_settings
 
 
 def _book_again(folder: Path, chapter: str) -> None:
-    """Let the next grading enter every verdict in the gradebook again, with the points as they are now."""
+    """Make the next grading enter every verdict in the gradebook again, with the current points."""
     with course.open_ledger(folder) as ledger:
         for entry in ledger.status(chapter):
             ledger.booked(chapter, entry.student, None)

@@ -131,7 +131,7 @@ EVERY = ["".join(CHARACTERS)]
 
 
 @pytest.mark.parametrize("name", CHARACTERS if os.environ.get("MESHCRAFT_FULL") else EVERY)
-def test_a_course_may_lie_in_any_folder_and_everything_stays_inside(tmp_path, monkeypatch, meshcraft, name):
+def test_a_course_may_be_in_any_folder_and_everything_stays_inside(tmp_path, monkeypatch, meshcraft, name):
     """init, grade, status, feedback and export, typed next to a folder with such a name."""
     monkeypatch.setattr(pools, "shared_pool", lambda workers: nullcontext(lambda alone: (ThreadPoolExecutor(1), 1)))
     monkeypatch.setattr(sandbox, "best_level", lambda **_: "bubblewrap")
@@ -140,8 +140,8 @@ def test_a_course_may_lie_in_any_folder_and_everything_stays_inside(tmp_path, mo
     folder.parent.mkdir(parents=True)
     monkeypatch.chdir(work)
 
-    made = meshcraft("init", str(folder), "--chapter", "fsdp", "--due", "2026-12-01T18:00", "--late-per-day", "10")
-    assert made.out.startswith("course          my-course, in ")
+    result = meshcraft("init", str(folder), "--chapter", "fsdp", "--due", "2026-12-01T18:00", "--late-per-day", "10")
+    assert result.out.startswith("course          my-course, in ")
     hand_in(folder, "ada", stamp="2026-12-03 12:00:00 UTC")
     meshcraft("grade", "fsdp", "--course", str(folder))
     assert "graded" in meshcraft("status", "--course", str(folder)).out
@@ -149,8 +149,8 @@ def test_a_course_may_lie_in_any_folder_and_everything_stays_inside(tmp_path, mo
     (row,) = csv.DictReader(meshcraft("export", "--course", str(folder)).out.splitlines())
     assert (row["state"], row["score"], row["late_penalty"]) == ("graded", "14.4", "3.6")
     assert [*work.iterdir()] == [folder.parent] and [*folder.parent.iterdir()] == [folder]
-    there = "autograded course.toml feedback gradebook.db nbgrader_config.py release source submitted"
-    assert {path.name for path in folder.iterdir()} == {".meshcraft", *there.split()}
+    expected_names = "autograded course.toml feedback gradebook.db nbgrader_config.py release source submitted"
+    assert {path.name for path in folder.iterdir()} == {".meshcraft", *expected_names.split()}
 
 
 def test_every_file_that_a_submission_may_be_is_found_without_a_traceback(course, monkeypatch):
@@ -160,5 +160,5 @@ def test_every_file_that_a_submission_may_be_is_found_without_a_traceback(course
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         make(folder / "fsdp")
-        (found,) = submissions.find_submissions(course, "fsdp")
-        assert found.notebook is None and found.problem and found.verdict in (NEEDS_HUMAN, REFUSED)
+        (submission,) = submissions.find_submissions(course, "fsdp")
+        assert submission.notebook is None and submission.problem and submission.verdict in (NEEDS_HUMAN, REFUSED)

@@ -80,17 +80,17 @@ def test_a_chapter_of_a_course_folder_is_released_and_graded(tmp_path):
         [sys.executable, "-c", WORK], cwd=course, env=env, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["names"] == ["novel"] and told["earlier"] and told["solution"] == 2 and told["hash"] == 64
-    assert "another chapter's name" in told["problems"]["fsdp"]
-    assert told["mounted"] == ["chapters/novel/wrapping.py", "chapters/novel/chapter.toml"] and told["ours"] == []
+    output = json.loads(done.stdout.splitlines()[-1])
+    assert output["names"] == ["novel"] and output["earlier"] and output["solution"] == 2 and output["hash"] == 64
+    assert "another chapter's name" in output["problems"]["fsdp"]
+    assert output["mounted"] == ["chapters/novel/wrapping.py", "chapters/novel/chapter.toml"] and output["ours"] == []
     handed_out = ["__init__.py", "chapter.toml", "hints.md", "novel.ipynb", "page.md", "wrapping.py"]
-    assert told["released"] == handed_out
-    found = told["found"]
-    assert found["right"] == [["pass", 2.0, ""]] and found["wrong"][0][:2] == ["fail", 0.0]
-    assert told["places"] == [["novel", "The idea"], ["novel", "What it costs"]]
-    assert "on the course's page <code>novel</code>" in told["advice"]
-    assert "meshcraft site novel" in told["advice"] and "example.org" not in told["advice"]
-    assert told["address"] == "novel.html#What-it-costs" and "<h2" in told["page"] and "The idea" in told["page"]
-    assert told["missing"] == ["chapters/novel/page.md has no heading “The idea”, which EXPLAINED_IN refers to"]
-    assert found["looks"][0][0] == "student_error" and "No module named 'solutions.novel'" in found["looks"][0][2]
+    assert output["released"] == handed_out
+    results = output["found"]
+    assert results["right"] == [["pass", 2.0, ""]] and results["wrong"][0][:2] == ["fail", 0.0]
+    assert output["places"] == [["novel", "The idea"], ["novel", "What it costs"]]
+    assert "on the course's page <code>novel</code>" in output["advice"]
+    assert "meshcraft site novel" in output["advice"] and "example.org" not in output["advice"]
+    assert output["address"] == "novel.html#What-it-costs" and "<h2" in output["page"] and "The idea" in output["page"]
+    assert output["missing"] == ["chapters/novel/page.md has no heading “The idea”, which EXPLAINED_IN refers to"]
+    assert results["looks"][0][0] == "student_error" and "No module named 'solutions.novel'" in results["looks"][0][2]

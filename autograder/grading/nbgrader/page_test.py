@@ -50,14 +50,14 @@ def test_the_anchors_of_links_are_those_of_the_site():
             assert _slug(heading) == slugify(heading, "-")
 
 
-def test_what_comes_next_is_said_for_nothing_and_for_everything_right():
+def test_the_next_step_when_nothing_is_right_and_when_everything_is():
     right, wrong = (Result("f", points, 1.0, verdict) for points, verdict in ((1.0, PASS), (0.0, FAIL)))
     assert next_step("fsdp", [right]) == {"sentence": "Every function passes."}
     assert "Nothing has earned points yet" in next_step("fsdp", [wrong])["sentence"]
     fault = replace(right, verdict=NEEDS_HUMAN, message="the grader failed 3 times")
-    assert "A person looks at" in next_step("fsdp", [fault])["sentence"]
+    assert "A person will look at" in next_step("fsdp", [fault])["sentence"]
     text = function_html("fsdp", fault, {})
-    assert "A person decides about this function" in text and "failed 3 times" not in text
+    assert "A person will grade this function" in text and "failed 3 times" not in text
     damaged = replace(fault, message="the upload is damaged: submit it again", unreadable=True)
     assert next_step("fsdp", [damaged]) == {"sentence": "The upload is damaged: submit it again."}
     assert "the upload is damaged: submit it again." in function_html("fsdp", damaged, {})

@@ -1,6 +1,6 @@
 """Decisions about people: extensions, who grades which answers, regrade requests, and undoing a change.
 
-All of them are in the register, with a log. nbgrader's gradebook is brought up to date from it where it has a place for
+All of them are in the register, with a log. nbgrader's gradebook is updated from the register where it has a place for
 them.
 """
 
@@ -22,7 +22,7 @@ MOST_HOURS = 365 * 24.0
 
 
 def chosen(course: Path, named: Collection[str], section: str) -> list[str]:
-    """The students who are named, and those of a section.
+    """The students who are named, and those in a section.
 
     Raises:
         CourseError: The course does not know one of them, or the section is empty.
@@ -31,17 +31,17 @@ def chosen(course: Path, named: Collection[str], section: str) -> list[str]:
     if unknown := sorted({*named} - {*known}):
         raise CourseError(f"the course has no student {', '.join(unknown)}; `meshcraft status` lists those it has")
     enrolled = register.values(course, ENROLLED)
-    inside = [student for student, about in enrolled.items() if section and about.get("section") == section]
-    if section and not inside:
+    in_section = [student for student, about in enrolled.items() if section and about.get("section") == section]
+    if section and not in_section:
         sections = sorted({about["section"] for about in enrolled.values() if about.get("section")})
         raise CourseError(f"no student is in the section {section!r}; there are: {', '.join(sections) or 'none'}")
-    if not (found := sorted({*named, *inside})):
+    if not (selected := sorted({*named, *in_section})):
         raise CourseError("name the students, or a section with --section")
-    return found
+    return selected
 
 
 def extend(course: Path, chapter: str, who: Collection[str], hours: float) -> int:
-    """Give students until so many hours after the due date, whether or not they have submitted; 0 takes it back.
+    """Extend students' deadlines by ``hours``, whether or not they have submitted; 0 removes an extension.
 
     Returns:
         The number of the change in the log; 0 if nothing changes.
@@ -53,8 +53,8 @@ def extend(course: Path, chapter: str, who: Collection[str], hours: float) -> in
         raise CourseError(f"an extension of {hours:g} hours is not possible; it is from 0 to {MOST_HOURS:g} hours")
     if hours:
         _due(course, chapter)
-    what = f"{hours:g} more hours" if hours else "no extension"
-    sentence = f"{chapter}: {what} for {few(sorted(who))}"
+    extension = f"{hours:g} more hours" if hours else "no extension"
+    sentence = f"{chapter}: {extension} for {few(sorted(who))}"
     number = register.record(course, sentence, {(EXTENSION, f"{chapter}/{name}"): hours or None for name in who})
     _grant(course, {f"{chapter}/{name}": hours for name in who})
     return number
@@ -80,14 +80,14 @@ def _due(course: Path, chapter: str) -> datetime:
 
 
 def _grant(course: Path, hours: dict[str, float]) -> None:
-    """Let the gradebook's submissions have these extensions; one that is not there yet gets it when it is booked."""
+    """Enter these extensions for submissions in the gradebook; later submissions get theirs when they are booked."""
     from nbgrader.api import MissingEntry
 
     with open_gradebook(course) as gradebook:
-        for name, more in hours.items():
+        for name, extra_hours in hours.items():
             chapter, _, student = name.partition("/")
             try:
-                gradebook.grant_extension(chapter, student, hours=more)  # type: ignore[arg-type]
+                gradebook.grant_extension(chapter, student, hours=extra_hours)  # type: ignore[arg-type]
             except MissingEntry:
                 continue
 
@@ -95,7 +95,7 @@ def _grant(course: Path, hours: dict[str, float]) -> None:
 def assign_readers(course: Path, chapter: str, assistants: list[str]) -> dict[str, list[str]]:
     """Divide a chapter's submissions among assistants, who grade the written answers: equally, and by section.
 
-    Whoever has been given to an assistant who is still there stays with them, so that late submissions move nobody.
+    A student already assigned to one of these assistants stays with them, so that late submissions move nobody.
 
     Returns:
         The students of each assistant.
@@ -111,18 +111,18 @@ def assign_readers(course: Path, chapter: str, assistants: list[str]) -> dict[st
     }
     sections = register.values(course, ENROLLED)
     share: dict[str, list[str]] = {reader: [] for reader in assistants}
-    most = -(-len(everyone) // len(assistants))
+    max_share = -(-len(everyone) // len(assistants))
     rest = []
     for student in everyone:
         reader = before.get(student)
-        if reader in share and len(share[reader]) < most:
+        if reader in share and len(share[reader]) < max_share:
             share[reader].append(student)
         else:
             rest.append(student)
     for student in sorted(rest, key=lambda name: (sections.get(name, {}).get("section", ""), name)):
         min(share.values(), key=len).append(student)
     new: dict[tuple[str, str], Any] = {(READER, f"{chapter}/{student}"): None for student in before}
-    new |= {(READER, f"{chapter}/{student}"): reader for reader, theirs in share.items() for student in theirs}
+    new |= {(READER, f"{chapter}/{student}"): reader for reader, assigned in share.items() for student in assigned}
     register.record(course, f"{chapter}: written answers are graded by {', '.join(assistants)}", new)
     return share
 
@@ -169,25 +169,29 @@ def answer_regrade(course: Path, chapter: str, student: str, text: str) -> int:
 
 
 def undo(course: Path, number: int) -> Change:
-    """Put back what a change of the log has set.
+    """Restore the values from before a logged change.
 
     Raises:
-        CourseError: There is no such change, or what it set was changed again since.
+        CourseError: There is no such change, or what it set has been changed again since.
     """
     course = course.resolve()
     change = register.find_change(course, number, state(course))
     before = change.before
     sentence = f"change {number} undone: {change.sentence}"
-    kept = {which: value for which, value in before.items() if which[0] in (SETTING, DUE)}
+    settings_and_dates = {which: value for which, value in before.items() if which[0] in (SETTING, DUE)}
     done = 0
-    if own := {which: value for which, value in before.items() if which not in kept}:
-        done = register.record(course, sentence, own, undoes=number)
-        _grant(course, {name: hours or 0.0 for (subject, name), hours in own.items() if subject == EXTENSION})
-    if kept:
+    if register_values := {which: value for which, value in before.items() if which not in settings_and_dates}:
+        done = register.record(course, sentence, register_values, undoes=number)
+        _grant(
+            course, {name: hours or 0.0 for (subject, name), hours in register_values.items() if subject == EXTENSION}
+        )
+    if settings_and_dates:
         dates = {
-            name: value and datetime.fromisoformat(value) for (subject, name), value in kept.items() if subject == DUE
+            name: value and datetime.fromisoformat(value)
+            for (subject, name), value in settings_and_dates.items()
+            if subject == DUE
         }
-        settings = {name: value for (subject, name), value in kept.items() if subject == SETTING}
+        settings = {name: value for (subject, name), value in settings_and_dates.items() if subject == SETTING}
         dropped = settings.pop("dropped", None)
         init_course(
             course,

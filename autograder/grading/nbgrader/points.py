@@ -1,4 +1,4 @@
-"""Points of each function in a course, and whether its notebooks say the same.
+"""The points of each function in a course, and the check that its notebooks state the same points.
 
 Verdicts are recorded in the contract's points. They are scaled when they are booked, so changed points need no new
 grading.
@@ -38,56 +38,56 @@ def ungraded(settings: Settings, chapter: str) -> tuple[str, ...]:
 
 
 def scaled(report: Report, points: Mapping[str, float]) -> Report:
-    """The report with each function's points out of what it is worth in this course."""
+    """Scale each function's points in the report to what the function is worth in this course."""
     return replace(report, functions=tuple(_scaled(result, points) for result in report.functions))
 
 
 def _scaled(result: Result, points: Mapping[str, float]) -> Result:
-    most = points.get(result.name, result.max_points)
-    if most == result.max_points or not result.max_points:
+    max_points = points.get(result.name, result.max_points)
+    if max_points == result.max_points or not result.max_points:
         return result
-    return replace(result, points=round(result.points * most / result.max_points, 2), max_points=most)
+    return replace(result, points=round(result.points * max_points / result.max_points, 2), max_points=max_points)
 
 
 def the_one(name: str, known: Collection[str], usage: str) -> str:
-    """The ``chapter.function`` that a name stands for, which may leave out the chapter where that is clear.
+    """The ``chapter.function`` that a name refers to; the name may leave out the chapter if that is unambiguous.
 
     Raises:
-        CourseError: It stands for none, or for several.
+        CourseError: It refers to none, or to several.
     """
-    which = [each for each in sorted(known) if name in (each, each.partition(".")[2])]
-    if len(which) != 1:
+    matches = [each for each in sorted(known) if name in (each, each.partition(".")[2])]
+    if len(matches) != 1:
         near = get_close_matches(name, [*known, *(each.partition(".")[2] for each in known)], 1)
         unknown = "is not in this course" + (f"; is it {near[0]}?" if near else ";")
-        several = f"is in several chapters; write one of {', '.join(which)};" if which else unknown
+        several = f"is in several chapters; write one of {', '.join(matches)};" if matches else unknown
         raise CourseError(f"{name!r} {several} {usage}")
-    return which[0]
+    return matches[0]
 
 
 def parse_points(given: list[str], chapters: list[str]) -> dict[str, float]:
     """Parse ``fsdp_loss=10`` or ``fsdp.question=4`` into points by ``chapter.function``.
 
     Args:
-        given: What was typed.
+        given: The options as typed.
         chapters: The chapters of the course.
 
     Raises:
         CourseError: It is not of that form, or no chapter has such a function.
     """
     known = {f"{chapter}.{name}" for chapter in chapters for name in worth(Settings(), chapter)}
-    found: dict[str, float] = {}
+    points: dict[str, float] = {}
     for text in given:
-        which = the_one(text.partition("=")[0], known, "points are given as fsdp_loss=10 or fsdp.question=4")
-        found[which] = number_given("--points", text, "10")
-    return found
+        full_name = the_one(text.partition("=")[0], known, "points are given as fsdp_loss=10 or fsdp.question=4")
+        points[full_name] = number_given("--points", text, "10")
+    return points
 
 
 def number_given(option: str, text: str, example: str) -> float:
     """The number in NAME=NUMBER.
 
     Args:
-        option: The option that it was given with.
-        text: What was typed.
+        option: The option with which it was given.
+        text: The text that was typed.
         example: A number that the message proposes.
 
     Raises:
@@ -109,14 +109,16 @@ def set_points(notebook: NotebookNode, points: Mapping[str, float], before: Mapp
             cell.metadata.nbgrader.points = points[name]
             changed = True
     for name in points:
-        heading = re.compile(rf"(^##+ .*`{re.escape(name)}`.*\n\n\*[^\n]*; ){_said(before[name])}(\.\*)$", re.MULTILINE)
+        heading = re.compile(
+            rf"(^##+ .*`{re.escape(name)}`.*\n\n\*[^\n]*; ){_as_text(before[name])}(\.\*)$", re.MULTILINE
+        )
         for cell in notebook.cells:
-            says = _said(points[name])
-            cell.source = heading.sub(lambda found, says=says: f"{found[1]}{says}{found[2]}", cell.source)
+            says = _as_text(points[name])
+            cell.source = heading.sub(lambda match, says=says: f"{match[1]}{says}{match[2]}", cell.source)
     return changed
 
 
-def _said(points: float) -> str:
+def _as_text(points: float) -> str:
     return points_text(points) if points else "not graded in this course"
 
 
@@ -135,7 +137,7 @@ def require_agreement(
     """Require that a notebook's graded cells are those of the contract, with the course's points.
 
     A question of the instructor's own is fine, since a person grades it. A test cell of their own is not: official
-    grading runs no cell of the notebook's; once it is released, a person gives its points.
+    grading runs none of the notebook's cells; once it is released, a person gives its points.
 
     Raises:
         CourseError: They differ; the message names the cell and the remedy.
@@ -150,7 +152,7 @@ def require_agreement(
             if not (utils.is_solution(cell) or released):
                 raise CourseError(
                     f"{where} has the test cell {cell.metadata.nbgrader.grade_id!r}, which official grading cannot "
-                    "judge: it runs no cell of the notebook's. Make it a manually graded answer, or set its type to "
+                    "judge: it runs none of the notebook's cells. Make it a manually graded answer, or set its type to "
                     f"“-” (JupyterLab: Create Assignment), in source/{chapter}/{chapter}.ipynb; then "
                     f"`nbgrader generate_assignment {chapter} --force`"
                 )
@@ -165,12 +167,12 @@ def require_agreement(
     if missing := sorted({*points} - seen - {QUESTION}):
         raise CourseError(
             f"{where} has no check cell for {', '.join(missing)}; put it back, or move the notebook away and run "
-            f"`meshcraft init . --chapter {chapter}`, which writes it anew"
+            f"`meshcraft init . --chapter {chapter}`, which writes a new one"
         )
 
 
 def require_released(course: Path, chapter: str) -> None:
-    """``require_agreement`` of a chapter's source and released notebook.
+    """Apply ``require_agreement`` to a chapter's source and released notebooks.
 
     Raises:
         CourseError: They differ from the course.
@@ -183,7 +185,7 @@ def require_released(course: Path, chapter: str) -> None:
 
 
 def read(path: Path) -> NotebookNode:
-    """An instructor's notebook.
+    """Read an instructor's notebook.
 
     Raises:
         CourseError: It cannot be read.
@@ -191,4 +193,4 @@ def read(path: Path) -> NotebookNode:
     try:
         return nbformat.read(path, as_version=4)
     except Exception as error:
-        raise CourseError(f"{path} cannot be read as a notebook: {error}; put it back from a backup") from None
+        raise CourseError(f"{path} cannot be read as a notebook: {error}; restore it from a backup") from None

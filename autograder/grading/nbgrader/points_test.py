@@ -37,7 +37,7 @@ def test_points_scale_without_another_grading_and_go_back(term):
 
 
 def test_a_source_with_other_points_or_with_a_test_cell_is_refused_before_release_and_grading(term):
-    def dearer(notebook):
+    def raise_points(notebook):
         cell(notebook, "check-fsdp_loss").metadata.nbgrader.points = 10
 
     def tested(notebook):
@@ -46,7 +46,7 @@ def test_a_source_with_other_points_or_with_a_test_cell_is_refused_before_releas
         notebook.cells.append(new_code_cell("assert True", metadata={"nbgrader": own}))
 
     hand_in(term, "ada")
-    edit(term, dearer)
+    edit(term, raise_points)
     for attempt in (change, grade, lambda term: release(term, "fsdp")):
         with pytest.raises(CourseError, match=r"fsdp_loss is worth 10 points, and the course says 5.*--points fsdp.fs"):
             attempt(term)

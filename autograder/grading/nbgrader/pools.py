@@ -1,6 +1,6 @@
-"""Pools that run gradings: processes of this machine, or an existing Dask cluster.
+"""Pools that run gradings: processes on this machine, or an existing Dask cluster.
 
-A grading is a pure function of its job, so it may run anywhere, and twice.
+A grading is a pure function of its job, so it can run anywhere, and twice.
 """
 
 import logging
@@ -27,7 +27,7 @@ NewPool = Callable[[bool], tuple[Executor, int]]
 
 
 def local_pool(workers: int) -> NewPool:
-    """Processes of this machine, which end with this one."""
+    """Processes on this machine, which end with this process."""
 
     def make(alone: bool) -> tuple[Executor, int]:
         width = 1 if alone else workers
@@ -37,8 +37,8 @@ def local_pool(workers: int) -> NewPool:
     return make
 
 
-class _Kept(Executor):
-    """Worker processes that stay for the next chapter; if one dies, the next grading starts them anew."""
+class _PersistentPool(Executor):
+    """Worker processes that stay for the next chapter; if one dies, the next grading restarts them."""
 
     def __init__(self, make: Callable[[], Executor]):
         self._make = make
@@ -64,17 +64,17 @@ class _Kept(Executor):
 
 @contextmanager
 def shared_pool(workers: int) -> Iterator[NewPool]:
-    """Processes of this machine that several chapters share, so that each starts and imports once."""
+    """Processes on this machine that several chapters share, so that each starts and imports only once."""
     make = local_pool(workers)
-    kept = _Kept(lambda: make(False)[0])
+    pool = _PersistentPool(lambda: make(False)[0])
     try:
-        yield lambda alone: make(True) if alone else (kept, workers)
+        yield lambda alone: make(True) if alone else (pool, workers)
     finally:
-        kept.close()
+        pool.close()
 
 
 def cluster_gradings(address: str) -> int:
-    """How many gradings the workers of a Dask cluster run at once; 0 if it has no worker yet.
+    """The number of gradings that the workers of a Dask cluster run at once; 0 if it has no worker yet.
 
     Raises:
         CourseError: No scheduler answers at the address, or Dask is not installed.
@@ -88,7 +88,7 @@ def dask_pool(address: str) -> Iterator[NewPool]:
     """The workers of a Dask cluster. If a worker dies, others redo its gradings.
 
     Raises:
-        CourseError: No scheduler answers at the address, it went away meanwhile, or Dask is not installed.
+        CourseError: No scheduler answers at the address, it has gone away since, or Dask is not installed.
     """
     with _client(address) as client:
         try:

@@ -32,9 +32,9 @@ def test_all_chapters_are_graded_in_one_run_and_one_that_cannot_be_stops_no_othe
     hand_in(term, "cleo").write_text("{cut off")
     assert estimate(term, ["fsdp"], 1)[0] == 1  # a damaged upload takes no time
     shutil.rmtree(term / "submitted" / "cleo")
-    every = estimate(term, ["fsdp"], 1)[1]
+    all_seconds = estimate(term, ["fsdp"], 1)[1]
     change(term, points={"fsdp.fsdp_loss": 0.0})
-    assert estimate(term, ["fsdp"], 1)[1] == every - FUNCTION_SECONDS
+    assert estimate(term, ["fsdp"], 1)[1] == all_seconds - FUNCTION_SECONDS
     change(term, points={"fsdp.fsdp_loss": 5.0})
     path = term / "source" / "collectives" / "collectives.ipynb"
     text = path.read_text()
@@ -72,7 +72,9 @@ def test_a_regrade_under_another_sandbox_is_the_same(term, meshcraft, monkeypatc
     hand_in(term, "ada")
     meshcraft("grade", "fsdp", "--course", str(term))
     judge = FakeGrader.grade_notebook
-    monkeypatch.setattr(FakeGrader, "grade_notebook", lambda *given: replace(judge(*given), isolation="landlock"))
+    monkeypatch.setattr(
+        FakeGrader, "grade_notebook", lambda *arguments: replace(judge(*arguments), isolation="landlock")
+    )
     again = meshcraft("grade", "fsdp", "--again", "--course", str(term)).out
     assert "1 of 1 graded again are the same" in again
     assert "judged under landlock now, and under bubblewrap before" in again

@@ -1,7 +1,7 @@
-"""The register: what an instructor has decided about people and dates, and a log of every change, which can be undone.
+"""The register: an instructor's decisions about people and dates, and a log of every change, which can be undone.
 
-It is kept beside the verdicts, in the ledger's file. A value belongs to a subject, such as ``extension``, and a name,
-such as ``fsdp/ada``. Changes of settings and due dates, which are kept elsewhere, are logged here as well.
+It is kept alongside the verdicts, in the ledger's file. A value belongs to a subject, such as ``extension``, and a
+name, such as ``fsdp/ada``. Changes to settings and due dates, which are kept elsewhere, are logged here as well.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Key = tuple[str, str]  # subject and name
 
 @dataclass(frozen=True)
 class Change:
-    """A logged change; ``before`` and ``after`` are values by subject and name, None where there is none."""
+    """A logged change; ``before`` and ``after`` are values by subject and name, None where there is no value."""
 
     number: int
     at: str
@@ -59,14 +59,14 @@ def record(
         course: The course folder.
         sentence: The change in words.
         new: The new values.
-        before: The earlier values of what is kept elsewhere.
+        before: The earlier values of settings and due dates, which are kept elsewhere.
         undoes: The change that this one undoes.
     """
-    with open_ledger(course) as ledger, ledger.writing(TABLES) as ask:
+    with open_ledger(course) as ledger, ledger.writing(TABLES) as execute:
         old = dict(before or {})
         for subject, name in new:
             if (subject, name) not in old:
-                rows = ask("SELECT value FROM register WHERE subject = ? AND name = ?", (subject, name)).fetchall()
+                rows = execute("SELECT value FROM register WHERE subject = ? AND name = ?", (subject, name)).fetchall()
                 old[subject, name] = json.loads(rows[0][0]) if rows else None
         changed = {which: value for which, value in new.items() if old[which] != value}
         if not changed:
@@ -75,14 +75,14 @@ def record(
             if subject in (SETTING, DUE):
                 continue
             if value is None:
-                ask("DELETE FROM register WHERE subject = ? AND name = ?", (subject, name))
+                execute("DELETE FROM register WHERE subject = ? AND name = ?", (subject, name))
             else:
-                ask("INSERT OR REPLACE INTO register VALUES (?, ?, ?)", (subject, name, json.dumps(value)))
+                execute("INSERT OR REPLACE INTO register VALUES (?, ?, ?)", (subject, name, json.dumps(value)))
         items = [[subject, name, old[subject, name], value] for (subject, name), value in changed.items()]
         row = (datetime.now(UTC).isoformat(timespec="seconds"), getpass.getuser(), sentence, json.dumps(items))
-        number = ask("INSERT INTO change (at, who, sentence, items) VALUES (?, ?, ?, ?)", row).lastrowid
+        number = execute("INSERT INTO change (at, who, sentence, items) VALUES (?, ?, ?, ?)", row).lastrowid
         if undoes:
-            ask("UPDATE change SET undone_by = ? WHERE number = ?", (number, undoes))
+            execute("UPDATE change SET undone_by = ? WHERE number = ?", (number, undoes))
         return int(number or 0)
 
 
@@ -94,18 +94,18 @@ def log(course: Path) -> list[Change]:
 
 
 def find_change(course: Path, number: int, now: Mapping[Key, Any]) -> Change:
-    """A change that can be undone.
+    """Find a change that can be undone.
 
     Args:
         course: The course folder.
         number: Its number in the log.
-        now: The present values of what is kept elsewhere.
+        now: The current values of settings and due dates, which are kept elsewhere.
 
     Raises:
         CourseError: There is none, it was undone, or what it set has been changed since.
     """
-    every = {change.number: change for change in log(course)}
-    change = every.get(number)
+    changes = {change.number: change for change in log(course)}
+    change = changes.get(number)
     if change is None:
         raise CourseError(f"there is no change {number}; `meshcraft changes` lists those of this course")
     if change.undone_by:
@@ -114,7 +114,7 @@ def find_change(course: Path, number: int, now: Mapping[Key, Any]) -> Change:
         subject, name = which
         present = now[which] if which in now else values(course, subject).get(name)
         if present != value:
-            later = [other.number for other in every.values() if other.number > number and which in other.after]
+            later = [other.number for other in changes.values() if other.number > number and which in other.after]
             first = f"undo change {later[-1]} first" if later else "somebody changed it by hand; change it by hand, too"
             raise CourseError(
                 f"change {number} cannot be undone: {subject} {name} is now {present}, no longer {value}; {first}"
@@ -123,7 +123,7 @@ def find_change(course: Path, number: int, now: Mapping[Key, Any]) -> Change:
 
 
 def _change(number: int, at: str, who: str, sentence: str, items: str, undone_by: int | None) -> Change:
-    every = json.loads(items)
-    before = {(subject, name): old for subject, name, old, _ in every}
-    after = {(subject, name): new for subject, name, _, new in every}
+    changed_items = json.loads(items)
+    before = {(subject, name): old for subject, name, old, _ in changed_items}
+    after = {(subject, name): new for subject, name, _, new in changed_items}
     return Change(number, at, who, sentence, before, after, undone_by)

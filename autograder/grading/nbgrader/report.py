@@ -1,4 +1,4 @@
-"""The class at a glance: what was earned, which facts fail and with which message, attempts, time, and who waits."""
+"""The class at a glance: points, the facts that fail and their messages, attempts, time, and who waits."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def class_report(course: Path, chapter: str, earlier: tuple[Path, ...] = ()) -> 
         earlier: Folders of earlier terms to compare with.
 
     Raises:
-        CourseError: A folder is no course, or nothing of the chapter was graded there.
+        CourseError: A folder is not a course, or nothing of the chapter was graded there.
     """
     course = course.resolve()
     if not (course / "submitted").is_dir():
-        raise CourseError(f"{course} is no course folder, since it has no `submitted/`")
+        raise CourseError(f"{course} is not a course folder, since it has no `submitted/`")
     rows = overview(course, chapter)
     with open_ledger(course) as ledger:
         entries = ledger.status(chapter)
-        attempts, spent = ledger.attempts(chapter), ledger.seconds(chapter).get(chapter, [])
+        attempts, grading_seconds = ledger.attempts(chapter), ledger.seconds(chapter).get(chapter, [])
     points = worth(read_settings(course), chapter)
     reports = [scaled(entry.report, points) for entry in entries if entry.report]
     if not reports:
@@ -70,7 +70,7 @@ def class_report(course: Path, chapter: str, earlier: tuple[Path, ...] = ()) -> 
         "states": counts(rows),
         "functions": [_function(name, results[name]) for name in dict.fromkeys(_names(chapter, results))],
         "attempts": _attempts(attempts),
-        "grader_seconds": _seconds(spent),
+        "grader_seconds": _seconds(grading_seconds),
         "persons": [
             {"student": row["student"], "state": row["state"], "why": row["why"]}
             for row in rows
@@ -106,35 +106,35 @@ def _function(name: str, results: list[Result]) -> dict[str, Any]:
         "facts": [
             {
                 "name": fact,
-                "failed": len(found),
-                "message": _most([each.message for each in found]),
-                "case": _most([each.case for each in found]),
+                "failed": len(failures),
+                "message": _most_common([each.message for each in failures]),
+                "case": _most_common([each.case for each in failures]),
             }
-            for fact, found in facts
+            for fact, failures in facts
         ],
-        "stopped": {"count": len(stopped), "message": _most(stopped)},
+        "stopped": {"count": len(stopped), "message": _most_common(stopped)},
     }
 
 
-def _most(messages: list[str]) -> str:
-    """The message that occurs most often, in one line."""
-    found = Counter(" ".join(message.split()) for message in messages if message)
-    text = found.most_common(1)[0][0] if found else ""
+def _most_common(messages: list[str]) -> str:
+    """The message that occurs most often, on one line."""
+    frequencies = Counter(" ".join(message.split()) for message in messages if message)
+    text = frequencies.most_common(1)[0][0] if frequencies else ""
     return plain(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…")
 
 
-def _histogram(points: list[float], most: float) -> list[dict[str, Any]]:
-    if not points or not most:
+def _histogram(points: list[float], max_points: float) -> list[dict[str, Any]]:
+    if not points or not max_points:
         return []
-    places = Counter(min(int(BINS * each / most), BINS - 1) for each in points)
+    places = Counter(min(int(BINS * each / max_points), BINS - 1) for each in points)
     return [
-        {"from": round(most * n / BINS, 2), "to": round(most * (n + 1) / BINS, 2), "count": places[n]}
+        {"from": round(max_points * n / BINS, 2), "to": round(max_points * (n + 1) / BINS, 2), "count": places[n]}
         for n in range(BINS)
     ]
 
 
 def _attempts(attempts: dict[str, list[tuple[float, Any]]]) -> dict[str, Any]:
-    """How often students handed in, what they gained by it, and the different submissions seen on each day."""
+    """The number of times that students handed in, their mean gain, and the different submissions seen on each day."""
     days = Counter(f"{datetime.fromtimestamp(seen, UTC):%Y-%m-%d}" for tries in attempts.values() for seen, _ in tries)
     gains = [
         tries[-1][1].points - tries[0][1].points
@@ -148,26 +148,26 @@ def _attempts(attempts: dict[str, list[tuple[float, Any]]]) -> dict[str, Any]:
     }
 
 
-def _seconds(spent: list[float]) -> dict[str, Any]:
-    if not spent:
+def _seconds(seconds: list[float]) -> dict[str, Any]:
+    if not seconds:
         return {}
     return {
-        "gradings": len(spent),
-        "median": round(statistics.median(spent), 2),
-        "longest": round(max(spent), 2),
-        "all": round(sum(spent), 1),
+        "gradings": len(seconds),
+        "median": round(statistics.median(seconds), 2),
+        "longest": round(max(seconds), 2),
+        "all": round(sum(seconds), 1),
     }
 
 
 def _earlier(folder: Path, chapter: str) -> dict[str, Any]:
-    found = class_report(folder, chapter)
-    shares = {each["name"]: each["pass_share"] for each in found["functions"]}
+    report = class_report(folder, chapter)
+    shares = {each["name"]: each["pass_share"] for each in report["functions"]}
     means = {
-        each["name"]: each["mean_points"] / each["max_points"] for each in found["functions"] if each["max_points"]
+        each["name"]: each["mean_points"] / each["max_points"] for each in report["functions"] if each["max_points"]
     }
     return {
         "term": read_settings(folder.resolve()).name,
-        "graded": found["graded"],
+        "graded": report["graded"],
         "pass_share": shares,
         "mean_share": {name: round(share, 4) for name, share in means.items()},
     }

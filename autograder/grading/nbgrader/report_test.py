@@ -53,7 +53,7 @@ def test_the_report_says_which_fact_fails_with_which_message_and_who_waits(term,
     assert "8 times too &lt;large&gt;" in page and "67% pass; 67% in course" in page
     rows = [*csv.DictReader(report_csv(data).splitlines())]
     assert [row["message"] for row in rows if row["fact"]] == ["8 times too <large>"] and len(rows) == len(POINTS)
-    with pytest.raises(CourseError, match="is no course folder"):
+    with pytest.raises(CourseError, match="is not a course folder"):
         class_report(term, "fsdp", (tmp_path / "nowhere",))
     with pytest.raises(CourseError, match="nothing of fsdp has been graded in "):
         class_report(init_empty(tmp_path), "fsdp")
@@ -65,5 +65,5 @@ def init_empty(folder):
 
 
 def test_export_to_a_missing_folder_is_a_sentence(term, meshcraft, tmp_path):
-    ended = meshcraft("export", "fsdp", "--course", str(term), "--to", str(tmp_path / "no" / "x.csv"), status=2)
-    assert f"there is no folder {tmp_path / 'no'}; make it first" in ended.err
+    result = meshcraft("export", "fsdp", "--course", str(term), "--to", str(tmp_path / "no" / "x.csv"), status=2)
+    assert f"there is no folder {tmp_path / 'no'}; make it first" in result.err

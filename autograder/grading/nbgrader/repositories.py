@@ -1,4 +1,4 @@
-"""Submissions out of git repositories: a folder of clones, or a list of addresses that are cloned here.
+"""Submissions from git repositories: a folder of clones, or a list of addresses that are cloned here.
 
 Nothing is checked out and no hook runs: notebooks are read from the newest commit as git stores them.
 """
@@ -22,13 +22,13 @@ from autograder.grading.nbgrader.uploads import Collected, Upload
 
 COMMIT, FETCH = "commit", "fetch"
 SECONDS = 120
-# Whose hooks, prompts or helpers a repository may name; a list of addresses may use these protocols alone.
+# A repository may name no hooks, prompts or helpers; a list of addresses may use only these protocols.
 _SAFE = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "protocol.ext.allow=never")
 _ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": "file:git:https:ssh", "GIT_OPTIONAL_LOCKS": "0"}
 
 
 class _Unread(Exception):
-    """A repository without a notebook that can be taken; the message says why."""
+    """A repository without a notebook that can be collected; the message says why."""
 
 
 def collect_git(course: Path, chapter: str, source: Path, *, roster: Path | None = None, by: str = COMMIT) -> Collected:
@@ -38,15 +38,15 @@ def collect_git(course: Path, chapter: str, source: Path, *, roster: Path | None
         course: The course folder.
         chapter: The chapter.
         source: A folder of clones, or a CSV with the columns ``student`` and ``repository``.
-        roster: GitHub Classroom's roster, which says whose account is whose.
-        by: What counts as the time of handing in: the notebook's last ``commit``, or the ``fetch`` that saw it first.
+        roster: GitHub Classroom's roster, which maps accounts to students.
+        by: The event that sets the submission time: the notebook's last ``commit``, or the ``fetch`` that saw it first.
 
     Raises:
         CourseError: The source cannot be read, or has no repository.
     """
     course = course.resolve()
     people, accounts = uploads.identities(course), _accounts(roster) if roster else {}
-    due, made, used = due_dates(course).get(chapter), Collected(), dict[str, str]()
+    due, collected, used = due_dates(course).get(chapter), Collected(), dict[str, str]()
     seen_at = course / HIDDEN / "fetched" / f"{chapter}.json"
     seen: dict[str, str] = json.loads(seen_at.read_text()) if seen_at.is_file() else {}
     for name, repository, student in _repositories(source, course / HIDDEN / "repositories" / chapter):
@@ -62,26 +62,26 @@ def collect_git(course: Path, chapter: str, source: Path, *, roster: Path | None
             account = _account(name, chapter)
             who = student or accounts.get(account, account)
             upload = Upload(f"{name}/{path}", who, f"{at:%Y-%m-%d %H:%M:%S} UTC")
-            found, why = uploads.match(upload, people)
-            if not why and found in used:
-                why = f"{found} has another repository here, {used[found]}; take one of them away"
+            student_id, why = uploads.match(upload, people)
+            if not why and student_id in used:
+                why = f"{student_id} has another repository here, {used[student_id]}; remove one of them"
             if why:
                 raise _Unread(why)
         except _Unread as error:
-            made.aside[name] = str(error)
+            collected.aside[name] = str(error)
             if data:
                 uploads.keep(course / HIDDEN / "unmatched" / chapter, f"{name}.ipynb", data)
             continue
-        used[found] = name
-        getattr(made, uploads.put(course, chapter, found, upload, data)).append(found)
-        made.late += [found] if due and at > due else []
+        used[student_id] = name
+        getattr(collected, uploads.put(course, chapter, student_id, upload, data)).append(student_id)
+        collected.late += [student_id] if due and at > due else []
     seen_at.parent.mkdir(parents=True, exist_ok=True)
     seen_at.write_text(json.dumps(seen, indent=1))
-    return made
+    return collected
 
 
-def _repositories(source: Path, kept: Path) -> Iterator[tuple[str, Path | _Unread, str]]:
-    """Yield each repository's name, folder (or why there is none), and student if the list says so."""
+def _repositories(source: Path, clones: Path) -> Iterator[tuple[str, Path | _Unread, str]]:
+    """Yield each repository's name, its folder or why there is none, and the student if the list names one."""
     if source.is_dir():
         folders = [path for path in sorted(source.iterdir()) if path.is_dir() and not path.name.startswith(".")]
         if not any(map(_is_repository, folders)):
@@ -93,7 +93,7 @@ def _repositories(source: Path, kept: Path) -> Iterator[tuple[str, Path | _Unrea
     for row in _rows(source, "student", "repository"):
         name = PurePosixPath(row["repository"].rstrip("/")).name.removesuffix(".git")
         try:
-            yield name, _fetched(row["repository"], kept / f"{name}-{row['student']}.git"), row["student"]
+            yield name, _fetched(row["repository"], clones / f"{name}-{row['student']}.git"), row["student"]
         except _Unread as error:
             yield name, error, row["student"]
 
@@ -118,27 +118,27 @@ def _fetched(address: str, folder: Path) -> Path:
 
 
 def _newest(repository: Path, chapter: str) -> tuple[str, str, datetime]:
-    """The chapter's notebook in the newest commit: its path, its content's name, and when that was committed."""
+    """The chapter's notebook in the newest commit: its path, its blob's name, and its commit time."""
     try:
-        listed = _git(repository, "ls-tree", "-r", "-z", "-l", "HEAD").decode(errors="replace")
+        listing = _git(repository, "ls-tree", "-r", "-z", "-l", "HEAD").decode(errors="replace")
     except _Unread as error:
         raise _Unread(f"it has no commit that can be read: {error}") from None
     files = {}
-    for line in filter(None, listed.split("\0")):
+    for line in filter(None, listing.split("\0")):
         about, path = line.split("\t", 1)
         if path.lower().endswith(".ipynb") and ".ipynb_checkpoints/" not in path:
             files[path] = about.split()
-    named = [path for path in files if PurePosixPath(path).name == f"{chapter}.ipynb"] or list(files)
-    if len(named) != 1:
-        what = f"{len(named)} notebooks: {', '.join(sorted(named)[:4])}" if named else "no notebook"
-        raise _Unread(f"its newest commit has {what}; it must have one {chapter}.ipynb")
-    mode, _, blob, size = files[named[0]]
+    matches = [path for path in files if PurePosixPath(path).name == f"{chapter}.ipynb"] or list(files)
+    if len(matches) != 1:
+        contents = f"{len(matches)} notebooks: {', '.join(sorted(matches)[:4])}" if matches else "no notebook"
+        raise _Unread(f"its newest commit has {contents}; it must have one {chapter}.ipynb")
+    mode, _, blob, size = files[matches[0]]
     if not mode.startswith("100"):
-        raise _Unread(f"{named[0]} is a link and not a file")
+        raise _Unread(f"{matches[0]} is a link and not a file")
     if int(size) > MAX_BYTES:
-        raise _Unread(f"{named[0]} has {int(size):,} bytes, and at most {MAX_BYTES:,} are read")
-    when = _git(repository, "log", "-1", "--format=%cI", "HEAD", "--", f":(literal){named[0]}").decode().strip()
-    return named[0], blob, datetime.fromisoformat(when).astimezone(UTC)
+        raise _Unread(f"{matches[0]} has {int(size):,} bytes, and at most {MAX_BYTES:,} are read")
+    when = _git(repository, "log", "-1", "--format=%cI", "HEAD", "--", f":(literal){matches[0]}").decode().strip()
+    return matches[0], blob, datetime.fromisoformat(when).astimezone(UTC)
 
 
 def _git(repository: Path | None, *arguments: str) -> bytes:
@@ -151,13 +151,13 @@ def _git(repository: Path | None, *arguments: str) -> bytes:
     except subprocess.TimeoutExpired:
         raise _Unread(f"git took longer than {SECONDS} s") from None
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise _Unread(said[-1] if said else f"git ended with {done.returncode}")
+        error_lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise _Unread(error_lines[-1] if error_lines else f"git ended with {done.returncode}")
     return done.stdout
 
 
 def _account(name: str, chapter: str) -> str:
-    """The account in a repository's name, as GitHub Classroom makes it: ``fsdp-ada`` is ``ada``'s."""
+    """The account in a repository's name, as GitHub Classroom forms it: ``fsdp-ada`` is ``ada``'s."""
     rest = same_name(name)
     for prefix in (chapter, chapter.replace("_", "-")):
         rest = rest.removeprefix(f"{same_name(prefix)}-")

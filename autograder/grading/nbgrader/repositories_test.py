@@ -1,4 +1,4 @@
-"""Notebooks out of git repositories, and when each was handed in."""
+"""Notebooks from git repositories, and when each was handed in."""
 
 import os
 import subprocess
@@ -42,18 +42,21 @@ def submitted(course, student):
 def test_a_folder_of_clones_is_matched_by_name_and_dated_by_the_notebooks_commit(course, tmp_path):
     clones = tmp_path / "clones"
     commit(clones / "fsdp-ada", EARLY, fsdp="1", scratch="0")
-    commit(clones / "fsdp-ada", LATE)  # a later commit without a change of the notebook
+    commit(clones / "fsdp-ada", LATE)  # a later commit that does not change the notebook
     commit(clones / "FSDP-Bob", LATE, homework="2")
     commit(clones / "fsdp-evee", EARLY, fsdp="3")
     commit(clones / "fsdp-joe", EARLY, one="4", two="5")
     (clones / "notes").mkdir()
     (clones / "fsdp-ada" / "fsdp.ipynb").write_text("not committed")
-    got = collect_git(course, "fsdp", clones)
-    assert (got.new, got.late) == (["bob", "ada"], ["bob"])
+    collected = collect_git(course, "fsdp", clones)
+    assert (collected.new, collected.late) == (["bob", "ada"], ["bob"])
     assert submitted(course, "ada") == ("1", "2026-03-01 17:00:00 UTC")
     assert submitted(course, "bob") == ("2", "2026-03-01 18:30:00 UTC")
-    assert "is it eve?" in got.aside["fsdp-evee"] and "2 notebooks: one.ipynb, two.ipynb" in got.aside["fsdp-joe"]
-    assert "not a git repository" in got.aside["notes"]
+    assert (
+        "is it eve?" in collected.aside["fsdp-evee"]
+        and "2 notebooks: one.ipynb, two.ipynb" in collected.aside["fsdp-joe"]
+    )
+    assert "not a git repository" in collected.aside["notes"]
     assert (course / ".meshcraft/unmatched/fsdp/fsdp-evee.ipynb").read_text() == "3"
     again = collect_git(course, "fsdp", clones, by="fetch")
     assert again.same == ["bob", "ada"] and again.late == ["bob", "ada"], "seen after the due date, for the first time"
@@ -64,17 +67,17 @@ def test_a_list_of_repositories_is_cloned_and_fetched_again(course, tmp_path):
     (tmp_path / "list.csv").write_text(
         f"student,repository\nada,{tmp_path}/theirs/fsdp-octocat\njoe,{tmp_path}/none\nbob,ext::sh -c id\n"
     )
-    got = collect_git(course, "fsdp", tmp_path / "list.csv")
-    assert got.new == ["ada"] and {*got.aside} == {"none", "ext::sh -c id"}
+    collected = collect_git(course, "fsdp", tmp_path / "list.csv")
+    assert collected.new == ["ada"] and {*collected.aside} == {"none", "ext::sh -c id"}
     commit(tmp_path / "theirs" / "fsdp-octocat", LATE, fsdp="2")
-    got = collect_git(course, "fsdp", tmp_path / "list.csv")
-    assert (got.replaced, got.late, submitted(course, "ada")[0]) == (["ada"], ["ada"], "2")
+    collected = collect_git(course, "fsdp", tmp_path / "list.csv")
+    assert (collected.replaced, collected.late, submitted(course, "ada")[0]) == (["ada"], ["ada"], "2")
     (tmp_path / "roster.csv").write_text("identifier,github_username,github_id,name\nadalovelace,Octocat,1,\n")
-    got = collect_git(course, "fsdp", tmp_path / "theirs", roster=tmp_path / "roster.csv")
-    assert got.same == ["ada"]
+    collected = collect_git(course, "fsdp", tmp_path / "theirs", roster=tmp_path / "roster.csv")
+    assert collected.same == ["ada"]
 
 
-def test_what_is_no_source_is_one_sentence(course, tmp_path):
+def test_an_invalid_source_is_a_one_sentence_error(course, tmp_path):
     (tmp_path / "list.csv").write_text("name,address\n")
     for source, says in ((tmp_path / "list.csv", "no column"), (course, "no git repository"), (tmp_path / "x", "read")):
         with pytest.raises(CourseError, match=says):

@@ -28,24 +28,24 @@ def restore(release: NotebookNode, submitted: Notebook) -> NotebookNode:
     Every graded cell is in it. Cells are identified by grade id and kind; the last of several with the same id
     counts. An answer whose cell has lost its grade id is found by the cell's own id, or by its place after the
     question; one that is not found is marked for a person (``is_missing``). A released check cell is always the
-    released version, preceded by the student's version of it, and a missing one is restored. Other cells of the
-    student's stay, without metadata.
+    released version, preceded by the student's version of it, and a missing one is restored. The student's other
+    cells stay, without metadata.
     """
     graded = [cell for cell in release.cells if "nbgrader" in cell.metadata]
-    known = {(cell.metadata.nbgrader.grade_id, cell.cell_type): cell for cell in graded}
+    released_cells = {(cell.metadata.nbgrader.grade_id, cell.cell_type): cell for cell in graded}
     plain = {cell.source for cell in release.cells if "nbgrader" not in cell.metadata}
     last = {(cell.grade_id, cell.kind): number for number, cell in enumerate(submitted.everything)}
-    found = {
+    recovered_answers = {
         number: which
-        for which in known
+        for which in released_cells
         if which not in last
         if (number := _lost(release, submitted, which)) is not None
     }
-    last |= {which: number for number, which in found.items()}
+    last |= {which: number for number, which in recovered_answers.items()}
     cells: list[NotebookNode] = []
     for number, cell in enumerate(submitted.everything):
-        which = found.get(number, (cell.grade_id, cell.kind))
-        released = deepcopy(known[which]) if which in known and last[which] == number else None
+        which = recovered_answers.get(number, (cell.grade_id, cell.kind))
+        released = deepcopy(released_cells[which]) if which in released_cells and last[which] == number else None
         if released is not None and utils.is_solution(released):
             released.source = cell.source
         if released is None or released.source != cell.source:
@@ -55,14 +55,16 @@ def restore(release: NotebookNode, submitted: Notebook) -> NotebookNode:
             released.metadata["meshcraft"] = {"name": cell.id if same else "", "released": False}
             released.metadata["meshcraft"] |= _question(release, released)
             cells.append(released)
-    cells += [_absent(release, cell) for which, cell in known.items() if which not in last and utils.is_grade(cell)]
+    cells += [
+        _absent(release, cell) for which, cell in released_cells.items() if which not in last and utils.is_grade(cell)
+    ]
     for number, cell in enumerate(cells, 1):
         cell.id = f"cell-{number}"
     return new_notebook(cells=cells, metadata=deepcopy(release.metadata))
 
 
 def is_missing(cell: NotebookNode) -> bool:
-    """Return True if a student's answer has no cell in what was handed in."""
+    """Return True if a student's answer has no cell in the submission."""
     return bool(cell.metadata.get("meshcraft", {}).get("missing"))
 
 
@@ -86,22 +88,22 @@ def _question(release: NotebookNode, answer: NotebookNode) -> dict[str, str]:
 
 
 def _lost(release: NotebookNode, submitted: Notebook, which: tuple[str, str]) -> int | None:
-    """The place of an answer whose cell has no grade id any more; None if it cannot be told."""
+    """The place of an answer whose cell no longer has a grade id; None if it cannot be determined."""
     at = next(n for n, cell in enumerate(release.cells) if grade_id_of(cell) == which[0])
     if not (utils.is_solution(release.cells[at]) and utils.is_grade(release.cells[at])):
         return None
-    others = [cell.kind == which[1] and not cell.grade_id for cell in submitted.everything]
-    own = [n for n, cell in enumerate(submitted.everything) if others[n] and cell.id == which[0]]
+    candidates = [cell.kind == which[1] and not cell.grade_id for cell in submitted.everything]
+    own = [n for n, cell in enumerate(submitted.everything) if candidates[n] and cell.id == which[0]]
     if own:
         return own[-1]
     question = _words(release.cells[at - 1].source) if at else ""
-    given = {_words(cell.source) for cell in release.cells} - {_words(release.cells[at].source)}
+    released_texts = {_words(cell.source) for cell in release.cells} - {_words(release.cells[at].source)}
     for n, cell in enumerate(submitted.everything):
         text = _words(cell.source)
-        if question and others[n] and text.startswith(question) and text != question:
+        if question and candidates[n] and text.startswith(question) and text != question:
             return n  # the answer was written into the question's own cell
-        if question and text == question and n + 1 < len(others) and others[n + 1]:
-            return n + 1 if _words(submitted.everything[n + 1].source) not in given else None
+        if question and text == question and n + 1 < len(candidates) and candidates[n + 1]:
+            return n + 1 if _words(submitted.everything[n + 1].source) not in released_texts else None
     return None
 
 
@@ -110,11 +112,11 @@ def _words(text: str) -> str:
 
 
 def _cell(kind: str, source: str, name: str, *, released: bool = False) -> NotebookNode:
-    """A cell with no metadata but the name verdicts use for it; not validated, since it is valid by construction."""
+    """A cell whose only metadata is the name verdicts use for it; not validated, since it is valid by construction."""
     code = {"outputs": [], "execution_count": None} if kind == CODE else {}
     metadata = {"meshcraft": {"name": name, "released": released}}
-    made: Any = from_dict({"cell_type": kind, "id": "cell", "metadata": metadata, "source": source, **code})
-    return made
+    cell: Any = from_dict({"cell_type": kind, "id": "cell", "metadata": metadata, "source": source, **code})
+    return cell
 
 
 def exchange_files(folder: Path) -> dict[str, str]:

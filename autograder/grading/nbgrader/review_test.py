@@ -6,7 +6,7 @@ import os
 import nbformat
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as some
+from hypothesis import strategies as st
 
 from autograder.grading.inside.intake import MAX_CELLS, MAX_CODE_CELLS, IntakeError, parse_notebook
 from autograder.grading.nbgrader import booking
@@ -19,24 +19,22 @@ from course.curriculum import ROOT
 EXERCISE = ROOT / "exercises" / "fsdp" / "fsdp.ipynb"
 RELEASE = nbformat.read(EXERCISE, as_version=4)
 NAMES = [cell.metadata.nbgrader.grade_id for cell in RELEASE.cells if "nbgrader" in cell.metadata]
-NUMBERS = some.integers(-9, 9) | some.sampled_from([float("nan"), float("-inf"), 10**20, 1e300])
-TEXT = some.text(some.characters(), max_size=6) | some.sampled_from(["\ud800", "\x00", *NAMES, "code", "é", "e\u0301"])
-ANY = some.recursive(
-    some.none() | some.booleans() | NUMBERS | TEXT,
-    lambda inner: some.lists(inner, max_size=3) | some.dictionaries(TEXT, inner, max_size=3),
+NUMBERS = st.integers(-9, 9) | st.sampled_from([float("nan"), float("-inf"), 10**20, 1e300])
+TEXT = st.text(st.characters(), max_size=6) | st.sampled_from(["\ud800", "\x00", *NAMES, "code", "é", "e\u0301"])
+ANY = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=6,
 )
-GRADE_ID = some.fixed_dictionaries(
-    {"grade_id": some.sampled_from(NAMES) | ANY}, optional={"solution": ANY, "points": ANY}
-)
-METADATA = some.fixed_dictionaries({}, optional={"nbgrader": GRADE_ID | ANY, "meshcraft": ANY, "name": ANY}) | ANY
-SOURCE = TEXT | some.lists(TEXT, max_size=3) | ANY
-CELL = some.fixed_dictionaries(
-    {"cell_type": some.sampled_from(["code", "markdown", "raw"]) | ANY, "source": SOURCE},
+GRADE_ID = st.fixed_dictionaries({"grade_id": st.sampled_from(NAMES) | ANY}, optional={"solution": ANY, "points": ANY})
+METADATA = st.fixed_dictionaries({}, optional={"nbgrader": GRADE_ID | ANY, "meshcraft": ANY, "name": ANY}) | ANY
+SOURCE = TEXT | st.lists(TEXT, max_size=3) | ANY
+CELL = st.fixed_dictionaries(
+    {"cell_type": st.sampled_from(["code", "markdown", "raw"]) | ANY, "source": SOURCE},
     optional={"id": ANY, "metadata": METADATA, "outputs": ANY, "attachments": ANY, "execution_count": ANY},
 )
-NOTEBOOK = some.fixed_dictionaries(
-    {"cells": some.lists(CELL, max_size=6)}, optional={"metadata": ANY, "nbformat": ANY, "nbformat_minor": ANY}
+NOTEBOOK = st.fixed_dictionaries(
+    {"cells": st.lists(CELL, max_size=6)}, optional={"metadata": ANY, "nbformat": ANY, "nbformat_minor": ANY}
 )
 
 
@@ -65,7 +63,7 @@ def code(source, **metadata):
     return {"cell_type": "code", "source": source, "metadata": metadata}
 
 
-def test_code_in_a_check_cell_or_beside_a_decoy_is_shown():
+def test_code_in_a_check_cell_or_next_to_a_decoy_is_shown():
     hidden, real = "def shard_params(): ...  # in a locked cell", "def shard_params(): ...  # real"
     decoy = {"cell_type": "markdown", "source": "def shard_params(): ...  # decoy"}
     cells = [

@@ -1,4 +1,4 @@
-"""Rosters as Canvas, Moodle and Gradescope export them, and grades in the form in which each takes them back.
+"""Rosters as Canvas, Moodle and Gradescope export them, and grades in the form that each of them imports.
 
 The formats are those of the systems' documentation and, for Canvas, of its importer; see the guide page for what was
 tried.
@@ -13,7 +13,7 @@ from autograder.grading.nbgrader.settings import CourseError
 
 COLUMNS = ("id", "first_name", "last_name", "email", "lms_user_id")
 SECTION = "section"
-# Each system's column for ours; the first that a file has, and that is filled, counts.
+# The systems' names for each of our columns; the first one that a file has, and that is filled in, counts.
 NAMES = {
     "id": ("id", "SIS Login ID", "Username", "SID", "ID number"),
     "first_name": ("first_name", "First name", "First Name"),
@@ -53,7 +53,7 @@ def read_students(path: Path) -> list[dict[str, str]]:
             "username, a number or an email address"
         )
     seen: dict[str, int] = {}
-    found = []
+    students = []
     for line, row in rows:
         student = _student(row)
         if not any(row.values()) or row.get("Role", "").lower() in TEACHING or _is_heading(row):
@@ -65,10 +65,10 @@ def read_students(path: Path) -> list[dict[str, str]]:
                 f"{path}, line {line}: {student['id']} is in line {seen[student['id']]} already; remove one"
             )
         seen[student["id"]] = line
-        found.append(student)
-    if not found:
+        students.append(student)
+    if not students:
         raise CourseError(f"{path} names no students; it needs a line of columns, and a line for each student")
-    return found
+    return students
 
 
 def _is_heading(row: Mapping[str, str]) -> bool:
@@ -84,6 +84,6 @@ def _student(row: Mapping[str, str]) -> dict[str, str]:
     whole = next((row[name] for name in FULL if row.get(name)), "")
     if whole and not student["last_name"]:
         last, comma, first = whole.partition(", ")
-        *given, family = whole.split()
-        student["first_name"], student["last_name"] = (first, last) if comma else (" ".join(given), family)
+        *given_names, family = whole.split()
+        student["first_name"], student["last_name"] = (first, last) if comma else (" ".join(given_names), family)
     return student

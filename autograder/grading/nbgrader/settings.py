@@ -10,7 +10,7 @@ import msgspec
 
 FILE = "course.toml"
 MOST_POINTS = 1000
-LEAST_BUDGET = 10  # seconds, of which each function may need as many
+LEAST_BUDGET = 10  # seconds; a single function may need this many
 HEAD = """\
 # Written by `meshcraft init`. Run it again to change something, or change it here; due dates are in the gradebook.
 """
@@ -26,9 +26,9 @@ class Settings:
 
     ``late_per_day`` and ``late_at_most`` are percent of the points earned; ``exchange`` is a folder, or empty. ``vary``
     says whether new chapters ask for variants, and ``variants`` gives the one of each ``chapter.function``.
-    ``late_grace`` is in minutes. ``points`` has the worth of a ``chapter.function`` that differs from the course's own;
-    0 means that it is not graded. ``dropped`` has the chapters that no longer count, ``group`` the Unix group of the
-    assistants, and ``site`` the address of the course's pages for links in feedback. ``budget`` is the processor
+    ``late_grace`` is in minutes. ``points`` has the points of each ``chapter.function`` that differ from the course's
+    own; 0 means that it is not graded. ``dropped`` has the chapters that no longer count, ``group`` the Unix group of
+    the assistants, and ``site`` the address of the course's pages for links in feedback. ``budget`` is the processor
     seconds that a submission may take before a person has to look at it; 0 for the usual limit.
     ``limits`` has factors on limits of facts, as ``chapter.function.fact``.
     """
@@ -52,7 +52,7 @@ def read_settings(folder: Path) -> Settings:
     """The course's settings; the defaults if it has no file.
 
     Raises:
-        CourseError: The file holds something else.
+        CourseError: The file is invalid.
     """
     path = folder / FILE
     if not path.exists():
@@ -62,7 +62,7 @@ def read_settings(folder: Path) -> Settings:
         known = [each.name for each in fields(Settings)]
         wrong = [name for name in table if name not in known]
         if wrong:
-            raise ValueError(f"it has {', '.join(wrong)}; known are {', '.join(known)}")
+            raise ValueError(f"it has the unknown settings {', '.join(wrong)}; it may have {', '.join(known)}")
         return checked(msgspec.convert(table, Settings))
     except (ValueError, OSError) as error:
         raise CourseError(f"{path} cannot be used: {error}; correct it") from error
@@ -92,11 +92,13 @@ def checked(settings: Settings) -> Settings:
     if settings.budget and not LEAST_BUDGET <= settings.budget <= 24 * 60 * 60:
         raise ValueError(
             f"budget is {settings.budget:g}; write at least {LEAST_BUDGET} processor seconds for a submission, or 0 "
-            "for the usual"
+            "for the usual limit"
         )
     for name, factor in settings.limits.items():
         if len(name.split(".", 2)) != 3 or not 0.1 <= factor <= 10:
-            raise ValueError(f"the limit {name!r} is {factor:g}; write CHAPTER.FUNCTION.FACT and 0.1 to 10 times ours")
+            raise ValueError(
+                f"the limit {name!r} is {factor:g}; write CHAPTER.FUNCTION.FACT and 0.1 to 10 times the usual limit"
+            )
     if settings.site and not re.fullmatch(r"https?://[^\s\"'<>]+", settings.site):
         raise ValueError(f"the site is {settings.site!r}; write its address, such as https://example.org/meshcraft")
     return settings

@@ -39,25 +39,27 @@ def find_submissions(course: Path, assignment: str) -> list[Submission]:
     result = []
     for folder in sorted((course / "submitted").iterdir()):
         try:
-            one = _find(folder, assignment, contract)
+            submission = _find(folder, assignment, contract)
         except OSError as error:
             message = f"submitted/{one_line(folder.name)} cannot be read ({error.strerror}); make it readable for you"
-            one = _without(folder.name, contract, message, NEEDS_HUMAN)
-        if one:
-            result.append(one)
+            submission = _without(folder.name, contract, message, NEEDS_HUMAN)
+        if submission:
+            result.append(submission)
     return result
 
 
 def misplaced(course: Path) -> dict[str, str]:
-    """Whatever lies in ``submitted/`` and belongs to no student or to no chapter of the course, with a suggestion."""
+    """Everything in ``submitted/`` that belongs to no student or to no chapter of the course, with a suggestion."""
     chapters = {same_name(entry.name): entry.name for entry in CHAPTERS}
-    there, dropped = chapters_of(course), read_settings(course).dropped
-    found = {}
+    course_chapters, dropped = chapters_of(course), read_settings(course).dropped
+    suggestions = {}
     root = course / "submitted"
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if not folder.is_dir() and not folder.is_symlink() and not folder.name.startswith("."):
             where = "submitted/STUDENT/CHAPTER/"
-            found[f"submitted/{one_line(folder.name)}"] = f"in no student's folder, so it is not graded; use {where}"
+            suggestions[f"submitted/{one_line(folder.name)}"] = (
+                f"in no student's folder, so it is not graded; use {where}"
+            )
         try:
             entries = sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
         except OSError:
@@ -65,17 +67,21 @@ def misplaced(course: Path) -> dict[str, str]:
         for entry in entries:
             shown = f"submitted/{one_line(folder.name)}/{one_line(entry.name)}"
             if entry.name in chapters.values() or entry.name in IGNORED:
-                if there and entry.name in chapters.values() and entry.name not in (*there, *dropped):
+                if (
+                    course_chapters
+                    and entry.name in chapters.values()
+                    and entry.name not in (*course_chapters, *dropped)
+                ):
                     add = f"`meshcraft init . --chapter {entry.name}` adds it"
-                    found[shown] = f"{entry.name} is not in this course, so it is not graded; {add}"
+                    suggestions[shown] = f"{entry.name} is not in this course, so it is not graded; {add}"
                 continue
             stem = same_name(entry.stem if entry.suffix in (".ipynb", ".zip") else entry.name).replace(" ", "_")
             near = get_close_matches(stem, chapters, 1)
             if not entry.is_dir() and entry.suffix not in (".ipynb", ".zip"):
                 continue
             where = f"submitted/{one_line(folder.name)}/{chapters[near[0]] if near else 'CHAPTER'}/"
-            found[shown] = f"no chapter's folder, so it is not graded; move what is in it to {where}"
-    return found
+            suggestions[shown] = f"not a chapter's folder, so it is not graded; move its contents to {where}"
+    return suggestions
 
 
 def _requested(course: Path, assignment: str) -> str:
@@ -123,18 +129,18 @@ def _submission(student: str, folder: Path, contract: str) -> Submission:
     problem, verdict, data = "", "", b""
     if chosen is None:
         names = sorted(path.name for path in folder.iterdir())
-        there = few([*map(one_line, names)], NAMED) or "nothing"
-        problem = f"no {expected.name} was handed in; found: {there}. Hand in one notebook, called {expected.name}"
+        listing = few([*map(one_line, names)], NAMED) or "nothing"
+        problem = f"no {expected.name} was handed in; found: {listing}. Hand in one notebook, called {expected.name}"
         verdict, data = NEEDS_HUMAN, "\n".join(names).encode(errors="surrogateescape")
     else:
         problem, data = read_submitted(chosen)
         verdict = REFUSED if problem else ""
-    filed = key(data, contract + note + problem + verdict)
-    return Submission(student, filed, digest(data), None if problem else chosen, note, problem, verdict)
+    verdict_key = key(data, contract + note + problem + verdict)
+    return Submission(student, verdict_key, digest(data), None if problem else chosen, note, problem, verdict)
 
 
 def read_submitted(path: Path) -> tuple[str, bytes]:
-    """Read a file: a problem, or an empty text and its bytes. Never follow a link or block on a pipe."""
+    """Read a file; return a problem, or an empty text and its bytes. Never follow a link or block on a pipe."""
     name = one_line(path.name)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,7 +1,7 @@
 """The variants of a course: drawn from its secret when a chapter is released, then kept in its settings.
 
-The released notebook states it before the function, and passes it to ``check``. Official grading uses the settings and
-never the submission.
+The released notebook states each one before its function, and passes it to ``check``. Official grading uses the
+settings and never the submission.
 """
 
 import hmac
@@ -26,8 +26,8 @@ def choose(secret: bytes, chapter: str) -> dict[str, str]:
     result = {}
     for task in load(chapter).tasks:
         if task.variants:
-            what = f"variant|{chapter}|{task.varies_with or task.name}"
-            number = int.from_bytes(hmac.digest(secret, what.encode(), "sha256")[:8], "big")
+            label = f"variant|{chapter}|{task.varies_with or task.name}"
+            number = int.from_bytes(hmac.digest(secret, label.encode(), "sha256")[:8], "big")
             result[task.name] = task.variants[number % len(task.variants)].name
     return result
 
@@ -52,7 +52,7 @@ def requested_by(course: Path, chapter: str) -> dict[str, str]:
     if in_release != requested:
         raise CourseError(
             f"{released} asks for {in_release or 'no variants'} and course.toml for {requested or 'none'}; students "
-            f"are judged on what they were told: `meshcraft init {course}` makes them agree, or put course.toml back"
+            f"are judged on what they were told: `meshcraft init {course}` makes them agree, or restore course.toml"
         )
     return requested
 

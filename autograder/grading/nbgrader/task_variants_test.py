@@ -32,21 +32,21 @@ INDEX = re.compile(r"\((index - (?:step|shift))\) % size|\b(number|owner) % size
 
 
 def sentence_of(name, variant):
-    found = find_task(name)[1].variant(variant)
-    assert found
-    return found.sentence
+    task_variant = find_task(name)[1].variant(variant)
+    assert task_variant
+    return task_variant.sentence
 
 
 def source(name):
-    found = re.search(rf"^def {name}\(.*?### END SOLUTION", SOLUTIONS[find_task(name)[0]], re.MULTILINE | re.DOTALL)
-    assert found
-    return found[0]
+    match = re.search(rf"^def {name}\(.*?### END SOLUTION", SOLUTIONS[find_task(name)[0]], re.MULTILINE | re.DOTALL)
+    assert match
+    return match[0]
 
 
 def adapted(name, variant):
     """The public solution, adapted to the variant."""
     place = PLACES[variant].format
-    text = INDEX.sub(lambda found: f"({place(f'({found[1] or found[2]})')}) % size", source(name))
+    text = INDEX.sub(lambda match: f"({place(f'({match[1] or match[2]})')}) % size", source(name))
     own = "lax.dynamic_slice_in_dim(x, index * length, length, 0)"
     start = f"lax.dynamic_update_slice_in_dim(x, {own}, ({place('index')}) % size * length, 0)"
     return text.replace("result = x  # the chunk that a device keeps is already in its place", f"result = {start}")
@@ -60,7 +60,7 @@ def defined(*texts):
 
 
 @pytest.mark.parametrize(("name", "variant"), [*product((t.name for _, t in TASKS), PLACES)] if FULL else QUICK)
-def test_the_public_solution_fails_a_variant_and_is_told_its_sentence_and_an_adapted_one_passes(name, variant):
+def test_the_public_solution_fails_a_variant_and_gets_its_sentence_and_an_adapted_one_passes(name, variant):
     sentence = sentence_of(name, variant)
     failed = check(defined()[name], variant=variant).report
     (values,) = [fact for fact in failed.functions[0].facts if fact.name == "values"]
@@ -70,13 +70,13 @@ def test_the_public_solution_fails_a_variant_and_is_told_its_sentence_and_an_ada
     assert sentence in passed.notes[0]
 
 
-def test_a_variant_that_is_none_is_an_error():
+def test_an_unknown_variant_is_an_error():
     with pytest.raises(LookupError, match="no variant 'other'; it has: reversed, next, previous"):
         check(collectives.ring_all_gather, variant="other")
 
 
 @pytest.mark.parametrize("variant", PLACES if FULL else ["next"])
-def test_what_is_made_of_two_rings_stays_what_it_was(variant):
+def test_functions_made_of_two_rings_do_not_depend_on_the_variant(variant):
     pairs = {"ring_all_reduce": RINGS[:2], "async_tp_mlp": ("ring_gather_matmul", "matmul_ring_scatter")}
     for name, rings in pairs.items():
         space = defined(*(adapted(ring, variant) for ring in rings), source(name))
@@ -121,25 +121,25 @@ def handed_in(course, name, text):
 
 
 def test_a_new_course_says_what_it_asks_for_and_three_places_judge_it(course, tmp_path):
-    asked = task_variants.requested_by(course, "collectives")
-    assert set(asked) == set(RINGS)
+    variants = task_variants.requested_by(course, "collectives")
+    assert set(variants) == set(RINGS)
     name, path = "ring_all_to_all", tmp_path / "collectives.ipynb"
-    sentence = sentence_of(name, asked[name])
+    sentence = sentence_of(name, variants[name])
     release = (course / "release" / "collectives" / "collectives.ipynb").read_text()
     cells = nbformat.reads(release, as_version=4).cells
     at = next(i for i, cell in enumerate(cells) if cell.get("id") == f"variant-{name}")
     assert sentence in cells[at].source and cells[at + 1].metadata.nbgrader.grade_id == name
-    assert f'check({name}, variant=\\"{asked[name]}\\")' in release and "### BEGIN" not in release
-    for text, verdict in ((adapted(name, asked[name]), PASS), (source(name), FAIL)):
+    assert f'check({name}, variant=\\"{variants[name]}\\")' in release and "### BEGIN" not in release
+    for text, verdict in ((adapted(name, variants[name]), PASS), (source(name), FAIL)):
         data = handed_in(course, name, text)
         path.write_text(data)
-        live = check(defined(text)[name], variant=asked[name]).report.functions[0]
+        live = check(defined(text)[name], variant=variants[name]).report.functions[0]
         (file,) = check_notebook(path, "collectives", [name]).functions
-        with Grader("collectives", secret=b"s" * 32, level=best_level(), variants=asked) as grader:
+        with Grader("collectives", secret=b"s" * 32, level=best_level(), variants=variants) as grader:
             task = load("collectives").task(name)
             official = grader.grade_task(task, parse_notebook("n", data.encode()))
             # A submission's own claim about its variant does not count.
-            lying = data.replace(f'variant=\\"{asked[name]}\\"', 'variant=\\"\\"')
+            lying = data.replace(f'variant=\\"{variants[name]}\\"', 'variant=\\"\\"')
             assert lying != data and grader.grade_task(task, parse_notebook("n", lying.encode())).verdict == verdict
         assert [live.verdict, file.verdict, official.verdict] == [verdict] * 3
         assert all(sentence in each.facts[0].message for each in (live, file, official) if verdict == FAIL)
@@ -166,7 +166,7 @@ def test_init_again_changes_nothing_and_a_verdict_is_filed_under_what_was_asked(
         task_variants.requested_by(course, "collectives")
 
 
-def test_a_course_of_before_and_one_that_wants_none_keep_the_public_notebook(tmp_path):
+def test_an_older_course_and_one_without_variants_keep_the_public_notebook(tmp_path):
     old, plain = tmp_path / "old", tmp_path / "plain"
     make_course(old, ["collectives"])
     (old / "course.toml").write_text('name = "old"\n')

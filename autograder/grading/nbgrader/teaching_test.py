@@ -49,15 +49,15 @@ def init(folder, chapters=("fsdp",), due=None, students=(), **settings):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def template_course(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made") / "course"
     init(folder, late_per_day=10.0, late_at_most=50.0, name="dist")
     return folder
 
 
 @pytest.fixture
-def course(made, tmp_path):
-    return Path(shutil.copytree(made, tmp_path / "course"))
+def course(template_course, tmp_path):
+    return Path(shutil.copytree(template_course, tmp_path / "course"))
 
 
 def nbgrader(*steps):
@@ -96,11 +96,11 @@ def row_of(course, student):
 
 
 def test_a_course_is_made_with_what_its_owner_alone_may_see(tmp_path):
-    made = init(tmp_path / "course", due=DECEMBER, late_per_day=10.0)
+    outcome = init(tmp_path / "course", due=DECEMBER, late_per_day=10.0)
     course = tmp_path / "course"
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (course, course / ".meshcraft")]
     assert modes == [0o700, 0o700] and stat.S_IMODE((course / ".meshcraft" / "secret").stat().st_mode) == 0o600
-    assert "2026-12-01" in made["chapter fsdp"] and "10%" in made["late"]
+    assert "2026-12-01" in outcome["chapter fsdp"] and "10%" in outcome["late"]
     assert due_dates(course) == {"fsdp": DECEMBER}
     released = (course / "release" / "fsdp" / "fsdp.ipynb").read_text()
     assert "Due 2026-12-01" in released and "BEGIN SOLUTION" not in released
@@ -117,7 +117,7 @@ def test_a_secret_that_others_can_read_is_refused_with_the_remedy(course, which)
     assert len(secret(course)) == 32
 
 
-def test_another_init_changes_what_it_is_told_and_loses_nothing(course):
+def test_another_init_changes_only_what_is_requested_and_loses_nothing(course):
     source = course / "source" / "fsdp" / "fsdp.ipynb"
     notebook = nbformat.read(source, as_version=4)
     notebook.cells.append(new_markdown_cell("Mine.", id="mine"))
@@ -184,7 +184,7 @@ def test_each_day_begun_takes_off_its_share_up_to_the_limit(hours, off):
     assert LatePenalty().late_submission_penalty("ada", 10.0, hours * 3600) is None
 
 
-def test_the_whole_way_over_nbgraders_exchange(course, tmp_path):
+def test_a_course_from_release_to_feedback_over_nbgraders_exchange(course, tmp_path):
     people = [{"id": "bob"}, {"id": "idle"}]
     init(course, (), datetime.now(UTC) - timedelta(hours=30), people, exchange=str(tmp_path / "exchange"))
     home = student_home(tmp_path, "bob", tmp_path / "exchange")

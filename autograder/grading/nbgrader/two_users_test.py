@@ -1,4 +1,4 @@
-"""JupyterHub's setup: two accounts of one machine, and nbgrader's exchange between them; only for root, and long."""
+"""JupyterHub's setup: two accounts on one machine, and nbgrader's exchange between them; only for root, and long."""
 
 import json
 import os
@@ -18,10 +18,10 @@ pytestmark = pytest.mark.skipif(
 
 
 def run(user, folder, *command):
-    """Run a command as that user, who may write no more than its own files; this Python may be in a private folder."""
+    """Run a command as that user, who can write only their own files; this Python may be in a private folder."""
     rights = [f"--{kind}-caps=-all,+dac_read_search" for kind in ("inh", "ambient")]
     rights.append("--bounding-set=-all,+dac_read_search")
-    who = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *rights, "--"]
+    setpriv = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *rights, "--"]
     env = {
         **os.environ,
         "HOME": str(folder),
@@ -29,7 +29,7 @@ def run(user, folder, *command):
         "JUPYTER_PLATFORM_DIRS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    done = subprocess.run([*who, *command], cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*setpriv, *command], cwd=folder, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout + done.stderr
 
@@ -61,7 +61,7 @@ def test_a_student_fetches_submits_and_reads_feedback_and_reaches_no_other(tmp_p
     assert (handed_in / "fsdp" / "fsdp.ipynb").is_file()
     (inbound,) = (exchange / "sharding" / "inbound").iterdir()
     assert inbound.stat().st_uid == STUDENT
-    # Others may write there, by names that nobody can guess or list.
+    # Others can write there, under names that nobody can guess or list.
     assert inbound.parent.stat().st_mode & 0o007 == 0o003
     for target in (course / ".meshcraft" / "secret", exchange / "sharding" / "x"):
         says = run(OTHER, homes[OTHER], "sh", "-c", f"echo x > {target} || echo refused")

@@ -16,15 +16,15 @@ NAME = "hybrid_shard_step"
 
 
 def changed(course, points, **settings):
-    given = {f"fsdp.{name}": worth for name, worth in points.items()}
-    return init_course(course, chapters=[], due={}, settings=settings, students=[], points=given)
+    points_by_name = {f"fsdp.{name}": worth for name, worth in points.items()}
+    return init_course(course, chapters=[], due={}, settings=settings, students=[], points=points_by_name)
 
 
 def test_an_ungraded_function_is_named_in_the_notebook_and_earns_and_costs_nothing(course):
     hand_in(course, "ada")
     before = find_submissions(course, "fsdp")[0].key
     assert "fsdp.hybrid_shard_step: 0" in changed(course, {NAME: 0.0}, budget=240.0)["points"]
-    assert find_submissions(course, "fsdp")[0].key != before, "all are judged anew"
+    assert find_submissions(course, "fsdp")[0].key != before, "all are judged again"
     released = nbformat.read(course / "release" / "fsdp" / "fsdp.ipynb", as_version=4)
     assert cell(released, f"check-{NAME}").metadata.nbgrader.points == 0
     assert sum("; not graded in this course.*" in each.source for each in released.cells) == 1
@@ -42,9 +42,9 @@ def test_an_ungraded_function_is_named_in_the_notebook_and_earns_and_costs_nothi
 
 
 def test_a_chapter_without_graded_functions_is_refused_and_so_is_a_budget_of_nothing(course):
-    every = dict.fromkeys((each.name for each in report().functions), 0.0)
+    no_points = dict.fromkeys((each.name for each in report().functions), 0.0)
     with pytest.raises(CourseError, match=r"no function of fsdp would be graded; --drop-chapter fsdp"):
-        changed(course, every)
+        changed(course, no_points)
     with pytest.raises(CourseError, match=r"budget is 3; write at least 10 processor seconds"):
         changed(course, {}, budget=3.0)
 

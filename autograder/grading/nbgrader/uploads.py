@@ -1,8 +1,8 @@
-"""Submissions as Canvas, Moodle and Gradescope hand them over, and feedback back into a zip file that they take.
+"""Submissions as Canvas, Moodle and Gradescope export them, and feedback as a zip file that they accept.
 
-They come as a zip file, or as the folder that it was unpacked to. Nothing of a zip file is unpacked by its own names:
-each notebook is matched to a student of the roster and written to ``submitted/``. What matches nobody is kept aside and
-named, never dropped.
+Submissions come as a zip file, or as the folder that it was unpacked to. No file of a zip file is unpacked under its
+own name: each notebook is matched to a student on the roster and written to ``submitted/``. One that matches nobody is
+kept aside and named, never dropped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from autograder.grading.nbgrader.course import HIDDEN, CourseError, open_gradebo
 from autograder.grading.nbgrader.names import name_problem, same_name
 from autograder.render import one_line
 
-# As its lib/content_zipper.rb names them; a name may have underscores, and an anonymous submission has none.
+# As Canvas's lib/content_zipper.rb names them; a student's name may have underscores, an anonymous submission has none.
 CANVAS = re.compile(r"^(?P<who>[^/]+?)_(?P<late>LATE_)?(?P<id>\d+)_(?P<number>\d+)_(?P<file>[^/]+)$")
 ANONYMOUS = re.compile(r"^(?:LATE_)?anon_(?P<id>[^_/]+)_(?P<number>\d+)_(?P<file>[^/]+)$")
 MOODLE = re.compile(r"^(?P<who>[^/]+)_(?P<number>\d+)_assignsubmission_file_?(?:/(?:.*/)?)?(?P<file>[^/]+)$")
@@ -37,9 +37,9 @@ AS_GIVEN = "give the zip file as it was downloaded, or the folder that it was un
 
 @dataclass(frozen=True)
 class Upload:
-    """One notebook: its entry, whose it is as the entry says, and when it was handed in, if that is known.
+    """One notebook: its entry, the student whom the entry names, and when it was handed in, if that is known.
 
-    ``problem`` is the reason why it can be nobody's.
+    ``problem`` is the reason why it cannot be matched to anyone.
     """
 
     entry: str
@@ -52,7 +52,7 @@ class Upload:
 
 @dataclass
 class Collected:
-    """What became of the entries: student ids, and the reason for each entry that is nobody's."""
+    """The outcome for all entries: student ids, and for each entry that matches nobody, the reason."""
 
     new: list[str] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Collected:
 
 @dataclass(frozen=True)
 class _Files:
-    """The files of a zip file or a folder: the bytes of each by its name, and how to read it."""
+    """The files of a zip file or a folder: the size of each by its name, and a function that reads it."""
 
     sizes: Mapping[str, int]
     read: Callable[[str], bytes]
@@ -74,7 +74,7 @@ def collect(course: Path, chapter: str, path: Path) -> Collected:
     """Write each notebook that an LMS handed over to ``submitted/STUDENT/CHAPTER/``.
 
     Raises:
-        CourseError: It is no zip file or folder of one of the three, or holds too much.
+        CourseError: It is not a zip file or folder from one of the three, or holds too much.
     """
     try:
         if path.is_dir():
@@ -99,8 +99,8 @@ def _collect(course: Path, chapter: str, files: _Files) -> Collected:
     uploads = _uploads(files)
     if all(upload.problem for upload in uploads):
         raise CourseError(f"it has no notebook as Canvas, Moodle or Gradescope name them; {AS_GIVEN}")
-    people, made, used = identities(course), Collected(), dict[str, str]()
-    made.others = len(files.sizes) - len(uploads)
+    people, collected, used = identities(course), Collected(), dict[str, str]()
+    collected.others = len(files.sizes) - len(uploads)
     for upload in uploads:
         student, why = match(upload, people)
         data = b""
@@ -109,42 +109,44 @@ def _collect(course: Path, chapter: str, files: _Files) -> Collected:
         else:
             data = files.read(upload.entry)
         if not why and student in used and used[student] != upload.entry:
-            why = f"{student} has another notebook in it, {one_line(used[student])}; put one in submitted/ by hand"
+            why = f"{student} has another notebook here, {one_line(used[student])}; put one in submitted/ by hand"
         if why:
-            made.aside[upload.entry] = why
+            collected.aside[upload.entry] = why
             keep(course / HIDDEN / "unmatched" / chapter, upload.entry, data)
             continue
         used[student] = upload.entry
-        getattr(made, put(course, chapter, student, upload, data)).append(student)
-        made.late += [student] if upload.late else []
+        getattr(collected, put(course, chapter, student, upload, data)).append(student)
+        collected.late += [student] if upload.late else []
     _remember(course, chapter, used)
-    _mark_late(course, chapter, used, made.late)
-    return made
+    _mark_late(course, chapter, used, collected.late)
+    return collected
 
 
 def _uploads(files: _Files) -> list[Upload]:
-    """The notebooks, in the naming of the system that they come from; those of another name have a problem."""
-    found = []
-    told = next((name for name in files.sizes if PurePosixPath(name).name == METADATA), None)
-    about = _gradescope(files.read(told)) if told and files.sizes[told] <= MAX_BYTES else {}
+    """The notebooks, by the naming scheme of the system that they come from; those named otherwise have a problem."""
+    uploads = []
+    metadata_name = next((name for name in files.sizes if PurePosixPath(name).name == METADATA), None)
+    metadata = (
+        _gradescope(files.read(metadata_name)) if metadata_name and files.sizes[metadata_name] <= MAX_BYTES else {}
+    )
     for name in files.sizes:
         parts, file = PurePosixPath(name).parts, PurePosixPath(name).name
         if not file.lower().endswith(".ipynb") or {".ipynb_checkpoints", "__MACOSX"} & {*parts}:
             continue
-        if (of := GRADESCOPE.match(name)) and about:
-            who, at, ids = about.get(of["id"], (of["id"], "", ()))
-            found.append(Upload(name, who, at, ids))
-        elif of := MOODLE.match(name):
-            found.append(Upload(name, of["who"].rpartition("/")[2]))
-        elif of := ANONYMOUS.match(file):
+        if (groups := GRADESCOPE.match(name)) and metadata:
+            who, at, ids = metadata.get(groups["id"], (groups["id"], "", ()))
+            uploads.append(Upload(name, who, at, ids))
+        elif groups := MOODLE.match(name):
+            uploads.append(Upload(name, groups["who"].rpartition("/")[2]))
+        elif groups := ANONYMOUS.match(file):
             why = "Canvas hides the names of this assignment; end its anonymous grading there, and download it again"
-            found.append(Upload(name, of["id"], problem=why))
-        elif of := CANVAS.match(file):
-            found.append(Upload(name, of["who"], "", (of["id"],), bool(of["late"])))
+            uploads.append(Upload(name, groups["id"], problem=why))
+        elif groups := CANVAS.match(file):
+            uploads.append(Upload(name, groups["who"], "", (groups["id"],), bool(groups["late"])))
         else:
-            why = f"Canvas, Moodle and Gradescope name no file so; {BY_HAND}"
-            found.append(Upload(name, file, problem=why))
-    return found
+            why = f"Canvas, Moodle and Gradescope name no file like this; {BY_HAND}"
+            uploads.append(Upload(name, file, problem=why))
+    return uploads
 
 
 def _gradescope(text: bytes) -> dict[str, tuple[str, str, tuple[str, ...]]]:
@@ -182,8 +184,8 @@ def identities(course: Path) -> dict[str, set[str]]:
             names = (
                 {f"{first} {last}", f"{last} {first}", f"{last}, {first}", f"{last}{first}"} if first or last else set()
             )
-            every = {str(student.id), student.lms_user_id, student.email, *names}
-            people[str(student.id)] = {_form(str(each)) for each in every if each}
+            identifiers = {str(student.id), student.lms_user_id, student.email, *names}
+            people[str(student.id)] = {_form(str(each)) for each in identifiers if each}
         return people
 
 
@@ -192,26 +194,26 @@ def _form(name: str) -> str:
 
 
 def match(upload: Upload, people: dict[str, set[str]]) -> tuple[str, str]:
-    """The student whose upload it is, and an empty text; or the reason why it is nobody's."""
+    """Return the student whose upload it is and an empty text, or an empty text and the reason why it is nobody's."""
     if upload.problem:
         return "", upload.problem
-    for given in (*upload.ids, upload.who):
-        found = [student for student, names in people.items() if _form(given) in names]
-        if len(found) == 1 and not name_problem(found[0]):
-            return found[0], ""
-        if len(found) > 1:
-            return "", f"{one_line(given)} may be any of {', '.join(found)}; {BY_HAND}"
+    for identifier in (*upload.ids, upload.who):
+        matches = [student for student, names in people.items() if _form(identifier) in names]
+        if len(matches) == 1 and not name_problem(matches[0]):
+            return matches[0], ""
+        if len(matches) > 1:
+            return "", f"{one_line(identifier)} could be any of {', '.join(matches)}; {BY_HAND}"
     spelt = {name: student for student, names in people.items() for name in names}
     near = get_close_matches(_form(upload.who), spelt, 1)
-    like = f"; is it {spelt[near[0]]}?" if near else "; add the student with `meshcraft init . --students FILE`"
-    return "", f"nobody on the list of students is called {one_line(upload.who)}{like}"
+    suggestion = f"; is it {spelt[near[0]]}?" if near else "; add the student with `meshcraft init . --students FILE`"
+    return "", f"nobody on the list of students is called {one_line(upload.who)}{suggestion}"
 
 
 def put(course: Path, chapter: str, student: str, upload: Upload, data: bytes) -> str:
-    """Put a notebook in place and keep one that it replaces, with its time of handing in.
+    """Put a notebook in place and keep one that it replaces, with its submission time.
 
     Returns:
-        Which of ``new``, ``replaced``, ``same`` it is.
+        ``new``, ``replaced`` or ``same``.
     """
     folder = course / "submitted" / student / chapter
     target, time = folder / f"{chapter}.ipynb", folder / "timestamp.txt"
@@ -219,7 +221,7 @@ def put(course: Path, chapter: str, student: str, upload: Upload, data: bytes) -
     if before is not None and before != data:
         stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{student}"
         keep(course / HIDDEN / "earlier" / chapter, f"{stamp}.ipynb", before)
-        if time.is_file() and not time.is_symlink():  # that of the earlier one
+        if time.is_file() and not time.is_symlink():  # the time of the earlier notebook
             keep(course / HIDDEN / "earlier" / chapter, f"{stamp}.txt", time.read_bytes())
             time.unlink()
     folder.mkdir(parents=True, exist_ok=True)
@@ -243,7 +245,7 @@ def _remember(course: Path, chapter: str, used: dict[str, str]) -> None:
 
 
 def _mark_late(course: Path, chapter: str, collected: Collection[str], late: Collection[str]) -> None:
-    """Keep which submissions the LMS marks as late; it does not say by how much."""
+    """Record which submissions the LMS marks as late; it does not say by how much."""
     path = course / HIDDEN / "late" / f"{chapter}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(sorted({*late} | (marked_late(course, chapter) - {*collected}))))

@@ -1,4 +1,4 @@
-"""Zip files of three systems in and out, and work in folders of other names."""
+"""Zip files from and for three systems, and work in folders with other names."""
 
 import zipfile
 
@@ -12,9 +12,9 @@ from autograder.grading.nbgrader.uploads import collect, feedback_zip, marked_la
 
 
 def archive(path, files):
-    with zipfile.ZipFile(path, "w") as made:
+    with zipfile.ZipFile(path, "w") as zip_file:
         for name, text in files.items():
-            made.writestr(name, text)
+            zip_file.writestr(name, text)
     return path
 
 
@@ -31,31 +31,31 @@ GRADESCOPE = """
 def test_zip_files_of_three_systems_become_submissions_and_nothing_in_them_is_dropped(term, tmp_path):
     change(term, students=[{"id": "bob", "first_name": "Bob", "last_name": "Kahn", "lms_user_id": "102"}])
     canvas = {"kahnbob_LATE_102_9_fsdp-1.ipynb": "1", "kahnbo_999_9_fsdp.ipynb": "2", "kahnbob_102_8_notes.txt": "3"}
-    got = collect(term, "fsdp", archive(tmp_path / "canvas.zip", canvas))
-    assert (got.new, got.late, got.others) == (["bob"], ["bob"], 1) and marked_late(term, "fsdp") == {"bob"}
-    assert got.aside == {"kahnbo_999_9_fsdp.ipynb": "nobody on the list of students is called kahnbo; is it bob?"}
+    result = collect(term, "fsdp", archive(tmp_path / "canvas.zip", canvas))
+    assert (result.new, result.late, result.others) == (["bob"], ["bob"], 1) and marked_late(term, "fsdp") == {"bob"}
+    assert result.aside == {"kahnbo_999_9_fsdp.ipynb": "nobody on the list of students is called kahnbo; is it bob?"}
     (term / "submitted" / "bob" / "fsdp" / "timestamp.txt").write_text("2026-03-02 11:00:00 UTC")  # of this notebook
     assert [path.read_text() for path in (term / ".meshcraft" / "unmatched" / "fsdp").iterdir()] == ["2"]
 
     moodle = {"Bob Kahn_77_assignsubmission_file_/../../x.ipynb": "4", "cleo_78_assignsubmission_file_fsdp.ipynb": "5"}
-    got = collect(term, "fsdp", archive(tmp_path / "moodle.zip", moodle))
-    assert (got.new, got.replaced) == (["cleo"], ["bob"]) and got.aside == {}
-    kept = {path.suffix: path.read_text() for path in (term / ".meshcraft" / "earlier" / "fsdp").iterdir()}
-    assert kept == {".ipynb": "1", ".txt": "2026-03-02 11:00:00 UTC"} and marked_late(term, "fsdp") == set()
+    result = collect(term, "fsdp", archive(tmp_path / "moodle.zip", moodle))
+    assert (result.new, result.replaced) == (["cleo"], ["bob"]) and result.aside == {}
+    earlier_files = {path.suffix: path.read_text() for path in (term / ".meshcraft" / "earlier" / "fsdp").iterdir()}
+    assert earlier_files == {".ipynb": "1", ".txt": "2026-03-02 11:00:00 UTC"} and marked_late(term, "fsdp") == set()
     assert not (term / "submitted" / "bob" / "fsdp" / "timestamp.txt").exists()
     pages = [term / "feedback" / "bob" / "fsdp" / "fsdp.html"]
     pages[0].parent.mkdir(parents=True)
     pages[0].write_text("page")
     assert feedback_zip(term, "fsdp", pages, tmp_path / "out.zip") == 1
-    with zipfile.ZipFile(tmp_path / "out.zip") as made:
-        assert made.namelist() == ["Bob Kahn_77_assignsubmission_file_/x.html"]
+    with zipfile.ZipFile(tmp_path / "out.zip") as zip_file:
+        assert zip_file.namelist() == ["Bob Kahn_77_assignsubmission_file_/x.html"]
 
     files = {
         "assignment_1_export/submission_metadata.yml": GRADESCOPE,
         "assignment_1_export/submission_1/hw.ipynb": "6",
     }
-    got = collect(term, "fsdp", archive(tmp_path / "gradescope.zip", files))
-    assert got.replaced == ["bob"] and (term / "submitted/bob/fsdp/fsdp.ipynb").read_text() == "6"
+    result = collect(term, "fsdp", archive(tmp_path / "gradescope.zip", files))
+    assert result.replaced == ["bob"] and (term / "submitted/bob/fsdp/fsdp.ipynb").read_text() == "6"
     assert (term / "submitted/bob/fsdp/timestamp.txt").read_text() == "2026-03-02 11:00:00 UTC"
     assert {path.name for path in (term / "submitted").iterdir()} == {"bob", "cleo"}
     for bad, says in (({"x.ipynb": ""}, "has no notebook as Canvas"), (None, "read as a zip file or a folder")):
@@ -76,15 +76,15 @@ def test_every_name_that_canvas_gives_is_matched_or_named_from_a_zip_file_and_fr
         "homework.ipynb": "6",
         "__MACOSX/._kahnbob_102_8_fsdp.ipynb": "7",
     }
-    with zipfile.ZipFile(archive(tmp_path / "canvas.zip", names)) as made:
-        made.extractall(tmp_path / "unpacked" / "submissions")
+    with zipfile.ZipFile(archive(tmp_path / "canvas.zip", names)) as zip_file:
+        zip_file.extractall(tmp_path / "unpacked" / "submissions")
     (tmp_path / "unpacked" / "link_102_9_x.ipynb").symlink_to("/etc/passwd")
     packed = collect(term, "fsdp", tmp_path / "canvas.zip")
     assert (packed.new, packed.late) == (["bob", "amy", "cleo"], ["amy"])
     assert {name: why.partition(";")[0] for name, why in packed.aside.items()} == {
         "LATE_anon_x7Q2a_11_fsdp.ipynb": "Canvas hides the names of this assignment",
         "anon_b81zz_12_fsdp.ipynb": "Canvas hides the names of this assignment",
-        "homework.ipynb": "Canvas, Moodle and Gradescope name no file so",
+        "homework.ipynb": "Canvas, Moodle and Gradescope name no file like this",
     }
     assert (term / "submitted" / "amy" / "fsdp" / "fsdp.ipynb").read_text() == "2"
     again = collect(term, "fsdp", tmp_path / "unpacked")
@@ -114,8 +114,8 @@ def test_work_in_a_folder_of_another_name_is_named_with_the_chapter_that_it_may_
         (term / "submitted" / "bob" / name).mkdir(parents=True)
     (term / "submitted" / "bob" / "fsdp.ipynb").write_text("{}")
     (term / "submitted" / "bob" / "notes.txt").write_text("")
-    found = misplaced(term)
-    where = {path.rpartition("/")[2]: why.rpartition("/bob/")[2] for path, why in found.items()}
+    suggestions = misplaced(term)
+    where = {path.rpartition("/")[2]: why.rpartition("/bob/")[2] for path, why in suggestions.items()}
     assert where == {"FSDP": "fsdp/", "fsdpp": "fsdp/", "homework": "CHAPTER/", "fsdp.ipynb": "fsdp/"}
 
 
@@ -124,9 +124,9 @@ def test_work_of_a_chapter_that_is_not_in_the_course_is_named_and_adds_no_rows(t
     (term / "submitted" / "ada" / "zero").mkdir()
     (term / "submitted" / "ada.ipynb").write_text("{}")
     (term / "submitted" / "ada" / "fsdp.zip").write_text("")
-    ended = meshcraft("status", "--course", str(term))
-    assert {line.split()[0] for line in ended.out.splitlines() if "   " in line} == {"chapter", "fsdp"}
-    assert "\nhanded in as homework.ipynb: ada\n" in ended.out, "at 80 columns, notes are below the table"
-    assert "submitted/ada/zero: zero is not in this course" in ended.err and "--chapter zero` adds it" in ended.err
-    assert "submitted/ada.ipynb: in no student's folder" in ended.err
-    assert "submitted/ada/fsdp.zip: no chapter's folder, so it is not graded" in ended.err
+    result = meshcraft("status", "--course", str(term))
+    assert {line.split()[0] for line in result.out.splitlines() if "   " in line} == {"chapter", "fsdp"}
+    assert "\nhanded in as homework.ipynb: ada\n" in result.out, "at 80 columns, notes are below the table"
+    assert "submitted/ada/zero: zero is not in this course" in result.err and "--chapter zero` adds it" in result.err
+    assert "submitted/ada.ipynb: in no student's folder" in result.err
+    assert "submitted/ada/fsdp.zip: not a chapter's folder, so it is not graded" in result.err

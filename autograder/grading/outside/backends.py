@@ -34,8 +34,8 @@ SYSTEM_PREFIXES = tuple(f"{path}/" for path in SYSTEM)
 FILES = ("/etc/ld.so.cache",)
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 KERNEL_FILES = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/sys/devices/system/cpu")
-# If the kernel counts a user's threads together: what that user may start elsewhere while a sandbox runs. Without it
-# a second sandbox, or any other process, would use up the first one's threads.
+# Where the kernel counts all threads of a user together: an allowance for threads that the user starts outside the
+# sandbox. Without it, a second sandbox, or any other process, would use up the first one's threads.
 OTHERS = 2048
 _starts = itertools.count()
 _JAX = re.compile("JAX_|XLA_")
@@ -59,7 +59,7 @@ class Mount:
 
 @dataclass
 class SandboxCommand:
-    """How to start one sandbox: the command, its environment, inherited descriptors, and files to delete."""
+    """The command that starts one sandbox, its environment, the descriptors it inherits, and a folder to delete."""
 
     argv: list[str]
     env: dict[str, str]
@@ -69,24 +69,26 @@ class SandboxCommand:
 
 
 def plain(command: list[str]) -> SandboxCommand:
-    """No confinement, for a learner's own process; it starts in an empty folder, away from the learner's files."""
+    """Confine nothing, for a learner's own process; it starts in an empty folder, away from the learner's files."""
     folder = tempfile.mkdtemp(prefix=f"meshcraft-{os.getpid()}-")
     scratch = f"{folder}/tmp"
     os.mkdir(scratch)
     # Settings that a notebook chose for its own JAX do not apply to the judge.
-    kept = {name: value for name, value in os.environ.items() if name.startswith(_HARMLESS) or not _JAX.match(name)}
-    env = {**kept, "JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg", "MESHCRAFT_SCRATCH": scratch}
+    inherited = {
+        name: value for name, value in os.environ.items() if name.startswith(_HARMLESS) or not _JAX.match(name)
+    }
+    env = {**inherited, "JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg", "MESHCRAFT_SCRATCH": scratch}
     return SandboxCommand(command, env, folder=folder, cwd=scratch)
 
 
 def bubblewrap(command: list[str], mounts: list[Mount], limits: Limits, own_tmp: bool) -> SandboxCommand:
-    """Own user, mount, process, network, IPC, UTS and cgroup namespaces; nothing of the machine but Python.
+    """Use separate user, mount, process, network, IPC, UTS and cgroup namespaces; only Python is visible inside.
 
-    Three steps. `unshare` makes a mount namespace with one tmpfs that has a byte and an inode quota, which
-    bubblewrap cannot make (with own_tmp False, if that is not allowed, /tmp has a byte quota only).
+    There are three steps. `unshare` makes a mount namespace with one tmpfs that has a byte quota and an inode quota,
+    which bubblewrap cannot make (where that is not allowed, own_tmp is False, and /tmp has only a byte quota).
     A grader running as root binds the files that a plain user cannot reach, and becomes a plain user that nothing
     else runs as. Then bubblewrap builds the view of the file system, and `prlimit` sets its limits: RLIMIT_NPROC
-    last, because it then counts this sandbox's threads alone (since Linux 5.14).
+    last, because it then counts only this sandbox's threads (since Linux 5.14).
     """
     binds = {path: path for path in _python_folders()}
     binds |= {f"{INSIDE}/{mount.target}": str(mount.source.resolve()) for mount in mounts}
@@ -132,11 +134,11 @@ def bubblewrap(command: list[str], mounts: list[Mount], limits: Limits, own_tmp:
 
 
 def landlock(command: list[str], mounts: list[Mount], limits: Limits, confined: bool) -> SandboxCommand:
-    """The same paths and limits on the machine's own file system, or with confined False the limits alone.
+    """Apply the same paths and limits on the machine's own file system, or only the limits if confined is False.
 
-    Not enforced here: quotas of the scratch folder (only RLIMIT_FSIZE, for each file), UDP and Unix sockets
-    before `jailed_child` refuses them, the names, sizes and modes of files, which Landlock does not hide.
-    Signals and abstract sockets reach no other process since ABI 6; TCP is refused since ABI 4.
+    Not enforced here: quotas for the scratch folder (there is only RLIMIT_FSIZE, for each file); UDP and Unix sockets,
+    until `jailed_child` refuses them; and the names, sizes and modes of files, which Landlock does not hide.
+    Since ABI 6, signals and abstract sockets reach no other process; since ABI 4, TCP is refused.
     """
     _sweep()
     folder = tempfile.mkdtemp(prefix=f"meshcraft-{os.getpid()}-")
@@ -167,7 +169,7 @@ def landlock(command: list[str], mounts: list[Mount], limits: Limits, confined: 
 
 @functools.cache
 def _sweep() -> None:
-    # Leftovers of a killed grader; an hour, because in a container the same number may be another process.
+    # Leftovers of a killed grader; an hour old, because in a container the same pid may belong to another process.
     for folder in Path(tempfile.gettempdir()).glob("meshcraft-[0-9]*-*"):
         with suppress(OSError):
             alive = os.path.exists(f"/proc/{folder.name.split('-')[1]}")
@@ -255,8 +257,8 @@ def _prlimit(limits: Limits) -> list[str]:
 
 
 def _become(user: int, reads_all: bool = False) -> list[str]:
-    kept = "-all,+dac_read_search" if reads_all else "-all"
-    caps = [f"--inh-caps={kept}", f"--ambient-caps={kept}", f"--bounding-set={kept}"]
+    capabilities = "-all,+dac_read_search" if reads_all else "-all"
+    caps = [f"--inh-caps={capabilities}", f"--ambient-caps={capabilities}", f"--bounding-set={capabilities}"]
     return [tool("setpriv"), f"--reuid={user}", f"--regid={user}", "--clear-groups", *caps, "--pdeathsig=KILL", "--"]
 
 
@@ -275,7 +277,7 @@ def _threads_of_user() -> int:
         try:
             count += len(os.listdir(task)) if task.stat().st_uid == os.geteuid() else 0
         except OSError:
-            continue  # it has exited meanwhile
+            continue  # it has exited in the meantime
     return count
 
 
@@ -319,8 +321,8 @@ def _installed_copies() -> list[str]:
 
 
 @functools.cache
-def _base_program(more: tuple[str, ...]) -> bytes:
-    return base_filter((*KERNEL_SURFACE, *more))
+def _base_program(names: tuple[str, ...]) -> bytes:
+    return base_filter((*KERNEL_SURFACE, *names))
 
 
 def _memfd(data: bytes) -> int:

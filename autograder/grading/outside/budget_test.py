@@ -1,4 +1,4 @@
-"""A submission has a budget: hanging code ends soon, and honest functions of the same submission are judged."""
+"""A submission has a budget: hanging code is ended soon, and honest functions of the same submission are judged."""
 
 import io
 import json
@@ -43,15 +43,15 @@ def test_a_hang_lowers_the_limits_of_the_others_and_an_empty_budget_says_so(monk
 
 
 def test_a_submission_whose_every_function_hangs_ends_within_its_budget(monkeypatch):
-    spent = []
+    cpu_limits = []
 
     class Hangs:
         def __init__(self, *_, **__):
             pass
 
         def ask(self, header, blobs):
-            spent.append(json.loads(blobs[0])["limits"]["cpu_s"])
-            ending = {"exceeded": "", "signal": 24, "exit_status": None, "cpu_s": float(spent[-1]), "clean": True}
+            cpu_limits.append(json.loads(blobs[0])["limits"]["cpu_s"])
+            ending = {"exceeded": "", "signal": 24, "exit_status": None, "cpu_s": float(cpu_limits[-1]), "clean": True}
             return {**ending, "output": ""}, [b""]
 
         def close(self):
@@ -62,7 +62,7 @@ def test_a_submission_whose_every_function_hangs_ends_within_its_budget(monkeypa
         monkeypatch.setattr(grader, "contract", SimpleNamespace(tasks=load("fsdp").tasks * 3))
         report = grader.grade_notebook(pipeline.Notebook((), ""), "eve")
     assert {result.verdict for result in report.functions} == {LIMIT_EXCEEDED} and len(report.functions) == 15
-    assert spent[:2] == [60, 40] and sum(spent) <= SUBMISSION * 60
+    assert cpu_limits[:2] == [60, 40] and sum(cpu_limits) <= SUBMISSION * 60
     assert "too little of it was left for this one" in report.functions[-1].message
 
 
@@ -81,14 +81,14 @@ class EndsAtItsLimit:
         pass
 
 
-def test_what_a_courses_budget_is_too_short_for_is_left_to_a_person_and_what_hangs_is_not(monkeypatch):
+def test_a_function_beyond_the_courses_budget_needs_a_person_and_one_that_hangs_does_not(monkeypatch):
     monkeypatch.setattr(pipeline, "sandboxed", EndsAtItsLimit)
     options = {"secret": b"s" * 32, "level": "none", "limits": LIMITS, "budget": 110}
     with Grader("fsdp", **options, ungraded=("gather_params",)) as grader:
         report = grader.grade_notebook(pipeline.Notebook((), ""), "eve")
-    found = {result.name: result.verdict for result in report.functions}
-    assert [*found] == ["shard_params", "fsdp_loss", "fsdp_train_step", "hybrid_shard_step"]
-    assert [*found.values()] == [LIMIT_EXCEEDED] * 2 + [NEEDS_HUMAN] * 2, (
+    verdicts = {result.name: result.verdict for result in report.functions}
+    assert [*verdicts] == ["shard_params", "fsdp_loss", "fsdp_train_step", "hybrid_shard_step"]
+    assert [*verdicts.values()] == [LIMIT_EXCEEDED] * 2 + [NEEDS_HUMAN] * 2, (
         "60 s, two thirds of it, and then 10 s are left"
     )
     assert "the course's budget of 110 processor seconds" in report.functions[-1].message
@@ -98,7 +98,7 @@ def test_what_a_courses_budget_is_too_short_for_is_left_to_a_person_and_what_han
 def test_a_process_that_computes_nothing_is_ended_and_one_that_computes_or_rests_is_not():
     looks = round(launch.STALL_S / launch.LOOK_S) + 1
     watch = executor.Watch()
-    assert {watch.look(1.0) for _ in range(2 * looks)} == {0}, "it serves nobody"
+    assert {watch.look(1.0) for _ in range(2 * looks)} == {0}, "it is serving no request"
     with watch.request(None):
         assert {watch.look(1.0) for _ in range(looks - 2)} == {0}
         assert watch.look(1.5) == 0
@@ -172,13 +172,13 @@ CHILD = """
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks at another process's clock, which Linux alone has")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads another process's clock, which only Linux allows")
 @pytest.mark.parametrize(("does", "exceeded"), [("sleeps", "waiting"), ("computes", "")])
 def test_a_child_that_sleeps_is_ended_and_one_that_computes_is_not(monkeypatch, does, exceeded):
     monkeypatch.setenv("MESHCRAFT_LEVEL", "unsafe-local")
     command = [sys.executable, "-c", textwrap.dedent(CHILD), does]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert printed.stdout.strip() == exceeded
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == exceeded
 
 
 class SlowToEnd:
@@ -204,7 +204,7 @@ class SlowToEnd:
 
     @property
     def stderr_tail(self):
-        assert self.ended, "looked at while it was being ended"
+        assert self.ended, "read while the process was being ended"
         return "last words"
 
 

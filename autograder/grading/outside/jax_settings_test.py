@@ -37,8 +37,8 @@ def test_pinned_values_are_those_that_jax_has_by_itself():
 def test_oracle_is_the_same_under_other_settings(changed):
     task = load("single_device").tasks[0]
     case = task.cases[0]
-    judging._kept.cache_clear()
+    judging._cached_case.cache_clear()
     with pinned():
         _, under_ours = judging.expected(judging.plan("single_device", task), case)
     assert {array.dtype for array in under_ours.values()} <= {np.dtype("float32"), np.dtype("int32"), np.dtype("bool")}
-    judging._kept.cache_clear()
+    judging._cached_case.cache_clear()

@@ -44,10 +44,10 @@ class Stopped(Exception):
 class GradingPlan:
     """The cases on which a function is judged, and the seeds for its inputs.
 
-    ``seed`` follows from the submission; ``shared`` is that of the stretched cases, whose large inputs and oracles are
-    computed once for all submissions of a course. ``official`` means that these inputs are secret, and that the
-    verdict is recorded; ``variant`` is the course's variant, if it asks for one, and ``factors`` are the course's
-    on the limits of facts.
+    ``seed`` is derived from the submission; ``shared`` is the seed of the stretched cases, whose large inputs and
+    oracles are computed once for all submissions of a course. ``official`` means that these inputs are secret, and
+    that the verdict is recorded; ``variant`` is the course's variant, if it asks for one, and ``factors`` are the
+    course's factors on the limits of facts.
     """
 
     chapter: str
@@ -88,8 +88,8 @@ def plan(
         chapter: The chapter's name.
         task: Its task.
         stretched: Include the cases that have some sizes of the realistic one, as in official grading.
-        secret: The course's secret; with it inputs follow from the submission and are unpredictable, and one
-            more case is drawn. Without it they are the same each time.
+        secret: The course's secret; with it, inputs depend on the submission and are unpredictable, and one
+            more case is drawn. Without it, they are the same each time.
         submission: Hash of the submission.
         variant: The course's variant; empty for the default.
         factors: The course's factors on the limits of facts, by the fact's name.
@@ -97,7 +97,7 @@ def plan(
     Raises:
         ChoiceError: The task has no such variant.
     """
-    seed, shared = (_seed(secret, f"{whose}|{chapter}|{task.name}") for whose in (submission, "all"))
+    seed, shared = (_seed(secret, f"{owner}|{chapter}|{task.name}") for owner in (submission, "all"))
     cases = (*task.cases, *(task.stretched() if stretched else ()))
     if secret:
         cases += (task.unseen(np.random.default_rng(seed)),)
@@ -125,7 +125,7 @@ def judge(
     Args:
         plan: The cases it is judged on.
         programs: Its Programs by case.
-        line: Where the function is defined, as ``cell:line``.
+        line: The line that defines the function, as ``cell:line``.
         execute: Sends a request to an executor.
         progress: Called with each case before it runs.
         seen: Evidence of cases that have already run and are skipped; newly run cases are added.
@@ -142,12 +142,12 @@ def judge(
                 seen[case.name] = _run(plan, case, programs, line, execute)
     except ProgramError as error:
         return stopped(plan.task, refused(error))
-    cases, known = [seen[case.name] for case in plan.cases], references(plan.chapter).get(plan.task.name, {})
+    cases, figures = [seen[case.name] for case in plan.cases], references(plan.chapter).get(plan.task.name, {})
     try:
         orders = _analyse(plan, programs, line, execute) if plan.at_scale else [(None, None)]
     except ProgramError as error:
-        return _at_scale_refused(refused(error), plan, _concluded(plan, cases, None, known, None))
-    results = [_concluded(plan, cases, large, known, picture) for large, picture in orders]
+        return _at_scale_refused(refused(error), plan, _concluded(plan, cases, None, figures, None))
+    results = [_concluded(plan, cases, large, figures, picture) for large, picture in orders]
     return max(results, key=lambda result: (result.points, -sum(fact.excess for fact in result.missed)))
 
 
@@ -155,8 +155,8 @@ def _at_scale_refused(problem: Problem, plan: GradingPlan, small: Result) -> Res
     """Report a refusal at scale, after any values or gradients that are already wrong at small sizes."""
     if small.points:
         return stopped(plan.task, problem)
-    why = f"the Program of the realistic size is refused: {problem.message}"
-    facts = (replace(f, message=why, line=problem.line) if f.passed is None else f for f in small.facts)
+    message = f"the Program of the realistic size is refused: {problem.message}"
+    facts = (replace(f, message=message, line=problem.line) if f.passed is None else f for f in small.facts)
     return replace(small, facts=tuple(facts))
 
 
@@ -164,20 +164,22 @@ def _concluded(
     plan: GradingPlan,
     cases: list[Evidence],
     large: Evidence | None,
-    known: dict[str, Any],
+    figures: dict[str, Any],
     picture: dict[str, Any] | None,
 ) -> Result:
-    """Conclude the result with the realistic size in one of its orders."""
-    judged = TaskEvidence(cases, large, known, dict(plan.factors))
-    found = plan.task.facts(judged)
-    if unknown := sorted({*judged.factors} - judged.adjustable):
-        names = ", ".join(sorted(judged.adjustable)) or "none"
+    """Conclude the result, with the collectives of the realistic size in one order."""
+    task_evidence = TaskEvidence(cases, large, figures, dict(plan.factors))
+    raw_facts = plan.task.facts(task_evidence)
+    if unknown := sorted({*task_evidence.factors} - task_evidence.adjustable):
+        names = ", ".join(sorted(task_evidence.adjustable)) or "none"
         raise ChoiceError(
             f"{plan.task.name} has no fact {unknown[0]!r} whose limit a course may change; it has: {names}"
         )
     facts = [
-        replace(_in_this_course(_with_factor(fact, judged), plan.variant), core=fact.name in plan.task.core_facts)
-        for fact in found
+        replace(
+            _in_this_course(_with_factor(fact, task_evidence), plan.variant), core=fact.name in plan.task.core_facts
+        )
+        for fact in raw_facts
     ]
     result = conclude(plan.task.name, plan.task.points, facts)
     if plan.official:
@@ -185,16 +187,16 @@ def _concluded(
     return replace(result, cases=tuple(evidence.case.name for evidence in cases))
 
 
-def _with_factor(fact: Fact, judged: TaskEvidence) -> Fact:
-    """Add to a fact that fails that its limit is this course's own."""
-    if fact.passed is not False or judged.factors.get(fact.name, 1.0) == 1.0:
+def _with_factor(fact: Fact, evidence: TaskEvidence) -> Fact:
+    """Add to a failed fact's message that this course has changed its limit."""
+    if fact.passed is not False or evidence.factors.get(fact.name, 1.0) == 1.0:
         return fact
-    more = f"In this course the limit is {judged.factors[fact.name]:g} times ours."
-    return replace(fact, message=append_sentence(fact.message, more))
+    sentence = f"In this course the limit is {evidence.factors[fact.name]:g} times the usual one."
+    return replace(fact, message=append_sentence(fact.message, sentence))
 
 
 def _in_this_course(fact: Fact, variant: Variant | None) -> Fact:
-    """Add to a fact about wrong numbers what this course's variant asks for, if it has one."""
+    """Add the requirement of this course's variant, if it has one, to a fact about wrong numbers."""
     if variant is None or fact.passed is not False or not fact.kind.required:
         return fact
     return replace(fact, message=f"{fact.message.rstrip('. ')}. In this course: {variant.sentence}")
@@ -229,9 +231,9 @@ def _load(plan: GradingPlan, case: Case, programs: dict[str, bytes]) -> Program:
         raise ProgramError(f"the Program for {case.name} is for mesh {program.mesh}, expected {case.mesh}")
     if program.platform != "cpu":
         raise ProgramError(f"the Program for {case.name} is for platform {program.platform!r}, expected 'cpu'")
-    for leaf, wanted in zip((*program.inputs, None), (*expected, None), strict=False):
-        if leaf != wanted:
-            raise ProgramError(f"the Program for {case.name} takes {leaf}, expected {wanted}")
+    for leaf, expected_leaf in zip((*program.inputs, None), (*expected, None), strict=False):
+        if leaf != expected_leaf:
+            raise ProgramError(f"the Program for {case.name} takes {leaf}, expected {expected_leaf}")
     donated = tuple(index for index, leaf in enumerate(expected) if leaf.name.split("/")[0] in wrapped.donate)
     if program.donated != donated:
         raise ProgramError(
@@ -245,18 +247,18 @@ def _run(plan: GradingPlan, case: Case, programs: dict[str, bytes], line: str, e
     drawn = _drawn(plan, case)
     description, blobs = wire.pack(drawn.inputs)
     options = {"data_branches": plan.task.data_branches, "form": plan.official and case is plan.cases[0]}
-    with ThreadPoolExecutor(1) as pool:  # the oracle here, while the executor compiles and runs the Program
-        single_device = pool.submit(lambda: drawn.wanted)
+    with ThreadPoolExecutor(1) as pool:  # run the oracle here, while the executor compiles and runs the Program
+        single_device = pool.submit(lambda: drawn.expected)
         answer, arrays = execute({"do": "run", "inputs": description, **options}, [programs[case.name], *blobs])
-    looked, wanted = _looked(answer), single_device.result()
+    analysis, expected_values = _costs_and_memory(answer), single_device.result()
     measured = wire.unpack(answer.get("results", []), arrays)
-    if set(measured) != set(wanted):
-        missing, extra = sorted(set(wanted) - set(measured)), sorted(set(measured) - set(wanted))
+    if set(measured) != set(expected_values):
+        missing, extra = sorted(set(expected_values) - set(measured)), sorted(set(measured) - set(expected_values))
         raise ProgramError(f"the Program's results are not the contract's: missing {missing}, unknown {extra}")
     leaves, form = (program.inputs, program.outputs), str(answer.get("form", ""))[:32]
     squeezed = plan.task.wrap(never_called, case).squeezed
-    kept = {"secret": plan.official, "form": form, "drawn": drawn.inputs, "squeezed": squeezed}
-    return Evidence(case, *leaves, measured, wanted, *looked, line, **kept)
+    details = {"secret": plan.official, "form": form, "drawn": drawn.inputs, "squeezed": squeezed}
+    return Evidence(case, *leaves, measured, expected_values, *analysis, line, **details)
 
 
 def _analyse(
@@ -264,38 +266,40 @@ def _analyse(
 ) -> list[tuple[Evidence, dict[str, Any] | None]]:
     """Analyse the realistic size; return evidence and a timeline summary for each order of its collectives.
 
-    The best order of a Program counts, for all facts together: issuing early also takes memory early.
+    A Program's best order counts, for all facts together: issuing a collective early also takes up memory early.
     """
     assert plan.at_scale and plan.task.at_scale
     program = _load(plan, plan.at_scale, programs)
     smaller = programs[plan.task.at_scale[1]]
-    theirs, ours = ([(x.name, x.dtype, x.spec) for x in p.outputs] for p in (program, Program.load(smaller)))
-    if theirs != ours:
+    outputs_at_scale, small_outputs = (
+        [(x.name, x.dtype, x.spec) for x in p.outputs] for p in (program, Program.load(smaller))
+    )
+    if outputs_at_scale != small_outputs:
         raise ProgramError("the Program of the realistic size does not return what the small one returns")
     options = {"data_branches": plan.task.data_branches, "exposed_axes": list(plan.task.exposed_axes)}
     request = {"do": "analyse", "machine": plan.task.machine, **options}
     stretched = [programs[case.name] for case in plan.task.stretched() if case.name in programs]
     answer, _ = execute(request, [programs[plan.at_scale.name], smaller, *stretched])
-    costs, _ = _looked(answer)
+    costs, _ = _costs_and_memory(answer)
     leaves = (program.inputs, program.outputs)
     result = []
     for order in answer["orders"]:
-        looked = {}, {}, costs, msgspec.convert(order["memory"], Memory), line, answer["difference"]
+        arguments = {}, {}, costs, msgspec.convert(order["memory"], Memory), line, answer["difference"]
         time = msgspec.convert(order["timeline"], Timeline)
-        evidence = Evidence(plan.at_scale, *leaves, *looked, time, exposed=order["exposed"])
+        evidence = Evidence(plan.at_scale, *leaves, *arguments, time, exposed=order["exposed"])
         result.append((evidence, _picture(order["picture"])))
     return result
 
 
-def _picture(brief: Any) -> dict[str, Any] | None:
+def _picture(summary: Any) -> dict[str, Any] | None:
     """Normalise a timeline summary from the executor; None if malformed, since it does not affect the grade."""
     try:
-        return to_summary(from_summary(brief))
+        return to_summary(from_summary(summary))
     except ValueError:
         return None
 
 
-def _looked(answer: dict[str, Any]) -> tuple[Costs, Memory]:
+def _costs_and_memory(answer: dict[str, Any]) -> tuple[Costs, Memory]:
     if "fault" in answer:
         raise Stopped(NEEDS_HUMAN, f"the grader itself failed: {answer['fault']}")
     if "exceeded" in answer:
@@ -308,31 +312,31 @@ def _looked(answer: dict[str, Any]) -> tuple[Costs, Memory]:
 def expected(plan: GradingPlan, case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
     """Draw a case's inputs, and compute the single-device results from them, by name."""
     drawn = _drawn(plan, case)
-    return drawn.inputs, drawn.wanted
+    return drawn.inputs, drawn.expected
 
 
-class _Drawn:
-    """A case's inputs and, computed when first asked for, the single-device results."""
+class _DrawnCase:
+    """A case's inputs, and its single-device results, which are computed on first use."""
 
     def __init__(self, chapter: str, task: str, case: Case[Any], seed: int):
         self.contract, self.case = load(chapter).task(task), case
-        what = repr((case.name, list(case.mesh.items()), case.sizes))
-        salt = int.from_bytes(hashlib.sha256(what.encode()).digest()[:8], "big")
+        identity = repr((case.name, list(case.mesh.items()), case.sizes))
+        salt = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:8], "big")
         self.tree = self.contract.draw(np.random.default_rng([seed, salt]), case)
         self.inputs = named(self.tree)
 
     @cached_property
-    def wanted(self) -> dict[str, Any]:
+    def expected(self) -> dict[str, Any]:
         with _quick_compilation():
             return named(self.contract.oracle(self.tree, self.case))
 
 
-_kept = lru_cache(maxsize=32)(_Drawn)
+_cached_case = lru_cache(maxsize=32)(_DrawnCase)
 
 
-def _drawn(plan: GradingPlan, case: Case) -> _Drawn:
+def _drawn(plan: GradingPlan, case: Case) -> _DrawnCase:
     stretched = case.name in {other.name for other in plan.task.stretched()}
-    make = _Drawn if plan.official and not stretched else _kept  # no other submission gets the same inputs
+    make = _DrawnCase if plan.official and not stretched else _cached_case  # no other submission gets the same inputs
     return make(plan.chapter, plan.task.name, replace(case, given={}), plan.shared if stretched else plan.seed)
 
 

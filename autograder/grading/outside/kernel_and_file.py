@@ -20,8 +20,8 @@ _REMEDY = "Save it; if it is saved, restart the kernel and run all cells."
 def path_here() -> Path | None:
     """The file that this kernel belongs to, if its frontend reveals it."""
     shell = get_ipython()
-    theirs = shell.user_ns.get("__vsc_ipynb_file__", "") if shell else ""
-    path = Path(os.environ.get("JPY_SESSION_NAME", "") or str(theirs))
+    vscode_file = shell.user_ns.get("__vsc_ipynb_file__", "") if shell else ""
+    path = Path(os.environ.get("JPY_SESSION_NAME", "") or str(vscode_file))
     return path if path.suffix == ".ipynb" and path.exists() else None
 
 
@@ -35,7 +35,7 @@ def notebook_here() -> Notebook | None:
 
 
 def notes(live: Traced | Problem, disk: Traced | Problem, live_uses: dict[str, str]) -> tuple[str, ...]:
-    """Notes for a learner before submitting: none if kernel and file give the same.
+    """Return notes for a learner before submitting: none if kernel and file give the same result.
 
     Args:
         live: The result of tracing the kernel's function.
@@ -54,7 +54,7 @@ def notes(live: Traced | Problem, disk: Traced | Problem, live_uses: dict[str, s
 
 
 def same(one: Program, other: Program) -> bool:
-    """Return True if two Programs do the same, ignoring source lines."""
+    """Return True if two Programs do the same thing, ignoring source lines."""
     signature = (one.mesh, one.inputs, one.outputs, one.donated)
     return signature == (other.mesh, other.inputs, other.outputs, other.donated) and _bare(one) == _bare(other)
 
@@ -66,7 +66,7 @@ def _bare(program: Program) -> str:
 
 
 def differing(here: dict[str, str], there: dict[str, Any]) -> str:
-    """The names that differ, and the difference if it is short."""
+    """Describe the names that differ, with the difference itself if it is short."""
     parts = []
     for name in [*here, *(name for name in there if name not in here)]:
         ours, theirs = here.get(name), there.get(name)
@@ -77,5 +77,5 @@ def differing(here: dict[str, str], there: dict[str, Any]) -> str:
         elif max(len(ours), len(theirs)) <= 40 and "\n" not in ours + theirs:
             parts.append(f"{name} is {theirs} there and {ours} here")
         else:
-            parts.append(f"it has another {name}")
+            parts.append(f"{name} is different")
     return f"In the file, {'; '.join(parts[:5])}." if parts else ""

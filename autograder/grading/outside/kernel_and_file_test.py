@@ -35,14 +35,14 @@ def live(*cells) -> Any:
         (["ONE = 1 / 0", ANSWER], "`ONE = 1 / 0` (one:1) failed with ZeroDivisionError"),
     ],
 )
-def test_a_difference_is_told_and_nothing_else(tmp_path, cells, difference):
-    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in (HEAD, *cells)])
-    for cell, name in zip(made.cells, ("head", "one", TASK) if len(cells) > 1 else ("head", TASK), strict=False):
+def test_only_a_difference_is_reported(tmp_path, cells, difference):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in (HEAD, *cells)])
+    for cell, name in zip(notebook.cells, ("head", "one", TASK) if len(cells) > 1 else ("head", TASK), strict=False):
         cell.id = name
-    nbformat.write(made, tmp_path / "x.ipynb")
+    nbformat.write(notebook, tmp_path / "x.ipynb")
     function = live("ONE = 1", ANSWER)
-    ours = trace_cases(CONTRACT, function, [CASE], lambda _: None)
-    found = checking.FromNotebook(CHAPTER, read_notebook(tmp_path / "x.ipynb"))
-    theirs = checking.trace_function(CONTRACT, found, [CASE], lambda _: None)
-    messages = notes(ours, theirs, uses(function))
+    live_result = trace_cases(CONTRACT, function, [CASE], lambda _: None)
+    from_notebook = checking.FromNotebook(CHAPTER, read_notebook(tmp_path / "x.ipynb"))
+    disk_result = checking.trace_function(CONTRACT, from_notebook, [CASE], lambda _: None)
+    messages = notes(live_result, disk_result, uses(function))
     assert len(messages) == bool(difference) and difference in "".join(messages), messages

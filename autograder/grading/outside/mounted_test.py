@@ -1,4 +1,4 @@
-"""No answers inside: of the files that the sandbox mounts, none holds an oracle, an expected value or an answer."""
+"""No answers inside: none of the files that the sandbox mounts holds an oracle, an expected value or an answer."""
 
 import ast
 import json
@@ -30,10 +30,10 @@ JUDGES = [
 @cache
 def shown(chapter):
     """Every Python file that is mounted."""
-    found = []
+    files = []
     for path in mounted(chapter):
-        found += [path] if path.suffix == ".py" else [p for p in path.rglob("*.py") if "__pycache__" not in p.parts]
-    return tuple(path for path in found if not path.name.endswith("_test.py"))
+        files += [path] if path.suffix == ".py" else [p for p in path.rglob("*.py") if "__pycache__" not in p.parts]
+    return tuple(path for path in files if not path.name.endswith("_test.py"))
 
 
 @cache
@@ -54,10 +54,10 @@ def imported(path):
 @pytest.mark.parametrize("chapter", NAMES)
 def test_no_answer_no_judge_and_no_later_solution_is_among_the_files_and_none_imports_one(chapter):
     before = {entry.name for entry in earlier(chapter)}
-    asked = {task.name for name in NAMES if name not in before for task in load(name).tasks}
+    exercise_names = {task.name for name in NAMES if name not in before for task in load(name).tasks}
     files = {str(path.relative_to(ROOT)): path for path in shown(chapter)}
     for name, path in files.items():
-        assert not defined(path) & asked, name
+        assert not defined(path) & exercise_names, name
         if name.startswith("autograder/"):  # a notebook's lab may import modules that exist only on a learner's machine
             assert not defined(path) & {*FORBIDDEN.split()}, name
             assert not {*imported(path)} & {*JUDGES}, name
@@ -92,8 +92,8 @@ print(json.dumps([found, len(gone), wrapped, wrapping.__file__]))
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found, gone, wrapped, file = json.loads(done.stdout)
-    assert (found, gone) == ([], len(JUDGES))
+    importable, missing, wrapped, file = json.loads(done.stdout)
+    assert (importable, missing) == ([], len(JUDGES))
     assert wrapped == sorted(task.name for task in load(CHAPTERS[0].name).tasks)
     assert Path(file).parents[2] == tmp_path
 

@@ -9,7 +9,7 @@ from functools import cache
 from autograder.grading.inside.intake import Cell
 from course.curriculum import home
 
-_STATED = re.compile(r"""^check\(\s*(\w+)\s*,.*?\bvariant\s*=\s*["']([\w-]+)["']""", re.MULTILINE)
+_VARIANTS = re.compile(r"""^check\(\s*(\w+)\s*,.*?\bvariant\s*=\s*["']([\w-]+)["']""", re.MULTILINE)
 
 _LIMITS = re.compile(r"""^check\(\s*(\w+)\s*,.*?\blimits\s*=\s*(\{[^{}]*\})""", re.MULTILINE)
 
@@ -18,7 +18,7 @@ _LIMITS = re.compile(r"""^check\(\s*(\w+)\s*,.*?\blimits\s*=\s*(\{[^{}]*\})""", 
 def lab_code(chapter: str) -> tuple[str, ...]:
     """The statements of the chapter's lab, which a released notebook runs: the script-only part of its source.
 
-    If the source is not installed there are none, and a notebook's lab runs like the rest of it.
+    If the source is not installed, there are none, and a notebook's lab runs like the rest of the notebook.
     """
     path = home(chapter) / "solutions" / f"{chapter}.py"
     body = ast.parse(path.read_text(encoding="utf-8")).body if path.exists() else []
@@ -28,14 +28,14 @@ def lab_code(chapter: str) -> tuple[str, ...]:
 
 def requested_limits(cells: Iterable[Cell]) -> dict[str, dict[str, float]]:
     """The factors on limits that a notebook's check cells ask for, by function and fact."""
-    found: dict[str, dict[str, float]] = {}
+    limits: dict[str, dict[str, float]] = {}
     for cell in cells:
         for name, text in _LIMITS.findall(cell.source):
             with suppress(ValueError, SyntaxError):
-                found[name] = {str(fact): float(factor) for fact, factor in ast.literal_eval(text).items()}
-    return found
+                limits[name] = {str(fact): float(factor) for fact, factor in ast.literal_eval(text).items()}
+    return limits
 
 
 def requested_variants(cells: Iterable[Cell]) -> dict[str, str]:
     """The variants that a notebook's check cells ask for, by function."""
-    return {name: variant for cell in cells for name, variant in _STATED.findall(cell.source)}
+    return {name: variant for cell in cells for name, variant in _VARIANTS.findall(cell.source)}

@@ -39,29 +39,30 @@ from autograder.grading.outside.notebook_options import lab_code
 from autograder.grading.outside.workers import TRACER, TRIES, Worker, sandboxed
 from course.program import Program, ProgramError
 
-# For tracing one function, and for each request to the executor. Processor time is a submission's actual allowance;
-# the wall limit is wider, to allow for a busy machine.
+# Limits for tracing one function, and for each request to the executor. Processor time is a submission's actual
+# allowance; the wall limit is wider, to allow for a busy machine.
 LIMITS = Limits(wall_s=180.0, cpu_s=60)
-# For all functions of a submission together, in multiples of those; an honest one of the largest chapter uses less
-# than a third of it on a busy machine. Once a function has hung, the others get this share of the limits.
+# The budget for all functions of a submission together, in multiples of these limits; an honest submission for the
+# largest chapter uses less than a third of it on a busy machine. Once a function has hung, the others get this share
+# of the limits.
 SUBMISSION, AFTER_A_HANG = 6, 2 / 3
-# A course's own budget is in processor time, and this many times as much on the clock.
+# A course's own budget is in processor time; the budget in wall time is this many times as much.
 WALL_FOR_CPU = 3
 # Compiled and parsed Programs stay in an executor for the next submissions, until it occupies this much memory.
 KEPT_BYTES = 1 << 30
 # A function is not started with less than this share of its limits.
 LEAST = 1 / 6
 # The only verdicts that a student's process may claim.
-_THEIRS = (STUDENT_ERROR, LIMIT_EXCEEDED, FAIL, REFUSED)
+_CLAIMABLE = (STUDENT_ERROR, LIMIT_EXCEEDED, FAIL, REFUSED)
 NONE: Mapping[str, str] = {}
 NO_LIMITS: Mapping[str, Mapping[str, float]] = {}
 _NO_MEMORY = ("bad_alloc", "out of memory", "Cannot allocate memory")
 
 
 class Budget:
-    """A submission's remaining time, on the clock and on the processor, in seconds.
+    """A submission's remaining wall time and processor time, in seconds.
 
-    ``seconds`` is the processor time that a course gives a submission; 0 for the usual limit. Where it runs short, a
+    ``seconds`` is the processor time that a course gives a submission; 0 for the usual limit. If it runs short, a
     function is left to a person.
     """
 
@@ -81,10 +82,10 @@ class Budget:
         wall, cpu = usual.wall_s or math.inf, usual.cpu_s or math.inf
         self.short = self.wall_s < share * wall or self.cpu_s < share * cpu
         if self.wall_s < LEAST * wall or self.cpu_s < LEAST * cpu:
-            most = f"{SUBMISSION * wall:g} s, or {SUBMISSION * cpu:g} s of processor time"
+            budget = f"{SUBMISSION * wall:g} s, or {SUBMISSION * cpu:g} s of processor time"
             raise Stopped(
                 LIMIT_EXCEEDED,
-                f"all functions of a submission have {most}, together, and too little of it was left for this one: "
+                f"all functions of a submission have {budget}, together, and too little of it was left for this one: "
                 "fix the function that takes so long (limit on a submission's time)",
             )
         wall, cpu = min(wall * share, self.wall_s), min(cpu * share, self.cpu_s)
@@ -93,12 +94,12 @@ class Budget:
         )
 
     def judged(self, result: Result) -> Result:
-        """The result; one that ended because the course's budget ran short is left to a person."""
+        """Return the result, but leave it to a person if it ended because the course's budget ran short."""
         if result.verdict != LIMIT_EXCEEDED or not (self.seconds and self.short):
             return result
         message = (
             f"the course's budget of {self.seconds:g} processor seconds for a submission was too short for this "
-            "function, with those before it; give its points by hand, or raise the budget (meshcraft init --budget) "
+            "function and those before it; give its points by hand, or raise the budget (meshcraft init --budget) "
             "and grade again"
         )
         return dataclasses.replace(result, verdict=NEEDS_HUMAN, points=0.0, message=message)
@@ -139,7 +140,7 @@ class Grader:
         self.variants, self.ungraded, self.budget = variants, ungraded, budget
         self.chapter, self.secret, self.level, self.limits = chapter, secret, level, limits
         self.contract = load(chapter)
-        self.occupied = 0  # by the executor, in bytes, after its last answer
+        self.occupied = 0  # memory of the executor, in bytes, after its last response
         wall = limits.wall_s or 0
         # The tracer ends its children itself; its own deadline is for one that hangs.
         self.tracer = sandboxed(TRACER, chapter, level, greets=False, seconds=wall + 30)
@@ -167,7 +168,7 @@ class Grader:
         return self.grade_notebook(read_notebook(notebook), student)
 
     def grade_notebook(self, read: Notebook, student: str) -> Report:
-        """Grade every function of a notebook that has been read, but for those that the course does not grade."""
+        """Grade every function of a notebook that has been read, except those that the course does not grade."""
         budget = Budget(self.limits, self.budget)
         tasks = [task for task in self.contract.tasks if task.name not in self.ungraded]
         results = tuple(budget.judged(self.grade_task(task, read, budget)) for task in tasks)
@@ -184,8 +185,8 @@ class Grader:
     def grade_task(self, task: Task, notebook: Notebook, budget: Budget | None = None) -> Result:
         """Grade one function of a notebook; ``budget`` is the time left by the functions before it.
 
-        If it fails and slow experiments made the grader skip the cells after them, it is retried
-        with more time for them.
+        If the function fails and slow experiments made the grader skip the cells after them, it is retried with more
+        time for them.
         """
         budget = budget or Budget(self.limits)
         result, left_out = self._grade_task(task, notebook, budget, patient=False)
@@ -195,8 +196,8 @@ class Grader:
 
     def _grade_task(self, task: Task, notebook: Notebook, budget: Budget, *, patient: bool) -> tuple[Result, bool]:
         variant = self.variants.get(task.name, "")
-        how: dict[str, Any] = {"variant": variant, "factors": self.factors.get(task.name, {})}
-        planned = plan(self.chapter, task, stretched=True, secret=self.secret, submission=notebook.digest, **how)
+        options: dict[str, Any] = {"variant": variant, "factors": self.factors.get(task.name, {})}
+        planned = plan(self.chapter, task, stretched=True, secret=self.secret, submission=notebook.digest, **options)
         request = trace_request(self.chapter, task, notebook, planned.traced, self.limits, patient=patient)
         denied: tuple[str, ...] = ()
         left_out = False
@@ -217,7 +218,7 @@ class Grader:
         return dataclasses.replace(result, denied=denied), left_out
 
     def _trace(self, request: TraceRequest, budget: Budget) -> tuple[Ending, bytes]:
-        """The tracer's response; requested again when its child was killed from outside."""
+        """Return the tracer's response; retry if its child was killed from outside."""
         for _ in range(TRIES):
             ending, written = ask_tracer(self.tracer, request, budget.spend)
             used_up = _used_up(ending, request.limits)
@@ -262,19 +263,19 @@ def trace_request(
     """
     varied = {name for variant in task.variants for name in variant.sizes}
 
-    def shown(case: Case) -> dict[str, Any]:
+    def plain_case(case: Case) -> dict[str, Any]:
         plain = to_plain(task.complete(case))
         return {**plain, "sizes": {name: size for name, size in plain["sizes"].items() if name not in varied}}
 
     patience = PATIENT_SECONDS if patient else ALL_SECONDS
-    cells, lab, every = tuple(notebook.cells), lab_code(chapter), tuple(map(shown, cases))
-    return TraceRequest(chapter, task.name, cells, lab, every, limits, patience, platform, with_uses=with_uses)
+    cells, lab, plain_cases = tuple(notebook.cells), lab_code(chapter), tuple(map(plain_case, cases))
+    return TraceRequest(chapter, task.name, cells, lab, plain_cases, limits, patience, platform, with_uses=with_uses)
 
 
 def ask_tracer(
     tracer: Worker, request: TraceRequest, spend: Callable[[float, Any], None] = lambda begin, cpu: None
 ) -> tuple[Ending, bytes]:
-    """Run a tracer child; return its end and its output. After an early silent exit, retry with only what is needed.
+    """Run a tracer child; return its ending and output. After an early silent exit, retry with only what is needed.
 
     A cell that the function does not need may have caused it: by exiting Python, exhausting memory, or hanging in C.
     """
@@ -315,9 +316,9 @@ def trace_together(tracer: Worker, requests: list[TraceRequest]) -> list[Traced 
     If they end the shared process, each function gets a separate process, which runs the cells again.
 
     Args:
-        tracer: It serves no other request meanwhile.
-        requests: From ``trace_request``, for the same notebook with the same limits: each limit is for one of them,
-            and all together may use that many times as much.
+        tracer: A tracer that serves no other request in the meantime.
+        requests: From ``trace_request``, for the same notebook with the same limits: each limit applies to one request,
+            and n requests together can use n times as much.
     """
     first, *others = requests
     if others:
@@ -366,24 +367,24 @@ def _messages(written: bytes) -> Iterator[tuple[TraceMessage, list[bytes]]]:
 def _accepted(message: TraceMessage, blobs: list[bytes]) -> tuple[TraceMessage, dict[str, bytes]]:
     """Accept one function's message and its Programs by case, or a problem that a student's process may claim."""
     if problem := message.problem:
-        verdict = problem.verdict if problem.verdict in _THEIRS else REFUSED
+        verdict = problem.verdict if problem.verdict in _CLAIMABLE else REFUSED
         texts = problem.message[:2000], problem.line[:100], problem.original[:8000], problem.runs[:100]
-        kept = Problem(verdict, *texts, unwritten=problem.unwritten)
-        return replace(message, problem=kept), {}
+        trimmed_problem = Problem(verdict, *texts, unwritten=problem.unwritten)
+        return replace(message, problem=trimmed_problem), {}
     if not message.cases or len(message.cases) != len(blobs):
-        raise wire.WireError("its cases and Programs do not fit together")
+        raise wire.WireError("its cases and Programs do not match")
     return replace(message, line=message.line[:100]), dict(zip(message.cases, blobs, strict=True))
 
 
 def _ended(limit: str, limits: Limits) -> str:
     """The reason why the grader ended a student's process."""
-    most = {
+    outcomes = {
         "wall time": f"took longer than {limits.wall_s:g} s",
         "waiting": f"computed nothing for {STALL_S:g} s",
         "output": f"printed more than {limits.output >> 20} MiB",
         "result size": "exceeded the total size limit for Programs",
     }
-    return f"the submission's process {most[limit]} and was ended (limit on {limit})"
+    return f"the submission's process {outcomes[limit]} and was ended (limit on {limit})"
 
 
 def _silent(ending: Ending, limits: Limits) -> Problem:
@@ -397,7 +398,7 @@ def _silent(ending: Ending, limits: Limits) -> Problem:
         message = "the submission's process could not start another thread (limit on processes and threads)"
         return Problem(LIMIT_EXCEEDED, message)
     if any(words in last for words in _NO_MEMORY):
-        return Problem(LIMIT_EXCEEDED, f"the submission's process needed more memory than it may have{last}")
+        return Problem(LIMIT_EXCEEDED, f"the submission's process needed more memory than it is allowed{last}")
     if ending.signal is not None:
         return Problem(STUDENT_ERROR, f"the submission's process crashed with signal {ending.signal}{last}")
     return Problem(STUDENT_ERROR, f"the submission's process ended without a result, status {ending.exit_status}{last}")

@@ -87,7 +87,7 @@ def test_an_exception_names_the_limit_that_it_is_about(error, limit):
         message({}),
     ],
 )
-def test_bytes_that_are_no_answer_are_an_error_of_the_wire(result):
+def test_invalid_bytes_raise_a_wire_error(result):
     with pytest.raises(wire.WireError):
         read_result(Ending(**QUIET), result, LIMITS)
 
@@ -118,15 +118,15 @@ def test_programs_that_differ_in_lines_alone_are_compiled_once(honest):
     executor = Executor()
     description, blobs = wire.pack(expected(planned, planned.cases[0])[0])
     request = {"do": "run", "inputs": description}
-    answers = [executor.serve(request, [one.serialise(), *blobs])[1] for one in (program, other)]
+    answers = [executor.serve(request, [version.serialise(), *blobs])[1] for version in (program, other)]
     assert len(executor.compiled) == 1 and answers[0] == answers[1]
 
 
 def test_honest_programs_pass_and_official_grading_keeps_what_they_do(honest):
     planned, programs = honest
-    result, kept = judged(planned, programs), judged(replace(planned, official=True), programs)
-    assert result.verdict == kept.verdict == PASS and len(kept.form) == 16
-    assert result.form == "" and Result.from_json(kept.to_json()) == kept
+    result, official_result = judged(planned, programs), judged(replace(planned, official=True), programs)
+    assert result.verdict == official_result.verdict == PASS and len(official_result.form) == 16
+    assert result.form == "" and Result.from_json(official_result.to_json()) == official_result
 
 
 def change(name, **fields):
@@ -158,12 +158,12 @@ def test_forged_programs_are_refused_with_the_reason(honest, forge, reason):
 
 
 def test_inputs_follow_from_secret_and_submission_alone():
-    one, same, *others = (
+    first, same, *others = (
         plan("fsdp", TASK, secret=secret * 32, submission=submission)
         for secret, submission in ((b"a", "x"), (b"a", "x"), (b"b", "x"), (b"a", "y"))
     )
-    assert one == same and len({one.seed, *(other.seed for other in others)}) == 3
-    assert one.cases[-1].name == "unseen"
+    assert first == same and len({first.seed, *(other.seed for other in others)}) == 3
+    assert first.cases[-1].name == "unseen"
     assert plan("fsdp", TASK).cases[-1].name != "unseen"
 
 
@@ -175,8 +175,8 @@ HEAD = "import jax\nfrom jax import lax\nfrom jax.sharding import PartitionSpec 
 
 def graded(grader, tmp_path, *cells):
     """The result of the first function of a submission with these cells."""
-    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbformat.write(made, tmp_path / "fsdp.ipynb")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbformat.write(notebook, tmp_path / "fsdp.ipynb")
     return grader.grade_task(TASK, read_notebook(tmp_path / "fsdp.ipynb"))
 
 
@@ -187,12 +187,12 @@ def grader():
 
 
 def test_a_child_that_is_killed_from_outside_is_traced_again_and_never_a_zero(grader, tmp_path, monkeypatch):
-    asked, ask = [], grader.tracer.ask
+    requests, ask = [], grader.tracer.ask
 
     def killed(times):
         def answer(*request):
-            asked.append(request)
-            return ({**QUIET, "signal": 9}, [b""]) if len(asked) <= times else ask(*request)
+            requests.append(request)
+            return ({**QUIET, "signal": 9}, [b""]) if len(requests) <= times else ask(*request)
 
         return answer
 
@@ -239,7 +239,7 @@ def test_an_executor_that_has_grown_is_replaced_before_the_next_submission(grade
     grader.executor.close()
     first = executor_after()
     assert executor_after() is first, "kept while it is small"
-    assert grader.occupied > 100 << 20, "the executor can tell in its sandbox"
+    assert grader.occupied > 100 << 20, "the executor can read its size in the sandbox"
     monkeypatch.setattr(pipeline, "KEPT_BYTES", grader.occupied // 2)
     assert executor_after() not in (None, first)
 
@@ -260,7 +260,7 @@ class Base:
         ["with open('one.txt', 'w') as file:\n    file.write('1')", "ONE = int(open('one.txt').read())"],
     ][: None if os.environ.get("MESHCRAFT_FULL") else 2],
 )
-def test_what_experiments_left_no_time_for_is_run_in_the_end(grader, tmp_path, monkeypatch, cells):
+def test_cells_skipped_after_slow_experiments_run_on_the_retry(grader, tmp_path, monkeypatch, cells):
     monkeypatch.setattr(pipeline, "ALL_SECONDS", 0.1)
     slow = "import time\nbegin = time.process_time()\nwhile time.process_time() < begin + 0.3: pass"
     result = graded(grader, tmp_path, HEAD, slow, *cells, ANSWER.replace("< min_size", "< min_size * ONE"))
@@ -270,8 +270,8 @@ def test_what_experiments_left_no_time_for_is_run_in_the_end(grader, tmp_path, m
 def test_no_request_says_which_variant_is_asked():
     task = load("collectives").task("ring_all_gather")
     case = task.variants[0].of(task.cases[0])
-    (shown,) = pipeline.trace_request("collectives", task, pipeline.Notebook((), ""), [case], LIMITS).cases
-    assert case.sizes.order and shown["sizes"] == {n: s for n, s in asdict(case.sizes).items() if n != "order"}
+    (sent_case,) = pipeline.trace_request("collectives", task, pipeline.Notebook((), ""), [case], LIMITS).cases
+    assert case.sizes.order and sent_case["sizes"] == {n: s for n, s in asdict(case.sizes).items() if n != "order"}
 
 
 START = "for _ in range(500): threading.Thread(target=time.sleep, args=(100,), daemon=True).start()"

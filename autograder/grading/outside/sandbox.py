@@ -1,7 +1,7 @@
-"""Start a Python module that may do nothing but compute: the parent's side of the sandbox.
+"""Start a Python module that can only compute: the parent's side of the sandbox.
 
 Backends in fallback order: bubblewrap (own namespaces, own /tmp with quotas), Landlock (same paths, no namespaces),
-else refuse. `backends` documents what each enforces; `jailed_child` refuses what a student's code may not call.
+else refuse. `backends` documents what each enforces; `jailed_child` refuses the calls that student code may not make.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from autograder.grading.outside.backends import (
 
 STDERR_KEPT = 64 << 10
 PLAIN = "plain"  # no sandbox: for code that learners run on their own machine
-# Settings of the kernel, the value that refuses user namespaces, and one that allows them.
+# Kernel settings, with the value that refuses user namespaces and one that allows them.
 _NAMESPACE_SETTINGS = (
     ("user.max_user_namespaces", "0", "10000"),
     ("kernel.unprivileged_userns_clone", "0", "1"),
     ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),
 )
-# Run with the path of this file, which no sandbox mounts.
+# The trial runs with the path of this file, which no sandbox mounts.
 TRIALS = 3
 TRIAL = """
 import sys
@@ -110,8 +110,8 @@ class Sandbox:
 
     Attributes:
         stdin: a binary pipe to the confined process, unbuffered.
-        stdout: a binary pipe from it; `read(n)` gives n bytes, fewer only when it has ended. Set a wall
-            limit rather than `select` on it, which ignores buffered data.
+        stdout: a binary pipe from it; `read(n)` returns n bytes, or fewer only when it has ended. Set a wall
+            limit rather than calling `select` on it, which ignores buffered data.
         timed_out: it was ended because `limits.wall_s` was reached.
     """
 
@@ -194,12 +194,12 @@ class Sandbox:
 
     @property
     def stderr_tail(self) -> str:
-        """The last 64 KiB of what it wrote to stderr; untrusted text."""
+        """The last 64 KiB of its stderr; untrusted text."""
         with self._lock:
             return self._stderr.decode(errors="replace")
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its exit status: 128 + signal or -signal when one ended it.
+        """Wait for its exit status: 128 + signal or -signal if a signal ended it.
 
         Raises:
             subprocess.TimeoutExpired: it is still running after `timeout` seconds.
@@ -278,7 +278,7 @@ def _find_bubblewrap() -> str:
 
 
 def allow_namespaces(root: Path = Path("/")) -> str:
-    """How an administrator lets bubblewrap work on this machine: what refuses it, as far as that can be seen."""
+    """Tell an administrator how to allow bubblewrap on this machine, as far as the cause can be detected."""
     steps = [
         f"`sysctl -w {name}={allowed}`"
         for name, refused, allowed in _NAMESPACE_SETTINGS
@@ -328,7 +328,7 @@ def _trial_command() -> list[str]:
 
 
 def _trial(make: Callable[[], SandboxCommand]) -> str | None:
-    """The reason why a backend does not work. It is retried if it was killed or ran out of time."""
+    """The reason why a backend does not work. A trial that was killed or ran out of time is retried."""
     problem = None
     for _ in range(TRIALS):
         problem, from_outside = _try_once(make())

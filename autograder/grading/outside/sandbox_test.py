@@ -55,7 +55,7 @@ def answer(box, timeout=30):
 
 
 @pytest.fixture(scope="module")
-def tried(level, tmp_path_factory):
+def attempts(level, tmp_path_factory):
     """The attempts of an unfiltered process in a sandbox, with their outcomes."""
     folder = tmp_path_factory.mktemp("grader")
     (folder / "secret").write_text(MARK)
@@ -70,7 +70,7 @@ def tried(level, tmp_path_factory):
     os.environ["MESHCRAFT_CANARY"] = MARK
     leaked = os.open(folder / "secret", os.O_RDONLY)
     os.set_inheritable(leaked, True)
-    where = os.getcwd()
+    previous_folder = os.getcwd()
     os.chdir(folder)
     try:
         with socket.create_server(("127.0.0.1", 0)) as server, probe(level, "escape") as box:
@@ -81,55 +81,55 @@ def tried(level, tmp_path_factory):
             result = answer(box)
             result["uids"] = [uid for state in states for uid in state.partition("Uid:")[2].split()[:4]]
     finally:
-        os.chdir(where)
+        os.chdir(previous_folder)
         os.close(leaked)
         home.unlink()
         del os.environ["MESHCRAFT_CANARY"]
     return result
 
 
-def test_nothing_outside_can_be_read(tried):
-    assert set(tried["read"].values()) <= {"FileNotFoundError", "PermissionError"}
-    for place, outcome in tried["listed"].items():
+def test_nothing_outside_can_be_read(attempts):
+    assert set(attempts["read"].values()) <= {"FileNotFoundError", "PermissionError"}
+    for place, outcome in attempts["listed"].items():
         # Folders on the path to the course or to Python exist, with nothing else in them.
         roots = (Path(__file__).parents[3], Path(sys.prefix), Path(sys.base_prefix))
         below = (root.relative_to(place) for root in roots if root.is_relative_to(place) and root != Path(place))
         on_the_way = {path.parts[0] for path in below}
         assert outcome in ("FileNotFoundError", "PermissionError", str(sorted(on_the_way))), f"{place}: {outcome}"
-    assert tried["import"] in ("ModuleNotFoundError", "PermissionError")
+    assert attempts["import"] in ("ModuleNotFoundError", "PermissionError")
 
 
-def test_only_the_scratch_folder_can_be_written(tried):
-    assert tried["scratch"] == "done"
+def test_only_the_scratch_folder_can_be_written(attempts):
+    assert attempts["scratch"] == "done"
     refused = {"FileNotFoundError", "PermissionError", "OSError"}
-    for place, outcome in tried["written"].items():
+    for place, outcome in attempts["written"].items():
         # If Python is below /tmp, empty folders on the path to it belong to the sandbox's own /tmp.
         own = Path(place).is_relative_to("/tmp") and Path(sys.prefix).is_relative_to(place)
         assert outcome in refused or own, f"{place}: {outcome}"
         assert not Path(place, "meshcraft-was-here").exists()
 
 
-def test_scratch_folder_has_quotas(tried, level):
-    assert tried["bytes"] == "OSError"
+def test_scratch_folder_has_quotas(attempts, level):
+    assert attempts["bytes"] == "OSError"
     if level == "bubblewrap" and sandbox._own_tmp():  # otherwise an inode quota is impossible
-        assert tried["inodes"] == "OSError"
+        assert attempts["inodes"] == "OSError"
 
 
-def test_environment_is_fixed_and_no_descriptor_is_inherited(tried):
-    assert tried["fds"] == [0, 1, 2]
-    assert MARK not in json.dumps(tried["environment"])
+def test_environment_is_fixed_and_no_descriptor_is_inherited(attempts):
+    assert attempts["fds"] == [0, 1, 2]
+    assert MARK not in json.dumps(attempts["environment"])
     names = "PATH HOME TMPDIR LANG JAX_PLATFORMS PYTHONPATH PYTHONNOUSERSITE PYTHONDONTWRITEBYTECODE"
     ours = ("MESHCRAFT_ROOT", "MESHCRAFT_SCRATCH", "MESHCRAFT_LEVEL")
-    assert tried["environment"].keys() - {"PWD", "LC_CTYPE"} == {*names.split(), *ours}
+    assert attempts["environment"].keys() - {"PWD", "LC_CTYPE"} == {*names.split(), *ours}
 
 
-def test_other_processes_the_network_and_root_are_out_of_reach(tried, level):
-    assert tried["signal"] in ("ProcessLookupError", "PermissionError")
-    assert "pytest" not in tried["processes"]
-    assert tried["connect"] in ("ConnectionRefusedError", "PermissionError", "OSError")
-    assert "0" not in tried["uids"] or os.geteuid() != 0
+def test_other_processes_the_network_and_root_are_out_of_reach(attempts, level):
+    assert attempts["signal"] in ("ProcessLookupError", "PermissionError")
+    assert "pytest" not in attempts["processes"]
+    assert attempts["connect"] in ("ConnectionRefusedError", "PermissionError", "OSError")
+    assert "0" not in attempts["uids"] or os.geteuid() != 0
     if level == "bubblewrap":
-        assert (tried["pid"], tried["namespace"]) == (1, "CalledProcessError")
+        assert (attempts["pid"], attempts["namespace"]) == (1, "CalledProcessError")
 
 
 def test_jax_computes_on_8_devices_where_everything_else_is_refused(level):
@@ -186,14 +186,14 @@ def test_threads_are_limited(level, tmp_path):
 
 def alive():
     """Processes left behind by a sandbox of this test run."""
-    found = []
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if MARK.encode() in (process / "environ").read_bytes():
-                found.append(process.name)
+                pids.append(process.name)
         except OSError:
             continue
-    return found
+    return pids
 
 
 def gone(deadline=2.0):
@@ -232,7 +232,7 @@ def test_no_process_outlives_a_killed_grader(level, tmp_path):
 
 @pytest.fixture(scope="module")
 def reports(level):
-    """A zygote's reports about each of its children."""
+    """A zygote's report on each of its children."""
     with probe(level, "zygote", limits=Limits(cpu_s=None)) as box:
         return answer(box, 60)
 
@@ -334,8 +334,8 @@ def test_doctor_says_what_lets_bubblewrap_work_on_this_machine(tmp_path, monkeyp
         path.write_text(f"{value}\n")
     (tmp_path / ".dockerenv").touch()
     monkeypatch.setattr(sandbox.os, "geteuid", lambda: 1000)
-    said = sandbox.allow_namespaces(tmp_path)
-    assert "`sysctl -w user.max_user_namespaces=10000`; `sysctl -w kernel.apparmor" in said
-    assert "--security-opt seccomp=unconfined" in said and "SYS_ADMIN" not in said
+    advice = sandbox.allow_namespaces(tmp_path)
+    assert "`sysctl -w user.max_user_namespaces=10000`; `sysctl -w kernel.apparmor" in advice
+    assert "--security-opt seccomp=unconfined" in advice and "SYS_ADMIN" not in advice
     monkeypatch.setattr(sandbox.os, "geteuid", lambda: 0)
-    assert said in sandbox.allow_namespaces(tmp_path) and "--cap-add SYS_ADMIN" in sandbox.allow_namespaces(tmp_path)
+    assert advice in sandbox.allow_namespaces(tmp_path) and "--cap-add SYS_ADMIN" in sandbox.allow_namespaces(tmp_path)

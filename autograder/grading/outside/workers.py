@@ -21,9 +21,9 @@ from course.curriculum import ROOT, contract_folder, earlier, home, is_own
 TRACER = "autograder.grading.inside.tracer"
 TRIES = 3
 START_SECONDS = 180.0
-# Of a worker; each request brings its own limits. A naive program at its largest size takes 3 GiB of memory.
+# Limits of a worker; each request has its own. A naive program at its largest size takes 3 GiB of memory.
 UNLIMITED = Limits(wall_s=None, cpu_s=None, address_space=8 << 30)
-# How a process ends by the signal of an arithmetic fault: directly, or inside a sandbox.
+# Exit statuses of a process ended by the signal of an arithmetic fault: directly, or inside a sandbox.
 _ARITHMETIC = (-signal.SIGFPE, 128 + signal.SIGFPE)
 DIVISION = (
     "XLA cannot compile the program: it contains an integer division whose divisor is a constant zero, or the least "
@@ -40,7 +40,7 @@ class Worker:
 
     Args:
         start: Starts the process: an entered sandbox, or an equivalent object.
-        greets: Whether it reports that it is ready before the first request.
+        greets: True if the process reports that it is ready before the first request.
         seconds: Time limit of a request.
         cpu_s: Processor time limit of a request, which the process itself enforces.
     """
@@ -49,16 +49,16 @@ class Worker:
         self.start, self.greets, self.seconds, self.cpu_s = start, greets, seconds, cpu_s
         self.process: Any = None
         self.greeted = False
-        self._asking = threading.Lock()  # one request at a time
+        self._lock = threading.Lock()  # one request at a time
 
     def ask(self, header: dict[str, Any], blobs: list[bytes] | None = None) -> tuple[dict[str, Any], list[bytes]]:
-        """Return the response to one request; other threads' requests wait meanwhile.
+        """Return the response to one request; other threads' requests wait in the meantime.
 
         Raises:
-            Stopped: ``limit_exceeded`` after the deadline or when the processor time is used up; ``refused`` where the
-                compiler divides by zero; ``needs_human`` when the process died at every try.
+            Stopped: ``limit_exceeded`` after the deadline or when the processor time is used up; ``refused`` if the
+                compiler divides by zero; ``needs_human`` if the process died on every try.
         """
-        with self._asking:
+        with self._lock:
             return self._ask(header, blobs)
 
     def _ask(self, header: dict[str, Any], blobs: list[bytes] | None) -> tuple[dict[str, Any], list[bytes]]:
@@ -71,7 +71,7 @@ class Worker:
                 with self._deadline(process, expired, left):
                     wire.write(process.stdin, {**header, "cpu_s": self.cpu_s}, blobs)
                     return wire.read(process.stdout)
-            except (wire.WireError, OSError, ValueError) as error:  # ValueError: a pipe was closed meanwhile
+            except (wire.WireError, OSError, ValueError) as error:  # ValueError: a pipe has been closed
                 left = max(0.0, left - (time.monotonic() - begin))
                 reason = f"{error}; {self._last_words()}"
                 status = self._status()
@@ -89,7 +89,7 @@ class Worker:
         raise Stopped(NEEDS_HUMAN, f"the process ended without an answer {TRIES} times: {reason}"[:2000])
 
     def ready(self) -> Any:
-        """The process, started if there is none."""
+        """Return the process; start it if there is none."""
         self.start_early()
         assert self.process is not None
         if self.greets and not self.greeted:
@@ -164,29 +164,29 @@ def sandboxed(
 def mounted(chapter: str) -> list[Path]:
     """The course's files that the sandbox mounts. None of them holds an oracle, an expected value or an answer."""
     chapters = (*(entry.name for entry in earlier(chapter)), chapter)
-    shown = [
+    files = [
         *(f"autograder/{name}" for name in _INSIDE),
         "solutions/__init__.py",
         *(f"solutions/{entry.name}.py" for entry in earlier(chapter)),
     ]
-    ours = (name for name in chapters if not is_own(name))
-    wraps = [path for name in ours for path in contract_folder(name).glob("wrapping*")]
-    return [*_shown(ROOT / "course"), *(ROOT / file for file in shown), *wraps]
+    course_chapters = (name for name in chapters if not is_own(name))
+    wraps = [path for name in course_chapters for path in contract_folder(name).glob("wrapping*")]
+    return [*_without_answers(ROOT / "course"), *(ROOT / file for file in files), *wraps]
 
 
 def own_mounted(chapter: str) -> list[Path]:
-    """The files that the sandbox mounts of a course's own chapter: its wrapping, and the names of its functions."""
+    """The files of a course's own chapter that the sandbox mounts: its wrapping, and the names of its functions."""
     folder = contract_folder(chapter)
     return [*folder.glob("wrapping*"), folder / "chapter.toml"] if is_own(chapter) else []
 
 
-def _shown(folder: Path) -> list[Path]:
+def _without_answers(folder: Path) -> list[Path]:
     """The parts of a folder that hold no answer: whole folders if nothing in them does."""
     paths = []
     for path in folder.iterdir():
         name = path.relative_to(ROOT / "course").as_posix()
         if any(answer.startswith(f"{name}/") for answer in _ANSWERS):
-            paths += _shown(path)
+            paths += _without_answers(path)
         elif name not in _ANSWERS and path.name != "__pycache__":
             paths.append(path)
     return paths

@@ -26,13 +26,13 @@ _SECRET = b"the secret of a course that has none"
 
 @cache
 def operations(chapter: str, task: str, function: Function) -> frozenset[tuple[Any, int]]:
-    """The operations of the program of a task's first case, with their shapes, and how often each occurs.
+    """The operations in the program of a task's first case, with their shapes, and how often each occurs.
 
     Order, constants and names are left out, calls are inlined, and dead code is removed: two programs with the same
     StableHLO have the same operations, and so have many that differ in text alone.
     """
-    found = load(chapter).task(task)
-    main = parse(trace(found, function, found.cases[0], lambda _: None)).main
+    loaded_task = load(chapter).task(task)
+    main = parse(trace(loaded_task, function, loaded_task.cases[0], lambda _: None)).main
     counted = Counter(
         (op.kind, *(tuple((v.shape, v.dtype) for v in values) for values in (op.operands, op.results)))
         for op in walk(main)
@@ -42,14 +42,14 @@ def operations(chapter: str, task: str, function: Function) -> frozenset[tuple[A
 
 
 def judged(chapter: str, task: Task, function: Function, *, full: bool) -> Result:
-    """The judgement of a submitted alternative: its module in one cell, and the task's function in the next.
+    """Judge an alternative as a submission: its module in one cell, and the task's function in the next.
 
     Args:
         chapter: The chapter's name.
         task: Its task.
         function: The alternative.
-        full: All cases of official grading, those drawn for a submission included; else the first, the realistic size
-            where there is one, and the case that it enlarges.
+        full: Judge all cases of official grading, including those drawn for a submission; otherwise the first case, the
+            realistic size if there is one, and the case that it enlarges.
     """
     module = inspect.getmodule(function)
     assert module
@@ -61,5 +61,5 @@ def judged(chapter: str, task: Task, function: Function, *, full: bool) -> Resul
         planned = plan(chapter, task)
         needed = {task.cases[0].name} | ({task.at_scale[1]} if task.at_scale else set())
         planned = replace(planned, cases=tuple(case for case in planned.cases if case.name in needed))
-    found = ran.function(task)
-    return stopped(task, found) if isinstance(found, Problem) else judgement(planned, found, locate_cell)
+    answer = ran.function(task)
+    return stopped(task, answer) if isinstance(answer, Problem) else judgement(planned, answer, locate_cell)

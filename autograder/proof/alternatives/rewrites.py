@@ -35,8 +35,8 @@ def with_named_results(tree: ast.Module) -> ast.Module:
         def visit_Return(self, node: ast.Return) -> Any:
             if node.value is None:
                 return node
-            named = ast.Assign([ast.Name("the_result", ast.Store())], node.value)
-            return [named, ast.Return(ast.Name("the_result", ast.Load()))]
+            assignment = ast.Assign([ast.Name("the_result", ast.Store())], node.value)
+            return [assignment, ast.Return(ast.Name("the_result", ast.Load()))]
 
     return Name().visit(tree)
 
@@ -48,8 +48,8 @@ def with_a_helper(tree: ast.Module) -> ast.Module:
     (inner,) = ast.parse("def the_helper(): pass").body
     assert isinstance(inner, ast.FunctionDef)
     inner.args, inner.body = outer.args, outer.body
-    given: list[ast.expr] = [ast.Name(parameter.arg, ast.Load()) for parameter in outer.args.args]
-    outer.body = [inner, ast.Return(ast.Call(ast.Name("the_helper", ast.Load()), given, []))]
+    arguments: list[ast.expr] = [ast.Name(parameter.arg, ast.Load()) for parameter in outer.args.args]
+    outer.body = [inner, ast.Return(ast.Call(ast.Name("the_helper", ast.Load()), arguments, []))]
     return tree
 
 

@@ -11,10 +11,10 @@ A function of the chapter replaces that function's released cell, everything els
 them, and functions that it does not define stay stubs. The header is TOML; ``# %% defaults``, with TOML in comments,
 gives the values for the attacks below it:
 
-- ``verdict``: each function's: pass, partial, fail, student_error, limit_exceeded, refused or needs_human
+- ``verdict``: each function's verdict: pass, partial, fail, student_error, limit_exceeded, refused or needs_human
 - ``group``: reads, forges, tampers, exhausts or reaches
 - ``control``: ``true``, or why stock nbgrader is not tried on it
-- ``chapter``: whose notebook it is, ``fsdp`` if left out
+- ``chapter``: the chapter of the notebook; by default ``fsdp``
 - ``functions``: the ones that must get the verdict; by default those that it defines, or else all of the chapter
 - ``points``: their total points, if the verdict is partial
 - ``backends``: the sandboxes that claim to stop it; by default all

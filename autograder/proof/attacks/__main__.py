@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     attacks = _chosen(options.only)
     if options.as_user and os.geteuid() == 0:
-        outcome = msgspec.convert(run_as_plain_user(_again(options)), Outcome)
+        outcome = msgspec.convert(run_as_plain_user(_rerun_arguments(options)), Outcome)
     else:
         with bar() as update:
             outcome = run_suite(attacks, options.backend, workers=options.workers, on_progress=update)
@@ -54,13 +54,13 @@ def main(arguments: list[str]) -> int:
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m autograder.proof.attacks", description=__doc__)
     parser.add_argument("--backend", default="", help="the sandbox: bubblewrap or landlock; the best one if not given")
-    parser.add_argument("--only", action="append", default=[], help="the attacks whose name or group has this in it")
+    parser.add_argument("--only", action="append", default=[], help="only attacks whose name or group contains this")
     parser.add_argument("--stock", action="store_true", help="try stock nbgrader too, as the control")
     parser.add_argument("--workers", type=int, default=2, help="how many gradings run at once")
-    parser.add_argument("--as-user", action="store_true", help="where root runs this: run it as a plain user")
+    parser.add_argument("--as-user", action="store_true", help="if root runs this, run it as a plain user")
     parser.add_argument("--json", action="store_true", help="print everything that was found")
     parser.add_argument(
-        "--write", action="store_true", help="keep the results for the site; with --only, renew those alone"
+        "--write", action="store_true", help="save the results for the site; with --only, update only those"
     )
     options = parser.parse_args(arguments)
     if not options.backend:
@@ -81,9 +81,9 @@ def _chosen(words: list[str]) -> list[Attack]:
     return chosen
 
 
-def _again(options: argparse.Namespace) -> list[str]:
-    again = ["--backend", options.backend, "--workers", str(options.workers), "--json"]
-    return [*again, *(word for name in options.only for word in ("--only", name))]
+def _rerun_arguments(options: argparse.Namespace) -> list[str]:
+    arguments = ["--backend", options.backend, "--workers", str(options.workers), "--json"]
+    return [*arguments, *(word for name in options.only for word in ("--only", name))]
 
 
 def keep(outcome: Outcome, controls: list[Control], where: str, whole: bool) -> None:
@@ -91,14 +91,14 @@ def keep(outcome: Outcome, controls: list[Control], where: str, whole: bool) -> 
 
     Durations are left out, so that a rerun changes nothing else.
     """
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"runs": {}, "controls": []}
-    before = {"rows": [], "left": []} if whole else kept["runs"].get(where, {"rows": [], "left": []})
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"runs": {}, "controls": []}
+    before = {"rows": [], "left": []} if whole else results["runs"].get(where, {"rows": [], "left": []})
     rows = [{name: row[name] for name in SHOWN} for row in msgspec.to_builtins(outcome.rows)]
     left = [*before["left"], *outcome.left]
-    kept["runs"][where] = {"versions": versions(), "left": left, "rows": _by_name(before["rows"], rows)}
+    results["runs"][where] = {"versions": versions(), "left": left, "rows": _by_name(before["rows"], rows)}
     if controls:
-        kept["controls"] = _by_name([] if whole else kept["controls"], msgspec.to_builtins(controls))
-    RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+        results["controls"] = _by_name([] if whole else results["controls"], msgspec.to_builtins(controls))
+    RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 
 
 def _by_name(before: list[dict], new: list[dict]) -> list[dict]:
@@ -116,7 +116,14 @@ def _show(outcome: Outcome, controls: list[Control], where: str) -> None:
     if controls:
         table.add_column("stock nbgrader")
     for row in outcome.rows:
-        cells = [row.group, row.name, _got(row), f"{row.points:g}", str(len(row.denied) or ""), f"{row.seconds:.1f}"]
+        cells = [
+            row.group,
+            row.name,
+            _result_cell(row),
+            f"{row.points:g}",
+            str(len(row.denied) or ""),
+            f"{row.seconds:.1f}",
+        ]
         table.add_row(*cells, *([_control(known.get(row.name))] if controls else []))
     out().print(table)
     for row in outcome.rows:
@@ -126,15 +133,17 @@ def _show(outcome: Outcome, controls: list[Control], where: str) -> None:
         complain(f"left behind: {thing}")
     withstood = sum(row.withstood for row in outcome.rows)
     through = sum(control.let_through for control in controls)
-    summary = f"\n{withstood} of {len(outcome.rows)} attacks got the verdict that they must {where}"
+    summary = f"\n{withstood} of {len(outcome.rows)} attacks got the required verdict {where}"
     summary += f"; stock nbgrader lets {through} of {len(controls)} through" if controls else ""
     out().print(summary, markup=False, soft_wrap=True)
 
 
-def _got(row: Row) -> Text:
-    wanted = "" if row.found == row.expected else f"must be {row.expected}"
-    earned = "" if row.expected_points in (None, row.points) else f"must earn {row.expected_points:g}"
-    text = ", ".join(filter(None, [row.found, wanted, earned, *(f"shows {canary}" for canary in row.canaries)]))
+def _result_cell(row: Row) -> Text:
+    verdict_note = "" if row.found == row.expected else f"must be {row.expected}"
+    points_note = "" if row.expected_points in (None, row.points) else f"must earn {row.expected_points:g}"
+    text = ", ".join(
+        filter(None, [row.found, verdict_note, points_note, *(f"shows {canary}" for canary in row.canaries)])
+    )
     return Text(plain(text), style="green" if row.withstood else "red")
 
 

@@ -53,8 +53,8 @@ def campaign(
     seed: int, wanted: range, workers: int, log: Path, progress: Callable[[str, int, int], None] = lambda *_: None
 ) -> list[Outcome]:
     """Every mutation's outcome, in order of number; those already in the log are not repeated."""
-    found = {outcome.number: outcome for outcome in logged(log, Outcome)}
-    missing = [number for number in wanted if number not in found]
+    outcomes = {outcome.number: outcome for outcome in logged(log, Outcome)}
+    missing = [number for number in wanted if number not in outcomes]
     log.parent.mkdir(parents=True, exist_ok=True)
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=spawn) as pool, log.open("a") as file:
@@ -62,11 +62,11 @@ def campaign(
         chunks = [pool.submit(_chunk, seed, tuple(missing[start : start + CHUNK])) for start in starts]
         for chunk in as_completed(chunks):
             for outcome in chunk.result():
-                found[outcome.number] = outcome
+                outcomes[outcome.number] = outcome
                 file.write(msgspec.json.encode(outcome).decode() + "\n")
             file.flush()
-            progress("mutations", sum(number in found for number in wanted), len(wanted))
-    return [found[number] for number in wanted]
+            progress("mutations", sum(number in outcomes for number in wanted), len(wanted))
+    return [outcomes[number] for number in wanted]
 
 
 def summary(outcomes: list[Outcome]) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def show(outcomes: list[Outcome], console: Console) -> None:
     """Print tables: by layer and stage, by verdict, and the outcomes that a person must look at."""
     counts = Counter((layer, o.stage) for o in outcomes for layer in (o.layer, "all"))
     stages = [stage for stage in STAGES if counts["all", stage]]
-    table = Table("layer", *stages, title="How far mutations came")
+    table = Table("layer", *stages, title="How far mutations got")
     for layer in (*LAYERS, "all"):
         table.add_row(layer, *(str(counts[layer, stage] or "") for stage in stages))
     console.print(table)
@@ -107,26 +107,26 @@ def main() -> int:
     parser.add_argument("--mutations", type=int, default=10_000, help="how many (default 10000)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--only", type=int, nargs="+", metavar="N", help="these mutations alone, anew")
+    parser.add_argument("--only", type=int, nargs="+", metavar="N", help="only these mutations, judged again")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     parser.add_argument("--write", action="store_true", help="keep the figures, which the page on trust shows")
     options = parser.parse_args()
     begin = time.monotonic()
     with bar() as progress:
         if options.only:
-            found = _chunk(options.seed, tuple(options.only))
+            outcomes = _chunk(options.seed, tuple(options.only))
         else:
             log = ROOT / "build" / f"fuzz-{options.seed}-{fingerprint(CHAPTER)[:12]}.jsonl"
-            found = campaign(options.seed, range(options.mutations), options.workers, log, progress)
+            outcomes = campaign(options.seed, range(options.mutations), options.workers, log, progress)
     seconds = time.monotonic() - begin
     if options.write:
         versions = {"python": platform.python_version(), "jax": jax.__version__, "seed": options.seed}
-        KEPT.write_text(json.dumps({**summary(found), **versions}, indent=1, sort_keys=True) + "\n")
+        KEPT.write_text(json.dumps({**summary(outcomes), **versions}, indent=1, sort_keys=True) + "\n")
     if options.json:
-        print(json.dumps({"seconds": seconds, "outcomes": msgspec.to_builtins(found)}))
+        print(json.dumps({"seconds": seconds, "outcomes": msgspec.to_builtins(outcomes)}))
     else:
-        show(found, Console())
-    return 3 if any(o.failure for o in found) else 0
+        show(outcomes, Console())
+    return 3 if any(o.failure for o in outcomes) else 0
 
 
 if __name__ == "__main__":

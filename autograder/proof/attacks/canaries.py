@@ -21,7 +21,7 @@ from course.curriculum import ROOT
 SECRET = b"canary-of-the-courses-own-secret"
 NEIGHBOURS = "canary-in-another-students-notebook"
 VARIABLE, IN_VARIABLE = "MESHCRAFT_CANARY", "canary-in-the-environment"
-# Magic bytes of the files of a gradebook and of a ledger.
+# Magic bytes of gradebook and ledger files.
 DATABASE = "SQLite format 3"
 _NUMBER = re.compile(r"-?\d+\.\d{4,}(?:e-?\d+)?")
 # A failed fact shows the single element that differs most, measured and expected.
@@ -33,7 +33,7 @@ def search(text: str, attack: Attack, submission: bytes, digest: str, released: 
 
     Args:
         text: Text that a student could see.
-        attack: The attack whose text it is.
+        attack: The attack that produced it.
         submission: The submitted notebook; its own content does not count as a find.
         digest: The submission's hash, which determines the official inputs.
         released: The notebook that students were given.
@@ -45,7 +45,7 @@ def search(text: str, attack: Attack, submission: bytes, digest: str, released: 
     seeds = [plan(attack.chapter, task, secret=SECRET, submission=digest).seed for task in tasks]
     shown = {_rounded(number) for number in _NUMBER.findall(text)}
     many = len(shown) > SHOWN
-    found = {
+    occurs = {
         "the course's secret": any(secret in text for secret in secrets),
         "another student's notebook": NEIGHBOURS in text,
         "a database": DATABASE in text and DATABASE not in own,
@@ -55,7 +55,7 @@ def search(text: str, attack: Attack, submission: bytes, digest: str, released: 
         "the official inputs": many
         and any(len(shown & _drawn(attack.chapter, task.name, digest)) > SHOWN for task in tasks),
     }
-    return [name for name, seen in found.items() if seen]
+    return [name for name, seen in occurs.items() if seen]
 
 
 def _sources(submission: bytes) -> list[str]:

@@ -92,7 +92,9 @@ def read_attacks(folder: Path = CELLS) -> Iterator[Attack]:
 
 def read_helpers(folder: Path = CELLS) -> dict[str, str]:
     """Code that attacks share, by name."""
-    sections = [found for file in sorted(folder.glob("*.py")) for found in _SECTION.finditer(file.read_text("utf-8"))]
+    sections = [
+        section for file in sorted(folder.glob("*.py")) for section in _SECTION.finditer(file.read_text("utf-8"))
+    ]
     return {section[2]: _code(section) for section in sections if section[1] == "helper"}
 
 
@@ -113,7 +115,7 @@ def _attack(title: str, comment: list[str], code: str, defaults: dict[str, Any],
     known = graded(fields.get("chapter", CHAPTER))
     new, answers = [], {}
     for ident, text in cells:
-        rest, functions = _apart(text, known) if ident in ("attack", then) else (text, {})
+        rest, functions = _split_functions(text, known) if ident in ("attack", then) else (text, {})
         answers |= functions
         new += [code_cell(ident, rest)] if rest else []
     fields["functions"] = fields.get("functions") or list(answers or known)
@@ -121,8 +123,8 @@ def _attack(title: str, comment: list[str], code: str, defaults: dict[str, Any],
     return msgspec.convert({"name": name, "says": " ".join(comment), "submit": submit, **fields}, Attack)
 
 
-def _apart(code: str, names: tuple[str, ...]) -> tuple[str, dict[str, str]]:
-    """The code without its functions with these names, and those functions by name."""
+def _split_functions(code: str, names: tuple[str, ...]) -> tuple[str, dict[str, str]]:
+    """Split the functions with these names off the code; return the rest, and those functions by name."""
     lines, functions = code.splitlines(), {}
     for node in reversed(ast.parse(code).body):
         if isinstance(node, ast.FunctionDef) and node.name in names:

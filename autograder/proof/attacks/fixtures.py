@@ -31,10 +31,10 @@ def prepare(folder: Path, attacks: list[Attack]) -> Path:
     course = make_course(folder, sorted({CHAPTER, *(attack.chapter for attack in attacks)}))
     (course / HIDDEN / "secret").write_bytes(SECRET)
     released = json.loads((course / "release" / CHAPTER / f"{CHAPTER}.ipynb").read_text())
-    theirs = course / "submitted" / NEIGHBOUR / CHAPTER / f"{CHAPTER}.ipynb"
-    theirs.parent.mkdir(parents=True)
+    neighbour_path = course / "submitted" / NEIGHBOUR / CHAPTER / f"{CHAPTER}.ipynb"
+    neighbour_path.parent.mkdir(parents=True)
     released["cells"].append(code_cell("mine", f"ANSWER = {NEIGHBOURS!r}"))
-    theirs.write_text(json.dumps(released))
+    neighbour_path.write_text(json.dumps(released))
     for attack in attacks:
         submit(attack, course)
     return course
@@ -42,6 +42,6 @@ def prepare(folder: Path, attacks: list[Attack]) -> Path:
 
 def submit(attack: Attack, course: Path) -> None:
     """Submit the attack in a course folder that has a release."""
-    theirs = course / "submitted" / attack.name / attack.chapter
-    theirs.mkdir(parents=True)
-    attack.submit(theirs, course / "release" / attack.chapter / f"{attack.chapter}.ipynb")
+    folder = course / "submitted" / attack.name / attack.chapter
+    folder.mkdir(parents=True)
+    attack.submit(folder, course / "release" / attack.chapter / f"{attack.chapter}.ipynb")

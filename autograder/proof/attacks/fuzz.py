@@ -5,7 +5,7 @@ It counts as a failure when
 - the grader itself raises, or reports a failure of its own (``fault``), or takes longer than its deadlines;
 - a mutation of a wrong answer earns more points than the answer itself;
 - a mutation of a right answer keeps all points, and at the realistic size, which is not run, a figure that affects
-  points gets cheaper. If it is cheaper at a size that runs, its values were right, and a person gets to look at it.
+  points gets cheaper. If it is cheaper at a size that runs, its values were right, and a person is asked to check it.
 
 The same seed and number give the same mutation. ``campaign`` runs thousands of them.
 """
@@ -99,7 +99,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 def answers(chosen: tuple[tuple[str, Any, str, int], ...] = ANSWERS) -> list[Base]:
     """The answers as Programs, each on one case and, if its function has one, at the realistic size."""
-    found = []
+    bases = []
     for name, function, case, weight in chosen:
         task = load(CHAPTER).task(name)
         whole = plan(CHAPTER, task, secret=SECRET, submission=case)
@@ -107,8 +107,8 @@ def answers(chosen: tuple[tuple[str, Any, str, int], ...] = ANSWERS) -> list[Bas
         traced = trace_cases(task, function, planned.traced, lambda _: None)
         assert isinstance(traced, Traced), traced
         programs = traced.serialised()
-        found.append(Base(planned, f"{task.name}: {function.__name__} on {case}", weight, programs))
-    return found
+        bases.append(Base(planned, f"{task.name}: {function.__name__} on {case}", weight, programs))
+    return bases
 
 
 class Fuzzer:
@@ -139,9 +139,9 @@ class Fuzzer:
         return replace(base, points=result.points, figures=figures)
 
     def run(self, number: int) -> Outcome:
-        """Mutation ``number``, judged."""
-        base, layer, what, message = self.mutation(number)
-        outcome = partial(Outcome, number, base.name, layer, what)
+        """Make and judge mutation ``number``."""
+        base, layer, change, message = self.mutation(number)
+        outcome = partial(Outcome, number, base.name, layer, change)
         begin = time.monotonic()
         try:
             stage, result, figures = self._judge(base.plan, message)
@@ -166,14 +166,14 @@ class Fuzzer:
         chosen = names if rng.random() < 0.3 else [rng.choice(names)]
         before = [base.programs[name] for name in chosen]
         try:
-            header, made = self.maker.ask({"layer": layer, "seed": f"{self.seed}:{number}"}, [*before, other])
+            header, mutated = self.maker.ask({"layer": layer, "seed": f"{self.seed}:{number}"}, [*before, other])
         except Stopped:  # MLIR's parser crashed on the text, outside the grader
-            header, made = {"what": "bytes"}, [mutate_bytes(program, other, rng) for program in before]
-        what = f"{header['what']} of {', '.join(chosen)}" if len(names) > 1 else header["what"]
-        return base, layer, what, message_of({**base.programs, **dict(zip(chosen, made, strict=True))})
+            header, mutated = {"what": "bytes"}, [mutate_bytes(program, other, rng) for program in before]
+        change = f"{header['what']} of {', '.join(chosen)}" if len(names) > 1 else header["what"]
+        return base, layer, change, message_of({**base.programs, **dict(zip(chosen, mutated, strict=True))})
 
     def _judge(self, planned: GradingPlan, message: bytes) -> tuple[str, Result, dict[str, dict[str, float]]]:
-        """The verdict as ``pipeline`` reaches it, how far the Programs got, and the results of the analyses."""
+        """Judge as ``pipeline`` does; return how far the Programs got, the verdict and the results of the analyses."""
         figures: dict[str, dict[str, float]] = {}
         stages = ["wire"]
 
@@ -216,20 +216,20 @@ def _stage(answer: dict[str, Any]) -> str:
         return "judged"
     if "cannot be compiled" in refused:
         return "compiler"
-    ran = ("cannot be run", "is sharded as GSPMD", "should be the same on devices")
-    return "run" if any(words in refused for words in ran) else "audit or lens"
+    phrases = ("cannot be run", "is sharded as GSPMD", "should be the same on devices")
+    return "run" if any(words in refused for words in phrases) else "audit or lens"
 
 
 def _figures(answer: dict[str, Any]) -> dict[str, float]:
     """Figures that must not drop without reason: the facts judge them, or the timeline is made from them."""
     costs, memory = answer["costs"], answer["memory"]
-    found = {name: costs[name] for name in ("flops", "elementwise", "bytes_touched")}
-    found["wire"] = sum(c["wire_bytes"] * c["count"] for c in costs["collectives"])
-    found["temporaries"] = memory["temporaries"]
-    found["resident"] = memory["arguments"] + memory["outputs"] - memory["aliased"]
+    figures = {name: costs[name] for name in ("flops", "elementwise", "bytes_touched")}
+    figures["wire"] = sum(c["wire_bytes"] * c["count"] for c in costs["collectives"])
+    figures["temporaries"] = memory["temporaries"]
+    figures["resident"] = memory["arguments"] + memory["outputs"] - memory["aliased"]
     if "timeline" in answer:
-        found["seconds"] = answer["orders"][0]["timeline"]["seconds"]
-    return found
+        figures["seconds"] = answer["orders"][0]["timeline"]["seconds"]
+    return figures
 
 
 def judged(base: Base, result: Result, figures: dict[str, dict[str, float]], seconds: float) -> tuple[str, str]:
@@ -239,17 +239,17 @@ def judged(base: Base, result: Result, figures: dict[str, dict[str, float]], sec
     if seconds > 3 * (SECONDS + 10) * len(base.programs):
         return f"it took {seconds:.0f} s", ""
     if not base.is_right:
-        more = result.points > base.points
-        return (f"earns {result.points}, and the answer {base.points}" if more else ""), ""
+        earns_more = result.points > base.points
+        return (f"earns {result.points}, and the answer {base.points}" if earns_more else ""), ""
     if result.points < base.points:
         return "", ""
-    less = [
-        f"{what} {name} {figures[what][name]:.6g} < {limit:.6g}"
-        for what, before in base.figures.items()
+    cheaper = [
+        f"{action} {name} {figures[action][name]:.6g} < {limit:.6g}"
+        for action, before in base.figures.items()
         for name, limit in before.items()
-        if what in figures and figures[what][name] < limit * (1 - 1e-9)
+        if action in figures and figures[action][name] < limit * (1 - 1e-9)
     ]
-    unseen = [text for text in less if text.startswith("analyse") and text.split()[1] in JUDGED]
-    seen = any(text.startswith("run") for text in less)
+    unseen = [text for text in cheaper if text.startswith("analyse") and text.split()[1] in JUDGED]
+    seen = any(text.startswith("run") for text in cheaper)
     failure = f"keeps all points with {', '.join(unseen)}" if unseen and not seen else ""
-    return failure, ", ".join(less)
+    return failure, ", ".join(cheaper)

@@ -20,8 +20,8 @@ MUTATIONS = 150
 
 @pytest.fixture(scope="module")
 def fuzzer():
-    with Fuzzer(1, answers(SMALL)) as found:
-        yield found
+    with Fuzzer(1, answers(SMALL)) as instance:
+        yield instance
 
 
 def test_bases_earn_what_they_deserve(fuzzer):
@@ -67,7 +67,7 @@ def test_points_that_nobody_earned_are_failures(fuzzer):
     assert judged(wrong, result(1.8, PARTIAL), {}, 1.0)[0] == "earns 1.8, and the answer 1.5"
     assert judged(wrong, result(1.5, PARTIAL), {}, 1.0) == ("", "")
     cheaper = {
-        name: {**found, "flops": -1.0, "resident": found["resident"] - 1} for name, found in right.figures.items()
+        name: {**figures, "flops": -1.0, "resident": figures["resident"] - 1} for name, figures in right.figures.items()
     }
     assert "run resident" in judged(right, result(2.0), cheaper, 1.0)[1]
     large = replace(right, figures={"run": {"resident": 9.0}, "analyse": {"seconds": 2.0}})
@@ -85,14 +85,14 @@ def test_faults_and_hangs_are_failures(fuzzer):
 
 
 def test_campaign_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
-    made = []
+    judged_numbers = []
 
     class Threads(ThreadPoolExecutor):
         def __init__(self, workers, mp_context):
             super().__init__(workers)
 
     def chunk(seed, numbers):
-        made.extend(numbers)
+        judged_numbers.extend(numbers)
         return [Outcome(n, "base", "wire", "wire", "refused", "wire", 0.0, "", 0.1) for n in numbers]
 
     monkeypatch.setattr(campaign, "ProcessPoolExecutor", Threads)
@@ -100,7 +100,7 @@ def test_campaign_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     log = tmp_path / "build" / "log.jsonl"
     campaign.campaign(1, range(70), 1, log)
     log.write_text(log.read_text() + '{"number": 70, "ba')
-    made.clear()
-    found = campaign.campaign(1, range(80), 2, log)
-    assert made == list(range(70, 80)) and [o.number for o in found] == list(range(80))
-    assert campaign.summary(found)["stages"]["wire"] == {"wire": 80}
+    judged_numbers.clear()
+    resumed = campaign.campaign(1, range(80), 2, log)
+    assert judged_numbers == list(range(70, 80)) and [o.number for o in resumed] == list(range(80))
+    assert campaign.summary(resumed)["stages"]["wire"] == {"wire": 80}

@@ -75,9 +75,9 @@ class _Module:
     rng: random.Random
 
     def _pick(self, pattern: str) -> int:
-        """The number of a line that matches the pattern; of any line, if none does."""
-        found = [i for i, line in enumerate(self.lines) if re.search(pattern, line)]
-        return self.rng.choice(found or range(len(self.lines)))
+        """The number of a line that matches the pattern, or of any line if none does."""
+        numbers = [i for i, line in enumerate(self.lines) if re.search(pattern, line)]
+        return self.rng.choice(numbers or range(len(self.lines)))
 
     def _put(self, where: int, match: re.Match[str], new: str) -> None:
         self.lines[where] = self.lines[where][: match.start()] + new + self.lines[where][match.end() :]
@@ -85,10 +85,10 @@ class _Module:
     def constant(self, pattern: str = "stablehlo.constant") -> None:
         """Change a number in a line that matches the pattern."""
         where = self._pick(pattern)
-        found = list(_NUMBER.finditer(self.lines[where]))
-        if not found:
+        matches = list(_NUMBER.finditer(self.lines[where]))
+        if not matches:
             return
-        match = self.rng.choice(found)
+        match = self.rng.choice(matches)
         if "." in match[0]:
             new = self.rng.choice(["0.000000e+00", "1.000000e+00", "-1.000000e+00", "1.000000e+30", "2.000000e+00"])
         else:

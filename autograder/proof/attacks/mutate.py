@@ -1,7 +1,7 @@
 """Mutations of real artefacts: of bytes, of the header, of the output of ``jax.export``, of the module's text.
 
-Runs as a separate process (``python -m autograder.proof.attacks.mutate``), since mutated text can crash MLIR's parser:
-the mutation is determined by the seed and the number alone.
+Runs as a separate process (``python -m autograder.proof.attacks.mutate``), since mutated text can crash MLIR's parser.
+The seed and the number alone determine the mutation.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ def mutate_export(program: bytes, rng: random.Random) -> bytes:
         module = exported.mlir_module_serialized
         start = artefact.find(module)
         frame = [artefact[:start], artefact[start + len(module) :]]
-        which = rng.randrange(2)
-        damaged = mutate_bytes(frame[which], artefact, rng) if frame[which] else b"\0"
-        whole = damaged + module + frame[1] if which == 0 else frame[0] + module + damaged
+        side = rng.randrange(2)
+        damaged = mutate_bytes(frame[side], artefact, rng) if frame[side] else b"\0"
+        whole = damaged + module + frame[1] if side == 0 else frame[0] + module + damaged
         return join({**header, "artefact": len(whole)}, whole)
     field, value = rng.choice(_changes(exported, rng))
     try:
@@ -143,7 +143,11 @@ def mutate_export(program: bytes, rng: random.Random) -> bytes:
 
 def _changes(exported: jax_export.Exported, rng: random.Random) -> list[tuple[str, Any]]:
     check = jax_export.DisabledSafetyCheck
-    avals, kept, version = list(exported.in_avals), exported.module_kept_var_idx, exported.calling_convention_version
+    avals, kept_indices, version = (
+        list(exported.in_avals),
+        exported.module_kept_var_idx,
+        exported.calling_convention_version,
+    )
     where = rng.randrange(len(avals))
     moved = avals[where].update(shape=(*avals[where].shape, 2), sharding=None)
     other = avals[where].update(dtype=jax.numpy.dtype(rng.choice(["int32", "bfloat16", "float16"])))
@@ -156,7 +160,7 @@ def _changes(exported: jax_export.Exported, rng: random.Random) -> list[tuple[st
         ("platforms", rng.choice([("cuda",), ("tpu",), (), ("cpu", "cuda"), ("x" * 100,)])),
         ("fun_name", rng.choice(["", "main", "@main", "a b", "\u202e", "x" * 5000])),
         ("disabled_safety_checks", (rng.choice([check.platform(), check.custom_call("xla_python_cpu_callback")]),)),
-        ("module_kept_var_idx", rng.choice([(), kept[:-1], kept[::-1], (*kept, 99), (65535,)])),
+        ("module_kept_var_idx", rng.choice([(), kept_indices[:-1], kept_indices[::-1], (*kept_indices, 99), (65535,)])),
         ("uses_global_constants", True),
         ("calling_convention_version", rng.choice([0, 1, version - 1, version + 1, 60000])),
         ("in_avals", tuple(rng.sample(avals, len(avals)))),
@@ -173,11 +177,11 @@ def _changes(exported: jax_export.Exported, rng: random.Random) -> list[tuple[st
 
 
 def mutate_bytecode(program: bytes, other: bytes, rng: random.Random) -> bytes:
-    """Damage inside the module's bytecode, in an intact frame; or the module of another Program."""
+    """Damage the module's bytecode inside an intact frame, or replace it with another Program's."""
     header, artefact = split(program)
     exported = jax_export.deserialize(bytearray(artefact))
-    theirs = jax_export.deserialize(bytearray(split(other)[1])).mlir_module_serialized
-    data = theirs if rng.random() < 0.15 else mutate_bytes(exported.mlir_module_serialized, theirs, rng)
+    other_module = jax_export.deserialize(bytearray(split(other)[1])).mlir_module_serialized
+    data = other_module if rng.random() < 0.15 else mutate_bytes(exported.mlir_module_serialized, other_module, rng)
     return _with_module(header, exported, data)
 
 
@@ -187,13 +191,13 @@ def _with_module(header: dict[str, Any], exported: jax_export.Exported, data: by
 
 
 def mutate_module(program: bytes, seed: str) -> tuple[bytes, str] | None:
-    """The module changed as text such that MLIR still parses it, and the change; None if no change worked."""
+    """Change the module's text so that MLIR still parses it; return the result and the change, or None if none work."""
     header, artefact = split(program)
     exported = jax_export.deserialize(bytearray(artefact))
     with make_ir_context():
         before = str(ir.Module.parse(exported.mlir_module()).operation.get_asm(enable_debug_info=False))
     for attempt in range(_TRIES):
-        text, what = mutate_text(before, random.Random(f"{seed}:{attempt}"))
+        text, change = mutate_text(before, random.Random(f"{seed}:{attempt}"))
         if text == before:
             continue
         try:
@@ -202,7 +206,7 @@ def mutate_module(program: bytes, seed: str) -> tuple[bytes, str] | None:
                 data = _serialised(module, exported, attempt % 2 == 0)
         except Exception:
             continue
-        return _with_module(header, exported, data), what
+        return _with_module(header, exported, data), change
     return None
 
 
@@ -216,12 +220,12 @@ def _serialised(module: Any, exported: jax_export.Exported, portable: bool) -> b
 
 
 def mutate(layer: str, programs: list[bytes], other: bytes, seed: str) -> tuple[list[bytes], str]:
-    """Each of a function's Programs to be changed, and the changes. The message frame is left unchanged."""
+    """Change each of a function's Programs; return them and the kind of change. The message frame stays unchanged."""
     rng = random.Random(seed)
     if layer == "text":
-        made = [mutate_module(program, seed) for program in programs]
-        if all(made):
-            return [program for program, _ in filter(None, made)], made[0][1] if made[0] else ""
+        mutated = [mutate_module(program, seed) for program in programs]
+        if all(mutated):
+            return [program for program, _ in filter(None, mutated)], mutated[0][1] if mutated[0] else ""
         layer = "bytecode"
     change: dict[str, Callable[[bytes], bytes]] = {
         "bytes": lambda program: mutate_bytes(program, other, rng),
@@ -242,8 +246,8 @@ def main() -> None:
             header, blobs = wire.read(requests)
         except wire.WireError:
             return
-        made, what = mutate(header["layer"], blobs[:-1], blobs[-1], header["seed"])
-        wire.write(answers, {"what": what}, made)
+        mutated, change = mutate(header["layer"], blobs[:-1], blobs[-1], header["seed"])
+        wire.write(answers, {"what": change}, mutated)
 
 
 if __name__ == "__main__":

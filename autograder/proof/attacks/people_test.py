@@ -49,14 +49,14 @@ TAGS_THAT_ACT = {"script", "iframe", "object", "embed", "img", "link", "form", "
 def course():
     """Attacks and students with odd names whose submissions are not notebooks, graded, with feedback pages."""
     with workplace() as folder:
-        made = prepare(folder / "course", ATTACKS)
+        course_folder = prepare(folder / "course", ATTACKS)
         for name in STUDENTS.values():
-            theirs = made / "submitted" / name / CHAPTER / f"{CHAPTER}.ipynb"
-            theirs.parent.mkdir(parents=True)
-            theirs.write_text("no notebook")
-        grade_course(made, CHAPTER, workers=2, level=best_level(), limits=Limits(wall_s=60.0, cpu_s=20))
-        write_feedback(made, CHAPTER)
-        yield made
+            path = course_folder / "submitted" / name / CHAPTER / f"{CHAPTER}.ipynb"
+            path.parent.mkdir(parents=True)
+            path.write_text("no notebook")
+        grade_course(course_folder, CHAPTER, workers=2, level=best_level(), limits=Limits(wall_s=60.0, cpu_s=20))
+        write_feedback(course_folder, CHAPTER)
+        yield course_folder
 
 
 def strange(text):
@@ -81,15 +81,15 @@ class Page(HTMLParser):
 
 
 def pages(course):
-    found = sorted((course / "feedback").rglob("*.html"))
-    assert len(found) >= len(ATTACKS) - 1, "there are no pages to look at"
-    return found
+    html_files = sorted((course / "feedback").rglob("*.html"))
+    assert len(html_files) >= len(ATTACKS) - 1, "there are no pages to look at"
+    return html_files
 
 
 def test_each_attack_on_readers_gets_a_page_without_what_acts_or_misleads(course):
-    found = {path.parent.parent.name: path.read_text() for path in pages(course)}
-    assert {attack.name for attack in ATTACKS} <= found.keys()
-    acting = {name: [*Page(text).acting, *strange(text)] for name, text in found.items()}
+    page_texts = {path.parent.parent.name: path.read_text() for path in pages(course)}
+    assert {attack.name for attack in ATTACKS} <= page_texts.keys()
+    acting = {name: [*Page(text).acting, *strange(text)] for name, text in page_texts.items()}
     assert {name: things for name, things in acting.items() if things} == {}
 
 

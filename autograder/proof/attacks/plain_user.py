@@ -1,4 +1,4 @@
-"""The suite as a plain user, started by root: files in root's private home are made visible to it, unchanged.
+"""Run the suite as a plain user if root starts it: files in root's private home are made visible to it, unchanged.
 
 If Python is below a folder that only root may enter, that folder is covered by an empty one, in a mount namespace
 that ends with the command, and Python's own folders are mounted back into it.
@@ -52,7 +52,7 @@ def _shown() -> list[str]:
             private.setdefault(cover, []).append(path)
     lines = []
     for cover, paths in private.items():
-        # Bound to a folder outside first: the cover would hide them.
+        # Bind them to a folder outside first, because the cover would hide them.
         stage = "/mnt"
         lines.append(f"mount -t tmpfs -o mode=755 meshcraft {stage}")
         for number, path in enumerate(paths):

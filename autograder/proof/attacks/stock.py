@@ -64,7 +64,7 @@ def run_stock(
     Args:
         attacks: The attacks; those with a reason against it are left out.
         official: Official grading's points for the attacked functions, by attack.
-        folder: Where to work; see ``suite.workplace``.
+        folder: The working folder; see ``suite.workplace``.
         workers: Number of parallel workers.
         on_progress: Called with the stage, the number done, and the total.
     """
@@ -73,13 +73,13 @@ def run_stock(
     attacks = [attack for attack in attacks if attack.control is True]
     course = prepare(folder / "stock", attacks)
     _require_honest_grade(course)
-    found = []
+    controls = []
     with ThreadPoolExecutor(workers) as pool:
         running = [pool.submit(_try, attack, course, official.get(attack.name, 0.0)) for attack in attacks]
         for done, future in enumerate(as_completed(running), 1):
-            found.append(future.result())
+            controls.append(future.result())
             on_progress("stock nbgrader", done, len(attacks))
-    return sorted(found, key=lambda control: control.name)
+    return sorted(controls, key=lambda control: control.name)
 
 
 def _require_honest_grade(template: Path) -> None:
@@ -91,8 +91,8 @@ def _require_honest_grade(template: Path) -> None:
 
 
 def _try(attack: Attack, template: Path, official: float) -> Control:
-    handed = [template / "submitted" / name for name in (attack.name, NEIGHBOUR)]
-    with _graded(template, attack.name, handed) as (own, _):
+    submissions = [template / "submitted" / name for name in (attack.name, NEIGHBOUR)]
+    with _graded(template, attack.name, submissions) as (own, _):
         submission = handed_in(own, attack)
         released = (own / "release" / CHAPTER / f"{CHAPTER}.ipynb").read_text()
         output = written(own / "autograded" / attack.name, links=False)
@@ -105,9 +105,9 @@ def _graded(template: Path, name: str, submitted: list[Path]) -> Iterator[tuple[
     """A copy of the course in which stock nbgrader graded the first of these submissions, and its error output."""
     own = template.parent / f"stock-{name}"
     shutil.copytree(template, own, ignore=shutil.ignore_patterns("submitted", "nbgrader_config.py"))
-    for theirs in submitted:
-        if theirs.exists():
-            shutil.copytree(theirs, own / "submitted" / theirs.name, symlinks=True)
+    for folder in submitted:
+        if folder.exists():
+            shutil.copytree(folder, own / "submitted" / folder.name, symlinks=True)
     stderr = ""
     with suppress(subprocess.TimeoutExpired):
         command = _contained(own, submitted[0].name)

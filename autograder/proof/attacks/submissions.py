@@ -1,6 +1,6 @@
 """Attacks that are not plain notebooks: each function writes a student's submission.
 
-If the notebook is graded, the verdict is that of ``shard_params``; if it is refused, that of all functions.
+If the notebook is graded, the verdict applies to ``shard_params``; if it is refused, to all functions.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def submission(verdict: str, group: str, control: bool | str = True, *, name: st
 
 
 def edit(verdict: str, group: str, control: bool | str = True, **named: str) -> Callable:
-    """Declare a function of the student's folder, a notebook and its cells by grade id, which may change any of them.
+    """Declare a function that is given the student's folder, a notebook and its cells by grade id, and can change them.
 
     The notebook has a right ``shard_params`` if it must pass. Returned text is written instead of the notebook.
     """
@@ -85,7 +85,7 @@ def answered(released: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]
     return notebook, cells
 
 
-# Read what is another's
+# Read what belongs to others
 
 
 @submission(REFUSED, "reads")

@@ -100,11 +100,11 @@ def run_suite(
             unwritten |= _write_pages(course, chapter, len(graded), on_progress)
         left += [f"changed: {name}" for name in changed(before, untouchable(course))]
         left += [f"left in scratch: {path.name}" for path in (folder / "tmp").iterdir()]
-        seen = {chapter: _Seen(course, chapter) for chapter in {attack.chapter for attack in attacks}}
+        visible = {chapter: _VisibleOutput(course, chapter) for chapter in {attack.chapter for attack in attacks}}
         rows = []
         for number, attack in enumerate(attacks, 1):
             report, problem = reports.get(attack.name), unwritten.get(attack.name, "")
-            rows.append(_row(attack, report, seen[attack.chapter], problem, seconds.get(attack.name, 0.0)))
+            rows.append(_row(attack, report, visible[attack.chapter], problem, seconds.get(attack.name, 0.0)))
             on_progress("searching", number, len(attacks))
     return Outcome(tuple(rows), tuple(left))
 
@@ -115,19 +115,19 @@ def _write_pages(course: Path, chapter: str, total: int, on_progress: Callable[.
     return write_feedback(course, chapter, lambda _: on_progress("feedback", next(pages), total))[1]
 
 
-def _row(attack: Attack, report: Report | None, seen: _Seen, problem: str, seconds: float) -> Row:
+def _row(attack: Attack, report: Report | None, visible: _VisibleOutput, problem: str, seconds: float) -> Row:
     results = [result for result in report.functions if result.name in attack.functions] if report else []
-    found = ", ".join(sorted({result.verdict for result in results})) or "no verdict"
+    verdicts = ", ".join(sorted({result.verdict for result in results})) or "no verdict"
     notes = report.notes if report else ()
     return Row(
         name=attack.name,
         group=attack.group,
         says=attack.says,
         expected=attack.verdict,
-        found=found,
+        found=verdicts,
         points=round(sum(result.points for result in results), 2),
         expected_points=attack.points,
-        canaries=tuple(seen.canaries(attack, report)),
+        canaries=tuple(visible.canaries(attack, report)),
         denied=tuple(dict.fromkeys(call for result in results for call in result.denied)),
         seconds=round(seconds, 1),
         messages=tuple(dict.fromkeys(map(_message, results))),
@@ -136,12 +136,12 @@ def _row(attack: Attack, report: Report | None, seen: _Seen, problem: str, secon
 
 
 def _message(result: Result) -> str:
-    """The message that a learner reads first: the result's own, or that of the first failed fact."""
+    """The message that a learner reads first: the result's own, or the first failed fact's."""
     failed = (f"{fact.name}: {fact.message}" for fact in result.missed)
     return result.message or next(failed, "")
 
 
-class _Seen:
+class _VisibleOutput:
     """Everything that students may see of a graded course, by student."""
 
     def __init__(self, course: Path, chapter: str):
@@ -161,7 +161,7 @@ class _Seen:
         parts = [json.dumps(report.to_json(), ensure_ascii=False) if report else ""]
         parts += [self.lines.get(attack.name, ""), self.comments.get(attack.name, "")]
         parts += [written(self.course / "feedback" / attack.name)]
-        # Graders read the model answer in this copy, which no student sees; all else of it is searched as well.
+        # This copy has the model answer for graders, which no student sees; everything else in it is searched as well.
         parts += [_without(written(self.course / "autograded" / attack.name), self.models)]
         digest = self.digests.get(attack.name, "")
         return search("\n".join(parts), attack, handed_in(self.course, attack), digest, self.released)
@@ -185,12 +185,12 @@ def written(folder: Path, *, links: bool = True) -> str:
 def _comments(course: Path, chapter: str) -> dict[str, str]:
     with open_gradebook(course) as gradebook:
         return {
-            str(each.student.id): "\n".join(
+            str(submission.student.id): "\n".join(
                 f"{comment.auto_comment} {comment.manual_comment}"
-                for notebook in each.notebooks
+                for notebook in submission.notebooks
                 for comment in notebook.comments
             )
-            for each in gradebook.assignment_submissions(chapter)
+            for submission in gradebook.assignment_submissions(chapter)
         }
 
 
@@ -231,14 +231,14 @@ def handed_in(course: Path, attack: Attack) -> bytes:
 def untouchable(course: Path) -> dict[str, str]:
     """The hashes of all files in the course folder that grading itself does not write."""
     own = ("autograded/", "feedback/", "gradebook.db", ".meshcraft/ledger", ".meshcraft/lock", ".meshcraft/staging")
-    found = {}
+    hashes = {}
     for path in sorted(course.rglob("*")):
         name = str(path.relative_to(course))
         if path.is_symlink():
-            found[name] = f"link to {os.readlink(path)}"
+            hashes[name] = f"link to {os.readlink(path)}"
         elif path.is_file() and not name.startswith(own):
-            found[name] = f"{path.stat().st_size} bytes: {hashlib.sha256(contents(path)).hexdigest()}"
-    return found
+            hashes[name] = f"{path.stat().st_size} bytes: {hashlib.sha256(contents(path)).hexdigest()}"
+    return hashes
 
 
 def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
@@ -257,11 +257,11 @@ def watched() -> Iterator[list[str]]:
     with patch.dict(os.environ, {VARIABLE: IN_VARIABLE}):
         yield left
     for _ in range(50):  # a killed process may take a moment to disappear
-        more = {pid: name for pid, name in _descendants().items() if pid not in before}
-        if not more:
+        started = {pid: name for pid, name in _descendants().items() if pid not in before}
+        if not started:
             break
         time.sleep(0.1)
-    left += [f"still running: {name}" for name in more.values()]
+    left += [f"still running: {name}" for name in started.values()]
 
 
 def _descendants() -> dict[int, str]:

@@ -92,9 +92,9 @@ def test_every_attack_gets_the_verdict_that_it_must():
 def test_stock_nbgrader_lets_them_through():
     attacks = [attack for attack in find_attacks() if attack.name in CONTROLS]
     with workplace() as folder:
-        found = run_stock(attacks, {}, folder)
-    assert [control.name for control in found if control.let_through] == list(CONTROLS)
-    assert found[0].canaries == ("another student's notebook",)
+        controls = run_stock(attacks, {}, folder)
+    assert [control.name for control in controls if control.let_through] == list(CONTROLS)
+    assert controls[0].canaries == ("another student's notebook",)
 
 
 def test_search_finds_every_canary():
@@ -105,19 +105,21 @@ def test_search_finds_every_canary():
     inputs, _ = expected(planned, planned.cases[-1])
     values = " ".join(str(value) for value in max(inputs.values(), key=np.size).ravel()[:20])
 
-    def found(text, submission=b"{}"):
+    def canaries_in(text, submission=b"{}"):
         return search(text, attack, submission, "abc", released)
 
-    assert found("nothing but an error: 0.12345 and 1.23456") == []
-    assert found(f"<pre>{SECRET.hex()}</pre>") == ["the course's secret"]
-    assert found(f"I found {NEIGHBOURS}") == ["another student's notebook"]
-    assert found("b'SQLite format 3'") == ["a database"]
-    assert found(IN_VARIABLE) == ["the environment"]
-    assert found(f"seed={planned.seed}") == ["the seed of the official inputs"]
-    assert found(values) == ["the official inputs"]
+    assert canaries_in("nothing but an error: 0.12345 and 1.23456") == []
+    assert canaries_in(f"<pre>{SECRET.hex()}</pre>") == ["the course's secret"]
+    assert canaries_in(f"I found {NEIGHBOURS}") == ["another student's notebook"]
+    assert canaries_in("b'SQLite format 3'") == ["a database"]
+    assert canaries_in(IN_VARIABLE) == ["the environment"]
+    assert canaries_in(f"seed={planned.seed}") == ["the seed of the official inputs"]
+    assert canaries_in(values) == ["the official inputs"]
     line = "shards, specs = zip(*map(split, leaves), strict=True)"
-    assert found(f"&quot;{line}&quot;") == ["the solution"]
-    assert found(line, json.dumps({"cells": [{"source": line}]}).encode()) == [], "what was handed in is no find"
+    assert canaries_in(f"&quot;{line}&quot;") == ["the solution"]
+    assert canaries_in(line, json.dumps({"cells": [{"source": line}]}).encode()) == [], (
+        "what was handed in does not count"
+    )
 
 
 def test_what_is_left_running_is_noticed():

@@ -32,14 +32,14 @@ def prepare(folder: Path, students: tuple[str, ...] = STUDENTS) -> Path:
 def surprises(reports: list[Report], students: tuple[str, ...] = STUDENTS) -> list[str]:
     """Verdicts that differ from these students' required ones."""
     expected = json.loads((HERE / "expected.json").read_text())
-    found = {
+    verdicts = {
         report.student: {result.name: [result.verdict, _failed(result)] for result in report.functions}
         for report in reports
     }
     return [
-        f"{student}: expected {expected.get(student)}, found {found.get(student)}"
-        for student in sorted({*students, *found})
-        if expected.get(student) != found.get(student)
+        f"{student}: expected {expected.get(student)}, found {verdicts.get(student)}"
+        for student in sorted({*students, *verdicts})
+        if expected.get(student) != verdicts.get(student)
     ]
 
 
@@ -56,7 +56,7 @@ def main(folder: Path, workers: int) -> int:
     with bar() as update:
         reports = grade_course(course, CHAPTER, workers=workers, level=level, on_progress=update)
     with spinner("writing feedback"):
-        pages, without = write_feedback(course, CHAPTER)
+        pages, failures = write_feedback(course, CHAPTER)
     out().print(grade_table(reports))
     out().print(
         f"\nexercise   {exercise}\ngradebook  {course / 'gradebook.db'}\nfeedback", markup=False, soft_wrap=True
@@ -65,7 +65,7 @@ def main(folder: Path, workers: int) -> int:
         out().print(f"  {page}", markup=False, soft_wrap=True)
     lab = f"cd {course} && {Path(sys.executable).parent / 'jupyter'} lab"
     out().print(f"grade the written question\n  {lab}\n  menu Nbgrader, Formgrader", markup=False, soft_wrap=True)
-    problems = [*surprises(reports), *(f"no feedback for {who}: {why}" for who, why in without.items())]
+    problems = [*surprises(reports), *(f"no feedback for {student}: {why}" for student, why in failures.items())]
     problems += [f"{report.student} needs a person" for report in reports if unfinished(report)]
     for problem in problems:
         complain(problem)

@@ -30,7 +30,7 @@ CLASS = STUDENTS if FULL else ("hostile", "partial", "raises", "summed")
 
 
 def meshcraft(*arguments, course):
-    """The command as a separate process, with canaries where a submission may look for them."""
+    """Start the command as a separate process, with canaries where a submission may look for them."""
     return subprocess.Popen(
         [sys.executable, "-m", "autograder.cli", *arguments, "--course", str(course)],
         stdout=subprocess.PIPE,
@@ -60,9 +60,9 @@ def graded(tmp_path_factory):
     first.send_signal(signal.SIGKILL)
     first.communicate()
     before = len(judged(course))
-    again = meshcraft("grade", "fsdp", "--workers", "2", "--json", course=course)
-    out, err = again.communicate()
-    assert again.returncode == 0, err
+    rerun = meshcraft("grade", "fsdp", "--workers", "2", "--json", course=course)
+    out, err = rerun.communicate()
+    assert rerun.returncode == 0, err
     assert 0 < before < len(CLASS), "the kill came too late or too early to show anything"
     return course, [Report.from_json(report) for report in json.loads(out)["submissions"]], err
 
@@ -80,15 +80,15 @@ def test_grade_after_a_kill_is_that_of_an_undisturbed_run(graded, student):
     course, reports, _ = graded
     resumed = next(report for report in reports if report.student == student)
     with Grader("fsdp", secret=secret(course), level=best_level()) as grader:
-        calm = grader.grade(course / "submitted" / student / "fsdp" / "fsdp.ipynb", student)
-    assert json.dumps(calm.to_json()) == json.dumps(resumed.to_json())
+        undisturbed = grader.grade(course / "submitted" / student / "fsdp" / "fsdp.ipynb", student)
+    assert json.dumps(undisturbed.to_json()) == json.dumps(resumed.to_json())
 
 
 def test_second_run_grades_nothing_again(graded):
     course, reports, _ = graded
-    again = meshcraft("grade", "fsdp", "--json", course=course)
-    out, err = again.communicate()
-    assert again.returncode == 0, err
+    rerun = meshcraft("grade", "fsdp", "--json", course=course)
+    out, err = rerun.communicate()
+    assert rerun.returncode == 0, err
     assert [Report.from_json(report) for report in json.loads(out)["submissions"]] == reports
     assert "grading" in err and "0/0" in err, err
 
@@ -141,8 +141,8 @@ def test_hostile_earns_full_points_from_stock_nbgrader(tmp_path):
     shutil.copytree(HERE / "submitted" / "hostile", course / "submitted" / "hostile")
     grade_as_nbgrader_does(course, "hostile")
     with open_gradebook(course) as gradebook:
-        found = gradebook.find_submission("fsdp", "hostile")
-        assert found.score == 18, "2 + 3 + 5 + 5 + 3 points for answers that are all wrong"
+        submission = gradebook.find_submission("fsdp", "hostile")
+        assert submission.score == 18, "2 + 3 + 5 + 5 + 3 points for answers that are all wrong"
 
 
 def test_a_course_folder_that_cannot_be_written_is_a_sentence(tmp_path):

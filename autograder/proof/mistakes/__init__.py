@@ -30,7 +30,7 @@ _INNER = {
 }
 # The message about a Python branch on a traced value.
 CANNOT_BRANCH = r"not known while .* traced.*(jnp\.where|lax\.select)"
-# As a mistake's ``line``: the line that its first edit makes.
+# A mistake's ``line``, if that is the line that its first edit makes.
 EDITED = "the edited line"
 VERDICTS = "true", "misleading", "no line", "inner", "not said", "passes"
 
@@ -88,7 +88,7 @@ class Mistake:
         for old in self.edits:
             if (times := source.count(old)) != 1:
                 raise ValueError(f"{self.name}: {old!r} occurs {times} times in {cell.id}, expected once")
-        return re.sub("|".join(map(re.escape, self.edits)), lambda found: self.edits[found.group()], source)
+        return re.sub("|".join(map(re.escape, self.edits)), lambda match: self.edits[match.group()], source)
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,9 @@ def assess(mistake: Mistake, report: Report) -> Assessment:
     """Assess the message that a learner sees."""
     text = shown(report)
     flat = " ".join(text.split())
-    theirs = {task.name for task in load(mistake.chapter).tasks}
+    function_names = {task.name for task in load(mistake.chapter).tasks}
     lines = [line for line in _lines(report) if line]
-    foreign = [line for line in lines if line.rpartition(":")[0] not in theirs]
+    foreign = [line for line in lines if line.rpartition(":")[0] not in function_names]
     if report.functions[0].verdict == PASS:
         return Assessment(text, "passes")
     if foreign:
@@ -125,11 +125,11 @@ def assess(mistake: Mistake, report: Report) -> Assessment:
     if any(fact.line and fact.kind is Kind.VALUES for fact in report.functions[0].missed):
         return Assessment(text, "misleading", "wrong values point at a line, and no line is to blame")
     never = [mistake.never, "" if "def " in mistake.quoted else rf"\bdef {mistake.function}\("]
-    if found := re.search("|".join(filter(None, never)) or "$^", flat):
-        return Assessment(text, "misleading", f"it says {found.group()!r}")
-    for what, pattern in _INNER.items():
-        if found := re.search(pattern, text):
-            return Assessment(text, "inner", f"{what}: {found.group()[:60]!r}")
+    if match := re.search("|".join(filter(None, never)) or "$^", flat):
+        return Assessment(text, "misleading", f"it says {match.group()!r}")
+    for kind, pattern in _INNER.items():
+        if match := re.search(pattern, text):
+            return Assessment(text, "inner", f"{kind}: {match.group()[:60]!r}")
     if not re.search(mistake.says, flat):
         return Assessment(text, "not said", f"nothing matches {mistake.says!r}")
     texts = [] if report.functions[0].not_started else [_text(mistake, line) for line in lines]

@@ -27,8 +27,8 @@ CHOSEN = [mistake for mistake in MISTAKES if os.environ.get("MESHCRAFT_FULL") or
 
 @pytest.mark.parametrize("mistake", CHOSEN, ids=lambda mistake: f"{mistake.function}: {mistake.name}")
 def test_the_message_is_true_quotes_the_line_and_says_where_to_look(mistake):
-    found = check_message(mistake)
-    assert found.verdict == "true", f"{found.why}\n{found.text}"
+    assessment = check_message(mistake)
+    assert assessment.verdict == "true", f"{assessment.why}\n{assessment.text}"
 
 
 def test_there_are_many_mistakes_of_all_kinds_and_each_is_named_once():

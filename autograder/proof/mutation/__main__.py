@@ -27,7 +27,7 @@ from autograder.proof.mutation.survey import BROKEN, EQUAL, Outcome, ReferenceFa
 from autograder.proof.outcome_log import logged
 from course.curriculum import CHAPTERS, ROOT
 
-# Number of each function's mutations that are judged, of those whose behaviour differs from the solution's.
+# Number of mutations to judge per function, counting only those whose behaviour differs from the solution's.
 WANTED = 42
 
 
@@ -47,7 +47,7 @@ def run(
         chapter: The chapter's name.
         task: Its task.
         wanted: Number of mutations with different behaviour to judge.
-        until: When to stop, by ``time.monotonic``.
+        until: Time to stop at, by ``time.monotonic``.
         again: Judge only those that have survived before.
         progress: Called with the function, the number judged, and the total.
     """
@@ -85,17 +85,17 @@ def report(chapters: list[str]) -> int:
         records = read(chapter)
         judged, killed = sum(r.judged for r in records.values()), sum(r.killed for r in records.values())
         scores.add_row(f"[bold]{chapter}", str(judged), f"{killed / judged:.1%}" if judged else "")
-        for name, one in records.items():
-            kinds = ", ".join(f"{kind} {count}" for kind, count in one.rejected.items())
-            unexplained = len(one.unexplained)
-            explained = len(one.survivors) - unexplained
+        for name, record in records.items():
+            kinds = ", ".join(f"{kind} {count}" for kind, count in record.rejected.items())
+            unexplained = len(record.unexplained)
+            explained = len(record.survivors) - unexplained
             scores.add_row(
-                f"  {name}", str(one.judged), str(one.killed), kinds, f"{explained or ''}", f"{unexplained or ''}"
+                f"  {name}", str(record.judged), str(record.killed), kinds, f"{explained or ''}", f"{unexplained or ''}"
             )
-            problems += [f"{chapter}, {text}" for text in one.unexplained]
+            problems += [f"{chapter}, {text}" for text in record.unexplained]
         missing = [f"{task.name} has no record" for task in load(chapter).tasks if task.name not in records]
-        again = f"make mutation ARGS='--chapter {chapter}'"
-        problems += [f"{chapter}, {text}; run {again}" for text in (*missing, *stale(chapter))]
+        command = f"make mutation ARGS='--chapter {chapter}'"
+        problems += [f"{chapter}, {text}; run {command}" for text in (*missing, *stale(chapter))]
     show(scores, *map(escape, problems))
     return int(bool(problems))
 
@@ -103,10 +103,10 @@ def report(chapters: list[str]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make mutation", description=str(__doc__).split("\n\n")[0])
     parser.add_argument("--chapter", action="append", choices=[entry.name for entry in CHAPTERS], metavar="CHAPTER")
-    parser.add_argument("--function", help="this function alone")
-    parser.add_argument("--mutants", type=int, default=WANTED, help=f"how many are judged of each (default {WANTED})")
-    parser.add_argument("--survivors", action="store_true", help="judge again those that survived, and no others")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long; run it again to go on")
+    parser.add_argument("--function", help="only this function")
+    parser.add_argument("--mutants", type=int, default=WANTED, help=f"how many to judge of each (default {WANTED})")
+    parser.add_argument("--survivors", action="store_true", help="judge again only those that survived")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after this time; run it again to resume")
     parser.add_argument("--report", action="store_true", help="show what is recorded, and judge nothing")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args()
@@ -121,7 +121,7 @@ def main() -> int:
         for chapter, task in () if options.report else tasks:
             try:
                 if not run(chapter, task, options.mutants, until, options.survivors, progress):
-                    complain(f"stopped after {options.seconds:g} s; the same command goes on")
+                    complain(f"stopped after {options.seconds:g} s; the same command resumes")
                     break
             except ReferenceFails as error:
                 complain(error)

@@ -16,7 +16,7 @@ from course.curriculum import CHAPTERS
 
 
 def example(x, valid, axis_name, other_axis):
-    """Of each device's rows, those that are valid."""
+    """An example with a mask, sums and collectives."""
 
     @jax.checkpoint
     def masked(rows):
@@ -46,9 +46,11 @@ def example(x, valid, axis_name, other_axis):
 def test_an_operator_changes_one_place(operator, after):
     module = ModuleType(__name__)
     vars(module)["example"] = example
-    found = [mutation for mutation in mutations(module, "example") if mutation.operator == operator]
-    assert any(after in line for mutation in found for line in mutation.edit), [mutation.edit for mutation in found]
-    assert len({mutation.name for mutation in found}) == len(found)
+    matching = [mutation for mutation in mutations(module, "example") if mutation.operator == operator]
+    assert any(after in line for mutation in matching for line in mutation.edit), [
+        mutation.edit for mutation in matching
+    ]
+    assert len({mutation.name for mutation in matching}) == len(matching)
 
 
 def spread(x):
@@ -94,17 +96,19 @@ def test_a_record_keeps_what_a_person_wrote():
     assert [survivor.why for survivor in record.survivors] == ["It is the same.", ""]
     assert len(record.unexplained) == 1
     rejected = msgspec.structs.replace(outcomes[1], result="values")
-    again = judged_again([outcomes[0], rejected], record)
-    assert (again.rejected, again.judged, again.unexplained) == ({"values": 1}, 2, [])
+    second_record = judged_again([outcomes[0], rejected], record)
+    assert (second_record.rejected, second_record.judged, second_record.unexplained) == ({"values": 1}, 2, [])
 
 
-# The others are not surveyed yet, which `make mutation ARGS=--report` reports for each function.
+# The others are not surveyed yet; `make mutation ARGS=--report` lists their functions.
 SURVEYED = [entry.name for entry in CHAPTERS if path_of(entry.name).exists()]
 
 
 @pytest.mark.parametrize("chapter", SURVEYED)
 def test_every_survivor_is_of_this_solution_and_explained(chapter):
-    again = f"make mutation ARGS='--chapter {chapter}'"
-    assert not stale(chapter), f"run {again}"
-    silent = [one.name for record in read(chapter).values() for one in record.survivors if not one.why]
-    assert not silent, f"write into {chapter}.json why each is no wrong answer, or mend the contract and run {again}"
+    command = f"make mutation ARGS='--chapter {chapter}'"
+    assert not stale(chapter), f"run {command}"
+    silent = [survivor.name for record in read(chapter).values() for survivor in record.survivors if not survivor.why]
+    assert not silent, (
+        f"write into {chapter}.json why each is not a wrong answer, or fix the contract and run {command}"
+    )

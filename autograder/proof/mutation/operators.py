@@ -22,9 +22,9 @@ _SWAPS = """psum pmean, pmax pmin, sum mean, max min, maximum minimum, all any, 
 float32 bfloat16, float16 bfloat16, add subtract, tril triu, softmax log_softmax, exp log, axis_index axis_size"""
 _SWAPPED: dict[str, list[str]] = defaultdict(list)
 for pair in _SWAPS.split(","):
-    one, other = pair.split()
-    _SWAPPED[one].append(other)
-    _SWAPPED[other].append(one)
+    left, right = pair.split()
+    _SWAPPED[left].append(right)
+    _SWAPPED[right].append(left)
 _BINARY = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "%", ast.Mod: "//"}
 _BINARY |= {ast.BitAnd: "|", ast.BitOr: "&", ast.Pow: "*"}
 _COMPARED = {ast.Lt: ("<=", ">"), ast.LtE: ("<", ">="), ast.Gt: (">=", "<"), ast.GtE: (">", "<=")}
@@ -79,17 +79,17 @@ def mutations(module: ModuleType, function: str) -> list[Mutation]:
     """Every change of one module-level function, without those that give the same source; operators alternate."""
     (tree,) = ast.parse(inspect.getsource(getattr(module, function))).body
     assert isinstance(tree, ast.FunctionDef)
-    before, made = ast.unparse(tree), {}
+    before, operator_of = ast.unparse(tree), {}
     for operator, source in _changes(tree):
-        made.setdefault(source, operator)
-    made.pop(before, None)
+        operator_of.setdefault(source, operator)
+    operator_of.pop(before, None)
     by_operator, times = defaultdict(list), Counter()
-    for source, operator in made.items():
+    for source, operator in operator_of.items():
         lines = difflib.unified_diff(before.splitlines(), source.splitlines(), n=0, lineterm="")
         edit = tuple(f"{line[0]} {line[1:].strip()}" for line in lines if line[:2] not in ("--", "++", "@@"))
         times[edit] += 1
-        again = (f"(place {times[edit]})",) if times[edit] > 1 else ()
-        by_operator[operator].append(Mutation(function, operator, (*edit, *again), source))
+        suffix = (f"(place {times[edit]})",) if times[edit] > 1 else ()
+        by_operator[operator].append(Mutation(function, operator, (*edit, *suffix), source))
     for each in by_operator.values():
         each.sort(key=lambda mutation: hashlib.sha256(mutation.name.encode()).digest())
     late = {operator for operator in by_operator if operator in _LAST or operator.endswith(_INSIDE.format(""))}
@@ -124,9 +124,9 @@ def _within(tree: ast.FunctionDef, node: ast.AST, where: Any, key: Any, scope: _
         if isinstance(value, ast.AST):
             yield from _within(tree, value, vars(node), field, scope)
         elif isinstance(value, list):
-            for at, one in enumerate(value):
-                if isinstance(one, ast.AST):
-                    yield from _within(tree, one, value, at, scope)
+            for at, element in enumerate(value):
+                if isinstance(element, ast.AST):
+                    yield from _within(tree, element, value, at, scope)
 
 
 class _Scope:
@@ -202,15 +202,15 @@ class _Scope:
                         yield "shift an index", f"({write(value)})[{shifted}]"
             case ast.Tuple(elts=elts, ctx=ast.Load()) | ast.List(elts=elts, ctx=ast.Load()) if len(
                 elts
-            ) > 1 and not any(isinstance(one, ast.Slice) for one in elts):
-                yield from _sequence(node, [write(one) for one in elts])
+            ) > 1 and not any(isinstance(element, ast.Slice) for element in elts):
+                yield from _sequence(node, [write(element) for element in elts])
 
     def _around(self, value: ast.expr) -> Replacements:
         """Wrap a value, or one element of a tuple, in an operation that preserves its form."""
-        every = (*_AROUND.items(), *((f"needless {name}", text) for name, text in self._sent()), *_LAST.items())
-        for at, one in enumerate(parts := value.elts if isinstance(value, ast.Tuple) else [value]):
-            for operator, around in every:
-                text = f"jax.tree.map(lambda v: {around}, {ast.unparse(one)})"
+        operators = (*_AROUND.items(), *((f"needless {name}", text) for name, text in self._sent()), *_LAST.items())
+        for at, element in enumerate(parts := value.elts if isinstance(value, ast.Tuple) else [value]):
+            for operator, around in operators:
+                text = f"jax.tree.map(lambda v: {around}, {ast.unparse(element)})"
                 texts = [text if other == at else ast.unparse(part) for other, part in enumerate(parts)]
                 yield operator, ", ".join(texts)
 

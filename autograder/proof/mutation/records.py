@@ -72,9 +72,9 @@ def read(chapter: str) -> dict[str, Record]:
 
 def keep(chapter: str, function: str, record: Record) -> None:
     """Put a function's record into the chapter's file."""
-    every = {**read(chapter), function: record}
+    records = {**read(chapter), function: record}
     known = [task.name for task in load(chapter).tasks]
-    plain = {name: msgspec.to_builtins(every[name]) for name in known if name in every}
+    plain = {name: msgspec.to_builtins(records[name]) for name in known if name in records}
     path_of(chapter).write_text(json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -83,8 +83,8 @@ def recorded(outcomes: list[Outcome], possible: int, before: Record | None) -> R
     known = {survivor.name: survivor for survivor in before.survivors} if before else {}
     counts = Counter(outcome.result for outcome in outcomes)
     rejected = {name: n for name, n in sorted(counts.items()) if name not in (BROKEN, EQUAL, SURVIVED)}
-    left = [outcome for outcome in outcomes if outcome.result == SURVIVED]
-    survivors = tuple(known.get(one.name, Survivor(one.function, one.edit)) for one in left)
+    surviving = [outcome for outcome in outcomes if outcome.result == SURVIVED]
+    survivors = tuple(known.get(outcome.name, Survivor(outcome.function, outcome.edit)) for outcome in surviving)
     return Record(possible, counts[BROKEN], counts[EQUAL], rejected, survivors)
 
 
@@ -104,5 +104,5 @@ def stale(chapter: str) -> list[str]:
             function = getattr(module, survivor.function, None)
             code = {line.strip() for line in normalised(function).splitlines()} if function else set()
             if any(line.startswith("- ") and line[2:] not in code for line in survivor.edit):
-                problems.append(f"{name} has other code by now than this survivor: {survivor.name}")
+                problems.append(f"{name}'s code has changed since this survivor was recorded: {survivor.name}")
     return problems

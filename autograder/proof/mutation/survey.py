@@ -59,14 +59,14 @@ def mutations_of(chapter: str, task: Task) -> list[Mutation]:
 
 
 def _called(module: ModuleType, function: str) -> list[str]:
-    """The functions of the same module that one calls, and that those call."""
-    found = [function]
-    for name in found:
+    """The functions of the same module that a function calls, directly or indirectly."""
+    names = [function]
+    for name in names:
         for other in _names(getattr(module, name).__code__):
             value = getattr(module, other, None)
-            if inspect.isfunction(value) and value.__module__ == module.__name__ and other not in found:
-                found.append(other)
-    return found[1:]
+            if inspect.isfunction(value) and value.__module__ == module.__name__ and other not in names:
+                names.append(other)
+    return names[1:]
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -82,7 +82,7 @@ class _Rejected(Exception):
 
 @dataclass(frozen=True)
 class Judged:
-    """The judgement of one task's answers, as in official grading, which stops at the first failed fact.
+    """Judges one task's answers as in official grading, but stops at the first failed fact.
 
     ``wanted`` has the solution's programs by case. ``silent`` has, by stage, the uninformative facts: those
     that fail for the solution too, such as one about gradients on a case without any.
@@ -104,13 +104,13 @@ class Judged:
         planned = replace(planned, official=False)  # so that inputs and oracles are reused
         module = importlib.import_module(f"solutions.{chapter}")
         try:
-            wanted = {case.name: _program(task, getattr(module, task.name), case) for case in planned.traced}
-            failed = [_failed(stage, wanted) for stage in _stages(planned)]
+            programs = {case.name: _program(task, getattr(module, task.name), case) for case in planned.traced}
+            failed = [_failed(stage, programs) for stage in _stages(planned)]
             if failed[-1]:
                 raise _Rejected(*failed[-1].popitem())
         except _Rejected as error:
             raise ReferenceFails(f"the solution of {task.name} is rejected: {': '.join(error.args)}") from None
-        return cls(planned, module, wanted, tuple(map(frozenset, failed)))
+        return cls(planned, module, programs, tuple(map(frozenset, failed)))
 
     def outcome(self, mutation: Mutation) -> Outcome:
         """Judge one mutation."""

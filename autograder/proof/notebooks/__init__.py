@@ -62,8 +62,8 @@ def _row(text: str) -> Row:
     if not any(f"{TASK} =" in source or f"def {TASK}" in source or "ANSWER\n" in source for _, source in cells):
         cells.append((TASK, "ANSWER\n"))
     cells.append((f"check-{TASK}", CHECK))
-    found = [Cell(word or f"cell-{number}", _whole(source)) for number, (word, source) in enumerate(cells)]
-    return Row(name, verdict or "pass", tuple(found))
+    row_cells = [Cell(word or f"cell-{number}", _whole(source)) for number, (word, source) in enumerate(cells)]
+    return Row(name, verdict or "pass", tuple(row_cells))
 
 
 def _whole(source: str) -> str:

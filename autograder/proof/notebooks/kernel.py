@@ -29,14 +29,14 @@ def run(header: dict[str, Any]) -> bytes:
     function = shell.user_ns.get(task.name)
     cases = [from_plain(case, task.wrapping.sizes) for case in header["cases"]]
     missing = Problem("student_error", f"no function {task.name} in the kernel")
-    found = trace_cases(task, function, cases, lambda _: None) if callable(function) else missing
-    answer = io.BytesIO()
-    if isinstance(found, Problem):
-        wire.write(answer, {"problem": found.to_json()})
+    traced = trace_cases(task, function, cases, lambda _: None) if callable(function) else missing
+    response = io.BytesIO()
+    if isinstance(traced, Problem):
+        wire.write(response, {"problem": traced.to_json()})
     else:
-        programs = found.serialised()
-        wire.write(answer, {"cases": list(programs), "line": found.line}, list(programs.values()))
-    return answer.getvalue()
+        programs = traced.serialised()
+        wire.write(response, {"cases": list(programs), "line": traced.line}, list(programs.values()))
+    return response.getvalue()
 
 
 async def _run_cells(shell: InteractiveShell, sources: list[str]) -> None:

@@ -116,30 +116,34 @@ def test_an_end_that_comes_between_two_steps_of_the_event_loop_is_an_end(monkeyp
     ],
 )
 def test_what_a_function_needs(sources, wanted):
-    found = needed(read_statements(cells(*sources)), ["f"])
-    assert wanted <= found and found - wanted <= {number for number, s in enumerate(sources) if s.startswith("b = a")}
+    needed_numbers = needed(read_statements(cells(*sources)), ["f"])
+    assert wanted <= needed_numbers and needed_numbers - wanted <= {
+        number for number, s in enumerate(sources) if s.startswith("b = a")
+    }
 
 
 @pytest.mark.parametrize("chapter", [entry.name for entry in CHAPTERS])
 def test_the_lab_of_a_release_is_known_and_no_function_needs_it(chapter):
     own = running.lab_statements(lab_code(chapter))
-    read = read_statements(read_notebook(ROOT / "exercises" / chapter / f"{chapter}.ipynb").cells)
-    there = {number for number, one in enumerate(read) if one.node and ast.dump(one.node) in own}
-    assert {ast.dump(one.node) for one in read if one.node} >= own
+    statements = read_statements(read_notebook(ROOT / "exercises" / chapter / f"{chapter}.ipynb").cells)
+    lab_numbers = {
+        number for number, statement in enumerate(statements) if statement.node and ast.dump(statement.node) in own
+    }
+    assert {ast.dump(statement.node) for statement in statements if statement.node} >= own
     for task in load(chapter).tasks:
-        assert not needed(read, [task.name]) & there, task.name
+        assert not needed(statements, [task.name]) & lab_numbers, task.name
 
 
 @pytest.mark.parametrize("theirs", ["def helper(a, b): return 2", "class helper: pass", "helper = 3", "import helper"])
 def test_the_lab_rebinds_no_name_of_the_learners(theirs):
-    def found(*sources):
+    def value_of_f(*sources):
         ran = run_cells(cells(*sources, "def f(): return helper()"), ["f"], lab=(theirs,))
         return ran.namespace["f"]()
 
     mine = "def helper(): return 1"
-    assert found(mine, theirs) == found(theirs, mine) == found(mine, theirs, "x = 2") == 1
+    assert value_of_f(mine, theirs) == value_of_f(theirs, mine) == value_of_f(mine, theirs, "x = 2") == 1
     with pytest.raises((TypeError, NameError, AssertionError)):
-        assert found(theirs) == 1
+        assert value_of_f(theirs) == 1
 
 
 def test_an_earlier_edition_of_the_lab_is_no_cause_of_a_wrong_function():
@@ -177,17 +181,17 @@ def test_a_repeated_cell_id_points_at_its_own_line():
 
 
 def test_a_missing_name_quotes_the_statement_that_should_have_bound_it(official):
-    found = official("\nONE = math.sqrt(-1)", ANSWER)
-    assert isinstance(found, Problem) and found.verdict == "student_error"
-    assert "(before it, `ONE = math.sqrt(-1)` (cell-1:2) failed with ValueError: math domain error)" in found.message
+    outcome = official("\nONE = math.sqrt(-1)", ANSWER)
+    assert isinstance(outcome, Problem) and outcome.verdict == "student_error"
+    assert "(before it, `ONE = math.sqrt(-1)` (cell-1:2) failed with ValueError: math domain error)" in outcome.message
     missing = official(ANSWER)
     assert isinstance(missing, Problem) and "no cell of the notebook defines ONE" in missing.message
-    assert "autograder.check" not in found.message + missing.message
+    assert "autograder.check" not in outcome.message + missing.message
 
 
 def test_a_mistake_is_not_blamed_on_a_cell_that_comes_after_it(official):
-    found = official("def ring_all_gather(x, axis_name:\n    pass", "check(ring_all_gather)")
-    assert isinstance(found, Problem) and "SyntaxError" in found.message and "before it" not in found.message
+    outcome = official("def ring_all_gather(x, axis_name:\n    pass", "check(ring_all_gather)")
+    assert isinstance(outcome, Problem) and "SyntaxError" in outcome.message and "before it" not in outcome.message
 
 
 def test_a_byte_order_mark_is_no_mistake(official):
@@ -209,9 +213,9 @@ def test_a_mistake_after_which_statements_were_left_out_is_still_told():
     "odd", ["f.__wrapped__ = f", "class Odd:\n    def __getattr__(self, name):\n        while True: pass\nf = Odd()"]
 )
 def test_a_function_that_wraps_itself_or_never_answers_gets_an_ordinary_verdict(official, odd):
-    found = official(f"def f(x, axis_name): return x\n{odd}\n{TASK} = f")
-    assert isinstance(found, Traced) or found.verdict in ("student_error", "fail", "limit_exceeded")
-    assert not isinstance(found, Problem) or "last words" not in found.message
+    outcome = official(f"def f(x, axis_name): return x\n{odd}\n{TASK} = f")
+    assert isinstance(outcome, Traced) or outcome.verdict in ("student_error", "fail", "limit_exceeded")
+    assert not isinstance(outcome, Problem) or "last words" not in outcome.message
 
 
 def test_local_limits_are_wider():

@@ -33,10 +33,10 @@ def looks():
         "file": local_tracer(CHAPTER, 60),
     }
 
-    def look(way, cells):
-        limits = LIMITS if way == "official" else LOCAL
+    def look(method, cells):
+        limits = LIMITS if method == "official" else LOCAL
         request = trace_request(CHAPTER, CONTRACT, Notebook(cells, ""), [CASE], limits)
-        return traced_by(workers[way], request)
+        return traced_by(workers[method], request)
 
     for worker in workers.values():
         worker.start_early()
@@ -54,14 +54,14 @@ def is_right(looks):
         if same(program, known.programs[CASE.name]) and program is not known.programs[CASE.name]:
             return True
         planned = plan(CHAPTER, CONTRACT).first
-        found = _run(planned, CASE, {CASE.name: program.serialise()}, "", executor().ask)
-        return all(np.array_equal(found.measured[name], wanted) for name, wanted in found.expected.items())
+        evidence = _run(planned, CASE, {CASE.name: program.serialise()}, "", executor().ask)
+        return all(np.array_equal(evidence.measured[name], expected) for name, expected in evidence.expected.items())
 
     assert right(known.programs[CASE.name])
     return right
 
 
-# Lines that once lost all points come first; a plain run checks every third of the others.
+# Rows that once lost all points come first; a plain run checks every sixth of the others.
 CHOSEN = ROWS if FULL else [*ROWS[:28], *ROWS[28::6]]
 
 
@@ -71,16 +71,16 @@ def test_there_are_about_two_hundred_ways_and_each_has_a_name_of_its_own():
 
 @pytest.mark.parametrize("row", CHOSEN, ids=[row.name for row in CHOSEN])
 def test_kernel_file_and_official_grade_give_the_same(looks, is_right, row):
-    ways = ("kernel", "official", "file") if FULL or ROWS.index(row) % 8 == 0 else ("kernel", "official")
+    methods = ("kernel", "official", "file") if FULL or ROWS.index(row) % 8 == 0 else ("kernel", "official")
     with ThreadPoolExecutor() as pool:
-        found = dict(zip(ways, pool.map(lambda way: looks(way, row.cells), ways), strict=True))
-    official = found["official"]
+        traces = dict(zip(methods, pool.map(lambda method: looks(method, row.cells), methods), strict=True))
+    official = traces["official"]
     if isinstance(official, Problem):
         assert official.verdict == row.verdict, official
-        assert {one.verdict for one in found.values() if isinstance(one, Problem)} == {row.verdict}, found
-        assert all(isinstance(one, Problem) for one in found.values()), found
+        assert {trace.verdict for trace in traces.values() if isinstance(trace, Problem)} == {row.verdict}, traces
+        assert all(isinstance(trace, Problem) for trace in traces.values()), traces
         return
-    for way, one in found.items():
-        assert not isinstance(one, Problem), (way, one)
-        assert same(one.programs[CASE.name], official.programs[CASE.name]), way
+    for method, trace in traces.items():
+        assert not isinstance(trace, Problem), (method, trace)
+        assert same(trace.programs[CASE.name], official.programs[CASE.name]), method
     assert is_right(official.programs[CASE.name]) == (row.verdict == PASS)

@@ -21,23 +21,23 @@ def disagreement(cpu: Module, cuda: Module) -> str:
         ProgramError: A trip count or a branch cannot be resolved.
     """
     ours, theirs = costs(cpu), costs(cuda)
-    found = [
+    differences = [
         f"{kind} over {','.join(axes)} of {size:,} bytes {dtype}: {counts}"
         for (kind, axes, dtype, size), counts in _differences(_sent(ours), _sent(theirs))
     ]
-    found += [
+    differences += [
         f"products of {left[1]}{list(left[0])} and {right[1]}{list(right[0])} written: {counts}"
         for (left, right), counts in _differences(_products(cpu), _products(cuda))
     ]
-    if not found and ours.flops != theirs.flops:
-        found = [f"FLOPs of matrix products: {ours.flops:,.0f} for CPUs, {theirs.flops:,.0f} for GPUs"]
-    return "; ".join(found)
+    if not differences and ours.flops != theirs.flops:
+        differences = [f"FLOPs of matrix products: {ours.flops:,.0f} for CPUs, {theirs.flops:,.0f} for GPUs"]
+    return "; ".join(differences)
 
 
-def _sent(found: Costs) -> Counter[Any]:
+def _sent(module_costs: Costs) -> Counter[Any]:
     """Execution counts of collectives, by their properties."""
     counts: Counter[Any] = Counter()
-    for c in found.collectives:
+    for c in module_costs.collectives:
         counts[c.kind, c.axes, c.dtype, c.operand_bytes] += c.count
     return counts
 

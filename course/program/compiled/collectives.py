@@ -49,7 +49,7 @@ def collectives(schedule: Schedule, mesh: dict[str, int]) -> tuple[GpuCollective
     Raises:
         ProgramError: Its groups are not axes of the mesh, or a loop's trip count is unknown.
     """
-    found: Counter[GpuCollective] = Counter()
+    counts: Counter[GpuCollective] = Counter()
     for computation, instruction, trips, in_loop in walk(schedule):
         kind = schedule.collective_kind(instruction)
         op = as_op(schedule, computation, instruction, mesh) if kind else None
@@ -62,7 +62,7 @@ def collectives(schedule: Schedule, mesh: dict[str, int]) -> tuple[GpuCollective
             order = computation.instructions
             between = order[order.index(instruction) + 1 : order.index(done)]
             spans = any(schedule.is_matmul(other) for other in between)
-        found[
+        counts[
             GpuCollective(
                 kind,
                 groups.axes,
@@ -75,7 +75,7 @@ def collectives(schedule: Schedule, mesh: dict[str, int]) -> tuple[GpuCollective
                 instruction.line,
             )
         ] += trips
-    return tuple(replace(collective, count=count) for collective, count in found.items())
+    return tuple(replace(collective, count=count) for collective, count in counts.items())
 
 
 def done_of(computation: Computation, start: Instruction) -> Instruction | None:
@@ -94,15 +94,15 @@ def as_op(schedule: Schedule, computation: Computation, instruction: Instruction
     else:
         attributes = {"replica_groups": replica_groups(inner, num_devices)}
     operands = [array for name in instruction.operands for array in computation.by_name[name].results]
-    given, results = (
+    operand_values, results = (
         [Value(array.shape, array.dtype, array.bits) for array in arrays]
         for arrays in (operands, (done or instruction).results)
     )
-    return Op(kind, given, results, attributes, [], instruction.line)
+    return Op(kind, operand_values, results, attributes, [], instruction.line)
 
 
 def transfer(op: Op, mesh: dict[str, int], machine: Machine) -> Instance | None:
-    """The collective as a network transfer, for the slowest group; None if nobody sends anything."""
+    """The collective as a network transfer, for the slowest group; None if no device sends anything."""
     groups = groups_of(op, mesh)
-    each = [collective_transfer(op, groups, group, (0,), machine) for group in groups.groups]
-    return max(each, key=lambda one: one.latency + one.wire_bytes / one.rate, default=None)
+    transfers = [collective_transfer(op, groups, group, (0,), machine) for group in groups.groups]
+    return max(transfers, key=lambda instance: instance.latency + instance.wire_bytes / instance.rate, default=None)

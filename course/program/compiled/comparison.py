@@ -65,7 +65,7 @@ def predicted(found: Timeline, memory: Memory) -> Side:
 def compiled(report: GpuReport, machine: Machine) -> Side:
     """Figures from the compiled schedule; ``machine`` is the report's."""
     assert report.schedule is not None
-    kernels = [(found, work, trips) for found, work, trips in _kernels(report.schedule) if work.bytes]
+    kernels = [(instruction, work, trips) for instruction, work, trips in _kernels(report.schedule) if work.bytes]
     return Side(
         sum(trips for *_, trips in kernels),
         report.replay.matmul,
@@ -80,7 +80,9 @@ def compiled(report: GpuReport, machine: Machine) -> Side:
 
 def copying(schedule: Schedule, machine: Machine) -> float:
     """Seconds of a compiled schedule's kernels that only copy."""
-    return sum(trips * work.seconds(machine) for found, work, trips in _kernels(schedule) if found.opcode == "copy")
+    return sum(
+        trips * work.seconds(machine) for instruction, work, trips in _kernels(schedule) if instruction.opcode == "copy"
+    )
 
 
 def _kernels(schedule: Schedule) -> Iterator[tuple[Instruction, Work, int]]:

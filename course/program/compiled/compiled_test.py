@@ -82,28 +82,28 @@ def reports():
 
 @needs_aot
 def test_ring_overlaps_every_permute_and_needs_half_the_temporaries(reports):
-    found = reports[0]
-    (permute,) = found.collectives
+    report = reports[0]
+    (permute,) = report.collectives
     assert (permute.kind, permute.axes, permute.count) == ("collective_permute", ("data",), 7)
     assert permute.asynchronous and permute.spans_matmul and permute.operand_bytes == 4 * MIB
     assert permute.line == f"here:{ring.__code__.co_firstlineno + 6}"
-    assert found.coverage == 1.0
-    assert found.memory.temporaries == pytest.approx(16 * MIB, rel=0.001)
+    assert report.coverage == 1.0
+    assert report.memory.temporaries == pytest.approx(16 * MIB, rel=0.001)
 
 
 @needs_aot
 def test_plain_gather_is_one_synchronous_collective(reports):
-    found = reports[1]
-    (gather,) = found.collectives
+    report = reports[1]
+    (gather,) = report.collectives
     assert (gather.kind, gather.count, gather.asynchronous, gather.spans_matmul) == ("all_gather", 1, False, False)
-    assert found.coverage == 0.0 and found.coverage_in_loops is None
-    assert found.memory.temporaries == pytest.approx(32 * MIB, rel=0.001)
-    assert found.memory.peak == found.memory.temporaries + (4 + 16 + 16) * MIB
+    assert report.coverage == 0.0 and report.coverage_in_loops is None
+    assert report.memory.temporaries == pytest.approx(32 * MIB, rel=0.001)
+    assert report.memory.peak == report.memory.temporaries + (4 + 16 + 16) * MIB
 
 
 @needs_aot
 def test_replay_exposes_the_plain_gather_and_not_the_ring(reports):
-    overlapped, plain = (found.replay for found in reports[:2])
+    overlapped, plain = (report.replay for report in reports[:2])
     assert sum(overlapped.exposed.values()) < 0.1 * sum(plain.exposed.values())
     assert overlapped.matmul == pytest.approx(plain.matmul, rel=0.1)
     assert overlapped.seconds < 0.75 * plain.seconds
@@ -117,10 +117,10 @@ def test_collective_in_a_loop_is_counted_once_a_trip(reports):
 
 @needs_aot
 def test_report_survives_json_and_records_what_it_was_compiled_with(reports):
-    for found in reports:
-        again = json.loads(json.dumps(found.to_json()))
-        again = msgspec.convert({**again, "mesh": dict(again["mesh"])}, GpuReport)
-        assert again == replace(found, schedule=None)
+    for report in reports:
+        loaded = json.loads(json.dumps(report.to_json()))
+        loaded = msgspec.convert({**loaded, "mesh": dict(loaded["mesh"])}, GpuReport)
+        assert loaded == replace(report, schedule=None)
     assert reports[0].flags == {"xla_gpu_dot_merger_threshold_mb": 0}
     assert reports[0].versions == {"jax": jax.__version__, "plugin": JAXLIB}
     assert reports[0].machine == "8xH100"
@@ -128,9 +128,9 @@ def test_report_survives_json_and_records_what_it_was_compiled_with(reports):
 
 @needs_aot
 def test_donated_input_is_aliased_and_counted_once(reports):
-    found = reports[3].memory
-    assert found.aliased == found.outputs == 64 * 64 * 4 / 8
-    assert found.peak == found.temporaries + found.arguments
+    memory = reports[3].memory
+    assert memory.aliased == memory.outputs == 64 * 64 * 4 / 8
+    assert memory.peak == memory.temporaries + memory.arguments
 
 
 @needs_aot

@@ -44,8 +44,8 @@ def replica_groups(instruction: Instruction, num_devices: int) -> list[list[int]
 
 def source_target_pairs(instruction: Instruction) -> list[list[int]]:
     """Source and target of each edge of a permute."""
-    found = re.search("source_target_pairs=" + _LISTED, instruction.text)
-    return _rows(found[1]) if found else []
+    pairs = re.search("source_target_pairs=" + _LISTED, instruction.text)
+    return _rows(pairs[1]) if pairs else []
 
 
 def _by_axes(mesh: str, chosen: str, source: list[int], order: list[int]) -> list[list[int]]:

@@ -4,8 +4,8 @@ The complete rules:
 
 - A matrix product (a dot, a library call, a fusion with one inside) is charged its FLOPs or its memory traffic,
   whichever takes longer: ``Machine.matmul_seconds``. Every other kernel: ``Machine.kernel_seconds``.
-- A kernel's traffic is the bytes it reads of its operands and writes of its results. A slice inside a fusion reads
-  only the slice, not the whole array; an update of a slice writes the update, in place.
+- A kernel's traffic is the bytes of its operands that it reads and of its results that it writes. A slice inside a
+  fusion reads only the slice, not the whole array; an update of a slice writes the update, in place.
 - Tuples, bitcasts, constants and the like are free.
 """
 
@@ -61,25 +61,25 @@ def work_of(schedule: Schedule, computation: Computation, instruction: Instructi
     if instruction.opcode in _FREE or instruction.opcode.endswith("-done"):
         return NOTHING
     operands = [computation.by_name[name] for name in instruction.operands]
-    given = [sum(array.bytes for array in operand.results) for operand in operands]
+    operand_bytes = [sum(array.bytes for array in operand.results) for operand in operands]
     if instruction.opcode == "fusion" or instruction.opcode == "async-start":
         inner = schedule.computations[instruction.calls[0]]
         flops, dtype, operations = _arithmetic(schedule, inner)
-        return Work(flops, dtype, _read(schedule, inner, given) + _written(inner), operations)
+        return Work(flops, dtype, _read(schedule, inner, operand_bytes) + _written(inner), operations)
     if instruction.opcode == "dot" or instruction.target in GEMMS:
         flops = matmul_flops(instruction, operands[0].results[0])
         results = [array for array in instruction.results if array.dtype != "s8"]  # a library's workspace is in s8
-        size = sum(given) + sum(array.bytes for array in results or instruction.results)
+        size = sum(operand_bytes) + sum(array.bytes for array in results or instruction.results)
         return Work(flops, operands[0].results[0].dtype, float(size), 0.0)
     if instruction.target.startswith(CONVOLUTIONS):
         flops = convolution_flops(instruction, [operand.results[0] for operand in operands])
-        return Work(flops, operands[0].results[0].dtype, float(sum(given) + instruction.results[0].bytes), 0.0)
-    written = float(sum(array.bytes for array in instruction.results))
+        return Work(flops, operands[0].results[0].dtype, float(sum(operand_bytes) + instruction.results[0].bytes), 0.0)
+    written_bytes = float(sum(array.bytes for array in instruction.results))
     if instruction.opcode in _SLICES:
-        return Work(0.0, "", 2 * written, 0.0)
+        return Work(0.0, "", 2 * written_bytes, 0.0)
     if instruction.opcode == "dynamic-update-slice":
-        return Work(0.0, "", 2.0 * given[1], 0.0)
-    return Work(0.0, "", sum(given) + written, _operations(instruction, operands))
+        return Work(0.0, "", 2.0 * operand_bytes[1], 0.0)
+    return Work(0.0, "", sum(operand_bytes) + written_bytes, _operations(instruction, operands))
 
 
 def matmul_flops(instruction: Instruction, left: Array) -> float:
@@ -90,11 +90,11 @@ def matmul_flops(instruction: Instruction, left: Array) -> float:
 
 def convolution_flops(instruction: Instruction, operands: list[Array]) -> float:
     """FLOPs of a library's convolution or its gradient: ``2 x (its output's elements) x (the kernel's for each)``."""
-    made, labels = instruction.results[0], re.search(r"dim_labels=\w+_(\w+)->", instruction.text)
+    result, labels = instruction.results[0], re.search(r"dim_labels=\w+_(\w+)->", instruction.text)
     if instruction.target.endswith("BackwardFilter"):
-        output, kernel = operands[1], made
+        output, kernel = operands[1], result
     else:
-        output, kernel = (operands[0] if instruction.target.endswith("BackwardInput") else made), operands[1]
+        output, kernel = (operands[0] if instruction.target.endswith("BackwardInput") else result), operands[1]
     features = kernel.shape[labels[1].index("o")] if labels else 1
     return 2.0 * output.elements * kernel.elements / max(1, features)
 
@@ -122,13 +122,13 @@ def _operations(instruction: Instruction, operands: list[Instruction]) -> float:
     return float(sized.results[0].elements)
 
 
-def _read(schedule: Schedule, computation: Computation, given: list[int]) -> float:
+def _read(schedule: Schedule, computation: Computation, operand_bytes: list[int]) -> float:
     """Bytes that a fusion reads, from the bytes of its operands."""
     shares = _shares(schedule, computation)
     total = 0.0
     for instruction in computation.instructions:
         if instruction.opcode == "parameter":
-            total += given[instruction.number] * shares.get(instruction.name, 0.0)
+            total += operand_bytes[instruction.number] * shares.get(instruction.name, 0.0)
     return total
 
 
@@ -160,23 +160,23 @@ def _nested_shares(schedule: Schedule, instruction: Instruction) -> dict[int, fl
 
 def _in_place(computation: Computation, update: Instruction) -> bool:
     """Check that an update of a slice is the fusion's result, which then reuses the operand's buffer."""
-    return update.name in {found.name for found in _given(computation, computation.root)}
+    return update.name in {producer.name for producer in _producers(computation, computation.root)}
 
 
-def _given(computation: Computation, instruction: Instruction) -> list[Instruction]:
+def _producers(computation: Computation, instruction: Instruction) -> list[Instruction]:
     """The instructions that compute the result of ``instruction``, through tuples and bitcasts."""
     if instruction.opcode == "tuple":
-        return [i for name in instruction.operands for i in _given(computation, computation.by_name[name])]
+        return [i for name in instruction.operands for i in _producers(computation, computation.by_name[name])]
     if instruction.opcode in ("bitcast", "reshape"):
-        return _given(computation, computation.by_name[instruction.operands[0]])
+        return _producers(computation, computation.by_name[instruction.operands[0]])
     return [instruction]
 
 
 def _written(computation: Computation) -> float:
     """Bytes that a fusion writes."""
     total = 0.0
-    for found in _given(computation, computation.root):
-        updated = found.opcode == "dynamic-update-slice"
-        results = computation.by_name[found.operands[1]].results if updated else found.results
+    for producer in _producers(computation, computation.root):
+        updated = producer.opcode == "dynamic-update-slice"
+        results = computation.by_name[producer.operands[1]].results if updated else producer.results
         total += sum(array.bytes for array in results)
     return total

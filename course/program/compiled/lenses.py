@@ -48,6 +48,8 @@ def _costs(schedule: Schedule, mesh: dict[str, int]) -> Costs:
 
 
 def _timeline(schedule: Schedule, mesh: dict[str, int], machine: Machine) -> Timeline:
-    found = replay(schedule, mesh, machine, bars=True)
-    device = DeviceTime(0, tuple(range(math.prod(mesh.values()))), found.seconds, found.busy, 0.0, found.exposed)
-    return Timeline(machine.name, dict(mesh), found.seconds, (device,), (), found.bars)
+    replayed = replay(schedule, mesh, machine, bars=True)
+    device = DeviceTime(
+        0, tuple(range(math.prod(mesh.values()))), replayed.seconds, replayed.busy, 0.0, replayed.exposed
+    )
+    return Timeline(machine.name, dict(mesh), replayed.seconds, (device,), (), replayed.bars)

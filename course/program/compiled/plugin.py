@@ -1,7 +1,7 @@
 """Location of the deviceless GPU compiler: the packages of the extra ``aot``, in a separate folder or in this venv.
 
-Installed with the course's packages, the plugin makes every ``import jax`` write to stderr, so a folder that only
-the compiled analysis's process sees is preferable: ``MESHCRAFT_AOT``, or ``aot`` inside the virtual environment.
+If it is installed with the course's packages, the plugin makes every ``import jax`` write to stderr, so a folder that
+only the compiled analysis's process sees is preferable: ``MESHCRAFT_AOT``, or ``aot`` inside the virtual environment.
 """
 
 from __future__ import annotations
@@ -70,17 +70,25 @@ def install_command() -> str:
 
 
 def _install() -> list[str]:
-    wanted = [f"{package}=={jaxlib.__version__}" if package in VERSIONED else package for package in PACKAGES]
+    requirements = [f"{package}=={jaxlib.__version__}" if package in VERSIONED else package for package in PACKAGES]
     options = ["--quiet", "--disable-pip-version-check", "--upgrade", "--no-deps", "--target", str(own_folder())]
     pins = Path(__file__).parents[3] / "constraints.txt"
-    return [sys.executable, "-m", "pip", "install", *options, *(["-c", str(pins)] if pins.exists() else []), *wanted]
+    return [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        *options,
+        *(["-c", str(pins)] if pins.exists() else []),
+        *requirements,
+    ]
 
 
 def main() -> int:
     """Install the packages unless they are present; if that is impossible, print why and continue without them."""
     try:
-        found = find_plugin()
-        print(f"XLA's GPU compiler {found.versions[PACKAGES[0]]} is in {found.folder or 'this environment'}")
+        plugin = find_plugin()
+        print(f"XLA's GPU compiler {plugin.versions[PACKAGES[0]]} is in {plugin.folder or 'this environment'}")
         return 0
     except AotMissing as error:
         if "not installed" not in str(error) and "Install it again" not in str(error):
@@ -96,11 +104,11 @@ def main() -> int:
 
 def _versions(folder: Path | None) -> dict[str, str]:
     """Versions of the installed packages."""
-    found = {}
+    versions = {}
     for package in PACKAGES:
         for distribution in distributions(name=package, path=[str(folder)] if folder else sys.path):
-            found.setdefault(package, distribution.version)
-    return found
+            versions.setdefault(package, distribution.version)
+    return versions
 
 
 def _check_versions(versions: dict[str, str]) -> None:

@@ -75,8 +75,8 @@ def replay(schedule: Schedule, mesh: dict[str, int], machine: Machine, *, bars: 
 
     resume(None)
     device.network.run()
-    found = tuple(sorted(device.bars, key=lambda bar: (bar.start, bar.stream)))
-    return Replay(machine.name, ended[0], device.busy, device.matmul, dict(sorted(device.exposed.items())), found)
+    sorted_bars = tuple(sorted(device.bars, key=lambda bar: (bar.start, bar.stream)))
+    return Replay(machine.name, ended[0], device.busy, device.matmul, dict(sorted(device.exposed.items())), sorted_bars)
 
 
 class _Device:
@@ -138,7 +138,7 @@ class _Device:
         return now
 
     def _transfer(self, computation: Computation, instruction: Instruction) -> Instance | None:
-        """A new execution of a collective; None if nobody sends anything."""
+        """A new execution of a collective; None if no device sends anything."""
         if instruction.name not in self._transfers:
             op = as_op(self.schedule, computation, instruction, self.mesh)
             self._transfers[instruction.name] = transfer(op, self.mesh, self.machine)
@@ -162,9 +162,11 @@ class _Device:
         self.busy += seconds
         self.matmul += seconds if work.flops else 0.0
         if self.keep_bars and seconds:
-            first, what = instruction.results[0], (instruction.opcode, instruction.line)
+            first, kind_and_line = instruction.results[0], (instruction.opcode, instruction.line)
             done = now + seconds
-            self.bars.append(Bar(0, "compute", now, done, *what, first.shape, first.dtype, work.flops, work.bytes))
+            self.bars.append(
+                Bar(0, "compute", now, done, *kind_and_line, first.shape, first.dtype, work.flops, work.bytes)
+            )
         return now + seconds
 
     def alone(self, name: str) -> tuple[float, float, float]:
@@ -177,7 +179,7 @@ class _Device:
             if instruction.opcode in CONTAINERS:
                 trips = instruction.trips if instruction.opcode == "while" else 1
                 bodies = (instruction.called("body"),) if instruction.opcode == "while" else instruction.calls
-                inner = max((self.alone(body) for body in bodies), key=lambda found: found[0] + found[2])
+                inner = max((self.alone(body) for body in bodies), key=lambda totals: totals[0] + totals[2])
                 seconds, matmul, sent = (a + trips * b for a, b in zip((seconds, matmul, sent), inner, strict=True))
             elif self.schedule.collective_kind(instruction):
                 instance = self._transfer(computation, instruction)

@@ -210,6 +210,6 @@ def _report(
     )
 
 
-def _coverage(found: Sequence[GpuCollective]) -> float | None:
-    total = sum(c.count for c in found)
-    return sum(c.count for c in found if c.spans_matmul) / total if total else None
+def _coverage(gpu_collectives: Sequence[GpuCollective]) -> float | None:
+    total = sum(c.count for c in gpu_collectives)
+    return sum(c.count for c in gpu_collectives if c.spans_matmul) / total if total else None

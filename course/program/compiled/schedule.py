@@ -78,10 +78,10 @@ class Instruction:
 
     def called(self, role: str) -> str:
         """The computation named by attribute ``role``, for example ``body``."""
-        found = re.search(rf"\b{role}=%([\w.\-]+)", self.text)
-        if not found:
+        match = re.search(rf"\b{role}=%([\w.\-]+)", self.text)
+        if not match:
             raise ProgramError(f"the compiled schedule's {self.name} names no {role}; this XLA writes another form")
-        return found[1]
+        return match[1]
 
     @cached_property
     def trips(self) -> int:
@@ -90,14 +90,14 @@ class Instruction:
         Raises:
             ProgramError: The compiler does not know.
         """
-        found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', self.text)
-        if not found:
+        match = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', self.text)
+        if not match:
             raise ProgramError(
                 f"the compiler does not know how often {self.name} runs, so its time cannot be known; use lax.scan or "
                 "a fori_loop with fixed bounds",
                 self.line,
             )
-        return int(found[1])
+        return int(match[1])
 
     @cached_property
     def is_sync(self) -> bool:
@@ -111,13 +111,13 @@ class Instruction:
 
     @cached_property
     def target(self) -> str:
-        found = re.search(r'custom_call_target="([^"]+)"', self.text)
-        return found[1] if found else ""
+        match = re.search(r'custom_call_target="([^"]+)"', self.text)
+        return match[1] if match else ""
 
     def dims(self, key: str) -> tuple[int, ...]:
         """Dims such as ``lhs_contracting``: ``..._dims={1}`` on a dot, ``..._dimensions":["1"]`` in a library call."""
-        found = re.search(rf'\b{key}_dim(?:s=\{{([\d,]*)\}}|ensions":\[([\d",]*)\])', self.text)
-        return tuple(int(dim) for dim in re.findall(r"\d+", found[1] or found[2] or "")) if found else ()
+        match = re.search(rf'\b{key}_dim(?:s=\{{([\d,]*)\}}|ensions":\[([\d",]*)\])', self.text)
+        return tuple(int(dim) for dim in re.findall(r"\d+", match[1] or match[2] or "")) if match else ()
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Schedule:
     entry: str
 
     def is_matmul(self, instruction: Instruction) -> bool:
-        """True for a matrix product: a dot, a library product, or a fusion with one of these inside."""
+        """Return True for a matrix product: a dot, a library product, or a fusion with one of these inside."""
         if instruction.opcode in ("dot", "convolution") or instruction.target in GEMMS:
             return True
         return instruction.opcode in ("fusion", "call", "async-start", "while", "conditional") and any(
@@ -178,24 +178,24 @@ def parse_schedule(text: str) -> Schedule:
     if "is_scheduled=true" not in text[:2000]:
         raise ProgramError("this HLO text is not a schedule: its first line does not say is_scheduled=true")
     lines = text.splitlines()
-    where = _Locations(lines)
+    locations = _Locations(lines)
     computations: dict[str, Computation] = {}
-    entry, name, found = "", "", []
+    entry, name, instructions = "", "", []
     for line in lines:
         head = _HEAD.match(line)
         if head:
-            name, found = head[1], []
+            name, instructions = head[1], []
             entry = name if line.startswith("ENTRY") else entry
         elif line.startswith("}") and name:
-            computations[name], name = Computation(name, tuple(found)), ""
+            computations[name], name = Computation(name, tuple(instructions)), ""
         elif name and line.strip():
-            found.append(_instruction(line, where))
+            instructions.append(_instruction(line, locations))
     if not entry:
         raise ProgramError("this HLO text has no ENTRY computation; this XLA writes another form")
     return Schedule(computations, entry)
 
 
-def _instruction(line: str, where: _Locations) -> Instruction:
+def _instruction(line: str, locations: _Locations) -> Instruction:
     line = re.sub(r"/\*.*?\*/", "", line)
     head = _INSTRUCTION.match(line)
     if not head:
@@ -206,10 +206,12 @@ def _instruction(line: str, where: _Locations) -> Instruction:
     if not opcode:
         raise ProgramError(f"this line of the compiled schedule cannot be read: {line.strip()[:200]}")
     close = _closing(line, opcode.end() - 1)
-    results = tuple(_array(*found) for found in _ARRAY.findall(re.sub(r"\{[^}]*\}", "", line[start:end])))
-    inside, text = line[opcode.end() : close - 1], line[close:]
-    operands = tuple(_NAME.findall(inside)) if opcode[1] != "constant" else ()
-    return Instruction(head[2], opcode[1], results, operands, inside, text, where.line_of(text), bool(head[1]))
+    results = tuple(_array(*parts) for parts in _ARRAY.findall(re.sub(r"\{[^}]*\}", "", line[start:end])))
+    operand_text, text = line[opcode.end() : close - 1], line[close:]
+    operands = tuple(_NAME.findall(operand_text)) if opcode[1] != "constant" else ()
+    return Instruction(
+        head[2], opcode[1], results, operands, operand_text, text, locations.line_of(text), bool(head[1])
+    )
 
 
 def _array(dtype: str, dims: str) -> Array:
@@ -245,12 +247,12 @@ class _Locations:
                 table = line
             elif line.startswith(("%", "ENTRY")):
                 break
-            elif table == "FileNames" and (found := re.match(r'(\d+) "(.*)"', line)):
-                self.files[found[1]] = found[2]
-            elif table == "FileLocations" and (found := re.match(r"(\d+) \{file_name_id=(\d+) .*?\bline=(\d+)", line)):
-                self.places[found[1]] = (found[2], found[3])
-            elif table == "StackFrames" and (found := re.match(r"(\d+) \{file_location_id=(\d+)", line)):
-                self.frames[found[1]] = found[2]
+            elif table == "FileNames" and (match := re.match(r'(\d+) "(.*)"', line)):
+                self.files[match[1]] = match[2]
+            elif table == "FileLocations" and (match := re.match(r"(\d+) \{file_name_id=(\d+) .*?\bline=(\d+)", line)):
+                self.places[match[1]] = (match[2], match[3])
+            elif table == "StackFrames" and (match := re.match(r"(\d+) \{file_location_id=(\d+)", line)):
+                self.frames[match[1]] = match[2]
 
     def line_of(self, text: str) -> str:
         """``file:line`` of an instruction, empty if it points into this package's own worker."""

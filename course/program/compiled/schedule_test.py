@@ -30,13 +30,13 @@ StackFrames
 """
 
 
-def text_of(entry, others="", scheduled="true"):
-    head = f"HloModule jit_call, is_scheduled={scheduled}, num_partitions=8\n{TABLES}{others}\n"
+def text_of(entry, computations="", scheduled="true"):
+    head = f"HloModule jit_call, is_scheduled={scheduled}, num_partitions=8\n{TABLES}{computations}\n"
     return f"{head}ENTRY %main () -> f32[] {{\n{entry}\n}}\n"
 
 
-def schedule_of(entry, others=""):
-    return parse_schedule(text_of(entry, others))
+def schedule_of(entry, computations=""):
+    return parse_schedule(text_of(entry, computations))
 
 
 GATHER = """
@@ -89,7 +89,7 @@ def test_groups_are_read_in_every_form(groups, expected):
     assert replica_groups(schedule.computations["main"].root, 4) == expected
 
 
-def test_loop_multiplies_what_stands_in_it_by_its_trips():
+def test_loop_multiplies_its_instructions_by_its_trips():
     schedule = schedule_of(LOOP, BODY)
     assert {i.name: (trips, in_loop) for _, i, trips, in_loop in walk(schedule)} == {
         "t": (1, False),
@@ -132,8 +132,8 @@ LIBRARY = (
 )
 
 
-def work(entry, others=""):
-    schedule = schedule_of(entry, others)
+def work(entry, computations=""):
+    schedule = schedule_of(entry, computations)
     computation = schedule.computations[schedule.entry]
     return work_of(schedule, computation, computation.root)
 
@@ -143,13 +143,13 @@ def test_fusion_touches_the_slice_it_reads_and_the_update_it_writes():
   %i = s32[] parameter(1)
   %b = f32[12,100]{1,0} parameter(2)
   ROOT %f = f32[12,100]{1,0} fusion(%a, %i, %b), kind=kLoop, calls=%fused"""
-    found = work(entry, FUSED)
-    assert found.bytes == pytest.approx(400 + 4 + 400)
-    assert (found.flops, found.operations) == (0.0, 100.0)
+    priced = work(entry, FUSED)
+    assert priced.bytes == pytest.approx(400 + 4 + 400)
+    assert (priced.flops, priced.operations) == (0.0, 100.0)
 
 
 def test_fusion_with_a_product_counts_its_flops_and_dtype():
-    others = """
+    computations = """
 %fused (p0: bf16[10,20], p1: bf16[20,30]) -> bf16[10,30] {
   %p0 = bf16[10,20]{1,0} parameter(0)
   %p1 = bf16[20,30]{1,0} parameter(1)
@@ -159,14 +159,14 @@ def test_fusion_with_a_product_counts_its_flops_and_dtype():
     entry = """  %a = bf16[10,20]{1,0} parameter(0)
   %b = bf16[20,30]{1,0} parameter(1)
   ROOT %f = bf16[10,30]{1,0} fusion(%a, %b), kind=kCustom, calls=%fused"""
-    found = work(entry, others)
-    assert (found.flops, found.dtype, found.bytes) == (2 * 10 * 20 * 30, "bf16", 2 * (200 + 600 + 300))
+    priced = work(entry, computations)
+    assert (priced.flops, priced.dtype, priced.bytes) == (2 * 10 * 20 * 30, "bf16", 2 * (200 + 600 + 300))
 
 
 def test_library_product_counts_its_flops_and_not_its_workspace():
     entry = f"  %a = f32[10,20]{{1,0}} parameter(0)\n  %b = f32[20,30]{{1,0}} parameter(1)\n{LIBRARY}"
-    found = work(entry)
-    assert (found.flops, found.bytes) == (2 * 10 * 20 * 30, 4 * (200 + 600 + 300))
+    priced = work(entry)
+    assert (priced.flops, priced.bytes) == (2 * 10 * 20 * 30, 4 * (200 + 600 + 300))
 
 
 # Collectives
@@ -178,10 +178,15 @@ def test_library_product_counts_its_flops_and_not_its_workspace():
 )
 def test_collective_spans_a_product_only_if_one_is_scheduled_before_its_end(between, sync, asynchronous, spans):
     text = GATHER.replace("BETWEEN", between).replace('"is_sync":false', f'"is_sync":{sync}')
-    (found,) = collectives(schedule_of(text), {"data": 4, "tensor": 2})
-    assert (found.kind, found.axes, found.group_size, found.count) == ("all_gather", ("data", "tensor"), 8, 1)
-    assert (found.operand_bytes, found.line) == (40_000, "cell-a:7")
-    assert (found.asynchronous, found.spans_matmul, found.in_loop) == (asynchronous, spans, False)
+    (collective,) = collectives(schedule_of(text), {"data": 4, "tensor": 2})
+    assert (collective.kind, collective.axes, collective.group_size, collective.count) == (
+        "all_gather",
+        ("data", "tensor"),
+        8,
+        1,
+    )
+    assert (collective.operand_bytes, collective.line) == (40_000, "cell-a:7")
+    assert (collective.asynchronous, collective.spans_matmul, collective.in_loop) == (asynchronous, spans, False)
 
 
 # Replay
@@ -203,11 +208,11 @@ MESH = {"data": 8}
     [(DOT, 0.0), (TRIVIAL, 0.28)],
 )
 def test_replay_hides_a_transfer_behind_what_is_scheduled_until_its_end(between, exposed):
-    found = replay(schedule_of(GATHER.replace("BETWEEN", between)), MESH, PLAIN)
+    result = replay(schedule_of(GATHER.replace("BETWEEN", between)), MESH, PLAIN)
     products = 16.0 + (2.0 if between == DOT else 0.0)
-    assert found.busy == found.matmul == pytest.approx(products)
-    assert found.seconds == pytest.approx(products + exposed)
-    assert sum(found.exposed.values()) == pytest.approx(exposed)
+    assert result.busy == result.matmul == pytest.approx(products)
+    assert result.seconds == pytest.approx(products + exposed)
+    assert sum(result.exposed.values()) == pytest.approx(exposed)
 
 
 def test_two_transfers_over_one_axis_queue_and_over_two_axes_share_the_link():
@@ -216,10 +221,10 @@ def test_two_transfers_over_one_axis_queue_and_over_two_axes_share_the_link():
   %b = (f32[250000]{0}, f32[250000]{0}) collective-permute-start(%x), source_target_pairs=PAIRS
   %c = f32[250000]{0} collective-permute-done(%a)
   ROOT %d = f32[250000]{0} collective-permute-done(%b)"""
-    same = replay(schedule_of(entry.replace("PAIRS", "{{0,1},{1,0}}")), {"data": 2, "tensor": 2}, PLAIN)
-    assert same.exposed == {"tensor": pytest.approx(2.0)}
-    other = replay(schedule_of(entry.replace("PAIRS", "{{0,2},{2,0}}")), {"data": 2, "tensor": 2}, PLAIN)
-    assert other.seconds == pytest.approx(2.0)
+    one_axis = replay(schedule_of(entry.replace("PAIRS", "{{0,1},{1,0}}")), {"data": 2, "tensor": 2}, PLAIN)
+    assert one_axis.exposed == {"tensor": pytest.approx(2.0)}
+    two_axes = replay(schedule_of(entry.replace("PAIRS", "{{0,2},{2,0}}")), {"data": 2, "tensor": 2}, PLAIN)
+    assert two_axes.seconds == pytest.approx(2.0)
 
 
 def test_loop_takes_its_trips_with_and_without_bars():
@@ -234,7 +239,7 @@ def test_loop_of_unknown_length_is_an_error_that_says_what_to_use():
         replay(schedule_of(LOOP.replace("known_trip_count", "other"), BODY), MESH, PLAIN)
 
 
-def test_branch_costs_as_much_as_its_dearer_side():
+def test_branch_costs_as_much_as_its_more_expensive_side():
     cheap = "%cheap (q: f32[250000]) -> f32[250000] {\n  ROOT %q = f32[250000]{0} parameter(0)\n}\n"
     entry = """  %i = s32[] parameter(0)
   %x = f32[250000]{0} parameter(1)
@@ -248,19 +253,19 @@ def test_efficiency_of_the_machine_scales_the_replay():
 
 
 @pytest.mark.parametrize(
-    ("target", "operands", "made"),
+    ("target", "operands", "result"),
     [
         ("Forward", ("8,16,16,32", "64,3,3,32"), "8,16,16,64"),
         ("BackwardInput", ("8,16,16,64", "64,3,3,32"), "8,16,16,32"),
         ("BackwardFilter", ("8,16,16,32", "8,16,16,64"), "64,3,3,32"),
     ],
 )
-def test_library_convolution_and_its_gradients_count_the_same_flops(target, operands, made):
+def test_library_convolution_and_its_gradients_count_the_same_flops(target, operands, result):
     a, b = operands
     entry = f"""  %a = f32[{a}] parameter(0)
   %b = f32[{b}] parameter(1)
-  ROOT %r = (f32[{made}], u8[99]) custom-call(%a, %b), window={{size=3x3 pad=1_1x1_1}}, \
+  ROOT %r = (f32[{result}], u8[99]) custom-call(%a, %b), window={{size=3x3 pad=1_1x1_1}}, \
 dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$conv{target}\""""
-    found = work(entry)
-    assert (found.flops, found.dtype) == (2 * 8 * 16 * 16 * 64 * 9 * 32, "f32")
-    assert found.bytes == 4 * (8 * 16 * 16 * (32 + 64) + 64 * 9 * 32)
+    priced = work(entry)
+    assert (priced.flops, priced.dtype) == (2 * 8 * 16 * 16 * 64 * 9 * 32, "f32")
+    assert priced.bytes == 4 * (8 * 16 * 16 * (32 + 64) + 64 * 9 * 32)

@@ -62,9 +62,9 @@ def target_config(machine: Machine) -> str:
     threads, lanes = _BY_CAPABILITY[major, minor]
     figures |= _ALL | {"threads_per_core_limit": threads, "fpus_per_core": machine.compiler.get("fpus_per_core", lanes)}
     figures |= {"memory_bandwidth": int(machine.memory_bandwidth), "device_memory_size": int(machine.memory_bytes)}
-    written = " ".join(f"{name}: {_number(value)}" for name, value in figures.items())
+    figures_text = " ".join(f"{name}: {_number(value)}" for name, value in figures.items())
     return (
-        f"gpu_device_info {{ {written} cuda_compute_capability {{ major: {major} minor: {minor} }} }} "
+        f"gpu_device_info {{ {figures_text} cuda_compute_capability {{ major: {major} minor: {minor} }} }} "
         f'platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 1 }} device_description_str: "{machine.device}"\n'
     )
 

@@ -42,7 +42,7 @@ def _answer(folder: Path, index: int, request: dict[str, Any]) -> dict[str, Any]
         return {"error": f"{type(error).__name__}: {str(error)[:600]}"}
     names = {"temporaries": "temp", "arguments": "argument", "outputs": "output", "aliased": "alias"}
     names["code"] = "generated_code"
-    return {name: getattr(memory, f"{theirs}_size_in_bytes") for name, theirs in names.items()}
+    return {name: getattr(memory, f"{prefix}_size_in_bytes") for name, prefix in names.items()}
 
 
 def _compile(program: Program, request: dict[str, Any]) -> jax.stages.Compiled:

@@ -10,7 +10,7 @@ The complete rules; ``kernels`` has those of a single kernel:
 - Transfers that share a device's link share its bandwidth equally.
 - A trip of a loop ends when its kernels and its collectives have ended. Only readers of the loop's results wait for
   the last trip's collectives, so operations outside the loop may overlap with them.
-- A loop or branch begins when its operands are ready, and nothing after it computes before.
+- A loop or branch begins when its operands are ready, and nothing after it computes before that.
 - Devices that behave exactly alike are simulated once.
 """
 

@@ -58,8 +58,8 @@ def test_a_permute_that_nobody_waits_for_is_waited_for_at_the_end():
         return x @ x, lax.ppermute(x, "data", [(i, (i + 1) % 8) for i in range(8)])
 
     alone = seconds(lambda x: local(x)[1])
-    both = timeline(parse(program(lambda x: jnp.stack(local(x)))), H100)
-    assert both.seconds > alone
+    result = timeline(parse(program(lambda x: jnp.stack(local(x)))), H100)
+    assert result.seconds > alone
     many = seconds(lambda x: [x := local(x)[1] for _ in range(5)][-1])
     assert many == pytest.approx(5 * alone)
 
@@ -77,7 +77,7 @@ def test_eight_bit_floats_are_seen_and_priced_at_their_own_peak():
     assert taken == pytest.approx(PRODUCT / machine("8xA100").peak("bf16"))
 
 
-def test_a_branch_on_the_platform_holds_what_the_platform_gets():
+def test_a_branch_on_the_platform_is_the_side_of_that_platform():
     def local(x):
         return lax.platform_dependent(x, cpu=lambda x: x + 1, cuda=lambda x: x @ x)
 
@@ -90,8 +90,8 @@ def test_a_collective_that_only_the_less_busy_devices_run_is_counted():
         sent = lax.ppermute(x, "data", [(i, i + 1) for i in range(1, 7)])
         return lax.cond(lax.axis_index("data") == 0, jnp.tanh, lambda x: x, x) + sent
 
-    (found,) = costs(parse(program(local))).collectives
-    assert (found.kind, found.wire_bytes) == ("collective_permute", 2 * WIDTH**2)
+    (collective,) = costs(parse(program(local))).collectives
+    assert (collective.kind, collective.wire_bytes) == ("collective_permute", 2 * WIDTH**2)
 
 
 def test_loop_carries_that_start_as_views_of_one_buffer_are_buffers_of_their_own():
@@ -103,8 +103,8 @@ def test_loop_carries_that_start_as_views_of_one_buffer_are_buffers_of_their_own
         )[0]
         return sum(v.reshape(x.shape) @ x for v in end)
 
-    found = memory(parse(program(local)), program(local))
-    assert found.temporaries >= 4 * 2 * WIDTH**2
+    resident = memory(parse(program(local)), program(local))
+    assert resident.temporaries >= 4 * 2 * WIDTH**2
 
 
 def test_what_a_fused_chain_computes_is_charged_once_however_many_paths_lead_to_it():

@@ -25,7 +25,7 @@ class Kernel:
 
 @dataclass(slots=True)
 class _Ready:
-    """When a value is ready: not before ``time``, nor before the pending collectives have ended."""
+    """The time at which a value is ready: not before ``time``, nor before the pending collectives have ended."""
 
     time: float
     cause: Any
@@ -59,11 +59,12 @@ class Device:
         main: The program.
         steps: The steps of a block, in order.
         network: Shared by all classes.
-        instance: The execution of a collective that a device shares with its group, by the number of earlier ones.
+        instance: Returns the execution of a collective that a device shares with its group, by the number of earlier
+            executions.
 
     Attributes:
         kernels: The kernels that it ran.
-        idle: When it waited, and for what.
+        idle: The times in which it waited, and for what.
         instances: The collectives that it took part in.
         end: The time at which it finished.
         last: The kernel or collective that ended last.
@@ -88,9 +89,9 @@ class Device:
         self.blocked: Instance | None = None
         self._resumed_by: Instance | None = None
         self._free = 0.0
-        self._held: Instance | None = None  # awaited by a loop or branch, with no kernel run since
+        self._awaited: Instance | None = None  # awaited by a loop or branch, with no kernel run since
         self._ready: dict[Value, _Ready] = {}
-        self._met: dict[Op, int] = {}
+        self._occurrences: dict[Op, int] = {}
         self._decisions = iter(alike.decisions)
         self._process = self._program(main)
 
@@ -110,7 +111,7 @@ class Device:
             ready = self._ready.get(value)
             if ready is not None and ready.time > end:
                 end, cause = ready.time, ready.cause
-        self.last = self._note_idle(end, cause) or self._held or (self.kernels[-1] if self.kernels else cause)
+        self.last = self._note_idle(end, cause) or self._awaited or (self.kernels[-1] if self.kernels else cause)
         self.end = end
 
     def _run(self, block: Block, scope: _Scope) -> Generator[Instance, None, None]:
@@ -152,8 +153,8 @@ class Device:
     def _kernel(self, step: Step, time: float, cause: Any) -> None:
         """Run a kernel, not before its inputs are ready at ``time``."""
         start = max(self._free, time)
-        waited = self._note_idle(start, cause) or (self._held if start == self._free else None)
-        self._held = None
+        waited = self._note_idle(start, cause) or (self._awaited if start == self._free else None)
+        self._awaited = None
         kernel = Kernel(step, start, start + step.seconds, waited)
         self._free = kernel.end
         self.kernels.append(kernel)
@@ -162,7 +163,7 @@ class Device:
 
     def _enter(self, time: float, cause: Any) -> None:
         """Enter a trip or a branch: later operations of the program do not compute before it."""
-        self._held = self._note_idle(time, cause) or self._held
+        self._awaited = self._note_idle(time, cause) or self._awaited
         self._free = max(self._free, time)
 
     def _note_idle(self, start: float, cause: Any) -> Instance | None:
@@ -173,15 +174,15 @@ class Device:
 
     def _combined(self, values: Sequence[Value], scope: _Scope) -> _Ready:
         """The time at which all values are ready, without waiting for it."""
-        found = _Ready(scope.floor, scope.cause)
+        combined = _Ready(scope.floor, scope.cause)
         for value in values:
             ready = self._ready.get(value)
             if ready is not None:
-                if ready.time > found.time:
-                    found.time, found.cause = ready.time, ready.cause
+                if ready.time > combined.time:
+                    combined.time, combined.cause = ready.time, ready.cause
                 if ready.pending:
-                    found.pending += tuple(i for i in ready.pending if i not in found.pending)
-        return found
+                    combined.pending += tuple(i for i in ready.pending if i not in combined.pending)
+        return combined
 
     def _pass_on(self, step: Step, scope: _Scope) -> None:
         ready = self._combined(step.reads, scope)
@@ -218,8 +219,8 @@ class Device:
 
     def _instance(self, op: Op) -> Instance | None:
         """This execution of a collective, shared with the other classes of its group."""
-        occurrence = self._met.get(op, 0)
-        self._met[op] = occurrence + 1
+        occurrence = self._occurrences.get(op, 0)
+        self._occurrences[op] = occurrence + 1
         return self._shared(op, occurrence, self.alike.device)
 
     def _loop(self, step: Step, scope: _Scope) -> Generator[Instance, None, None]:
@@ -247,7 +248,7 @@ class Device:
 
     def _compute_done(self, trip: _Scope) -> tuple[float, Any]:
         """The time when the kernels so far have ended, and the last of them or the event that the trip awaited."""
-        last = self._held or (self.kernels[-1] if self.kernels else None)
+        last = self._awaited or (self.kernels[-1] if self.kernels else None)
         return (self._free, last) if self._free > trip.floor and last else (trip.floor, trip.cause)
 
     def _branch(self, step: Step, scope: _Scope) -> Generator[Instance, None, None]:

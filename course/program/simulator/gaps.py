@@ -36,33 +36,35 @@ def gaps(timeline: Timeline, device: DeviceTime) -> list[Gap]:
         if bar.stream != "compute" and bar.end > bar.start:
             longest = ended.setdefault(bar.end, bar)
             ended[bar.end] = min(longest, bar, key=lambda b: b.start)
-    found, free = [], 0.0
+    explained, free = [], 0.0
     for start, end in [*((b.start, b.end) for b in bars if b.stream == "compute"), (device.end, device.end)]:
         if start > free and start in ended:
-            found += _explained(free, start, ended)
+            explained += _explained(free, start, ended)
         free = max(free, end)
-    return found
+    return explained
 
 
 def _explained(start: float, end: float, ended: dict[float, Bar]) -> list[Gap]:
     """The gap split into transfers, backwards from its end; the remaining time at its start is waiting."""
-    found, line = [], ended[end].line
+    parts, line = [], ended[end].line
     while end > start and end in ended:
         bar = ended[end]
-        found.append(Gap(max(bar.start, start), end, bar.stream, bar.line))
+        parts.append(Gap(max(bar.start, start), end, bar.stream, bar.line))
         end = bar.start
     if end > start:
-        found.append(Gap(start, end, "", line))
-    return found[::-1]
+        parts.append(Gap(start, end, "", line))
+    return parts[::-1]
 
 
 def by_device(timeline: Timeline) -> dict[int, dict[str, list[Bar]]]:
     """Bars of each device by stream: ``compute`` first, then the communication streams by name."""
-    found: dict[int, dict[str, list[Bar]]] = {}
+    streams_by_device: dict[int, dict[str, list[Bar]]] = {}
     for device in timeline.devices:
         streams: dict[str, list[Bar]] = defaultdict(list)
         for bar in timeline.bars:
             if bar.device == device.device:
                 streams[bar.stream].append(bar)
-        found[device.device] = {name: streams[name] for name in sorted(streams, key=lambda n: (n != "compute", n))}
-    return found
+        streams_by_device[device.device] = {
+            name: streams[name] for name in sorted(streams, key=lambda n: (n != "compute", n))
+        }
+    return streams_by_device

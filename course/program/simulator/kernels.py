@@ -75,12 +75,12 @@ class _Chain:
 def schedule(module: Module, machine: Machine) -> dict[Block, list[Step]]:
     """The steps of every block, in program order."""
     free = elided_buffers(module.main)
-    found = {module.main: _of_block(module.main, free, machine, None)}
+    steps = {module.main: _of_block(module.main, free, machine, None)}
     for op in walk(module.main):
         for number, region in enumerate(op.regions):
             loop = op if op.kind == "while" and number == 1 else None
-            found[region] = _of_block(region, free, machine, loop)
-    return found
+            steps[region] = _of_block(region, free, machine, loop)
+    return steps
 
 
 def ready_first(steps: list[Step]) -> list[Step]:
@@ -124,23 +124,25 @@ def _merged(
 ) -> list[Step]:
     """The steps with the kernels that compilers merge into one."""
 
-    def described(step: Step) -> Kernel | tuple[tuple[Value, ...], tuple[Value, ...]]:
+    def merge_input(step: Step) -> Kernel | tuple[tuple[Value, ...], tuple[Value, ...]]:
         if step.what == KERNEL and (step.op.kind in ELEMENTWISE or step.op.kind == "reduce") and not step.gives:
             return _mergeable(step.op, step.reads, chains, free)
-        inside = (value for region in step.op.regions for value in captured(region)) if step.what > COLLECTIVE else ()
-        return (*step.reads, *inside), tuple(step.results)
+        captured_values = (
+            (value for region in step.op.regions for value in captured(region)) if step.what > COLLECTIVE else ()
+        )
+        return (*step.reads, *captured_values), tuple(step.results)
 
-    found = []
-    for number, kernel in merge(block, [described(step) for step in steps], partial(_ancestors, chains), free.origin):
+    merged = []
+    for number, kernel in merge(block, [merge_input(step) for step in steps], partial(_ancestors, chains), free.origin):
         if kernel is None or len(kernel.ops) == 1:
-            found.append(steps[number])
+            merged.append(steps[number])
             continue
         operands = [operand for op in kernel.ops for operand in op.operands]
         operations = _fused_operations(operands, chains) + sum(map(_own_operations, kernel.ops))
-        moved = kernel.bytes_moved
-        seconds = machine.kernel_seconds(moved, operations)
-        found.append(Step(kernel.op, KERNEL, tuple(kernel.needs), seconds, 0.0, moved, tuple(kernel.results)))
-    return found
+        bytes_moved = kernel.bytes_moved
+        seconds = machine.kernel_seconds(bytes_moved, operations)
+        merged.append(Step(kernel.op, KERNEL, tuple(kernel.needs), seconds, 0.0, bytes_moved, tuple(kernel.results)))
+    return merged
 
 
 def _mergeable(op: Op, needs: Sequence[Value], chains: dict[Value, _Chain], free: ElidedBuffers) -> Kernel:
@@ -166,23 +168,25 @@ def _aligned(values: Sequence[Value], chains: dict[Value, _Chain]) -> frozenset[
 
 def _ancestors(chains: dict[Value, _Chain], reduction: Op) -> list[Value]:
     """A reduction's operand, and the values that it is computed from while these are one array of its size."""
-    found = [reduction.operands[0]]
-    while (chain := chains.get(found[-1])) is not None and (chain.op.kind in ELEMENTWISE or chain.op.kind == "reshape"):
+    values = [reduction.operands[0]]
+    while (chain := chains.get(values[-1])) is not None and (
+        chain.op.kind in ELEMENTWISE or chain.op.kind == "reshape"
+    ):
         whole = [
             value
             for value in dict.fromkeys(chain.op.operands)
-            if not (value in chains and chains[value].op.kind in _SPREAD) and value.elements == found[0].elements
+            if not (value in chains and chains[value].op.kind in _SPREAD) and value.elements == values[0].elements
         ]
         if len(whole) != 1:
             break
-        found += whole
-    return found
+        values += whole
+    return values
 
 
 def _copy(op: Op, reads: tuple[Value, ...], value: Value, machine: Machine) -> Step:
     """A kernel that copies a value into the carry's buffer."""
-    moved = 2.0 * value.bytes
-    return Step(op, KERNEL, reads, machine.kernel_seconds(moved), 0.0, moved)
+    bytes_moved = 2.0 * value.bytes
+    return Step(op, KERNEL, reads, machine.kernel_seconds(bytes_moved), 0.0, bytes_moved)
 
 
 def _chain(op: Op, chains: dict[Value, _Chain]) -> _Chain:
@@ -219,28 +223,28 @@ def _step(op: Op, chains: dict[Value, _Chain], free: ElidedBuffers, machine: Mac
     if folded or (op.kind in ELEMENTWISE and op.results[0].elements <= 1):
         return Step(op, FREE, values)
     if op.kind == "dot_general":
-        flops, moved = dot_flops(op), sum(reads.values()) + op.results[0].bytes
-        seconds = max(machine.matmul_seconds(flops, moved, operand.dtype) for operand in op.operands)
-        return Step(op, KERNEL, values, seconds, flops, moved)
-    moved, operations = _traffic(op, reads, chains, free)
-    return Step(op, KERNEL, values, machine.kernel_seconds(moved, operations), 0.0, moved)
+        flops, bytes_moved = dot_flops(op), sum(reads.values()) + op.results[0].bytes
+        seconds = max(machine.matmul_seconds(flops, bytes_moved, operand.dtype) for operand in op.operands)
+        return Step(op, KERNEL, values, seconds, flops, bytes_moved)
+    bytes_moved, operations = _traffic(op, reads, chains, free)
+    return Step(op, KERNEL, values, machine.kernel_seconds(bytes_moved, operations), 0.0, bytes_moved)
 
 
 def _traffic(
     op: Op, reads: dict[Value, float], chains: dict[Value, _Chain], free: ElidedBuffers
 ) -> tuple[float, float]:
     """Bytes and operations of a kernel that is not a matrix product."""
-    written = float(sum(result.bytes for result in op.results))
+    written_bytes = float(sum(result.bytes for result in op.results))
     if op.kind == "dynamic_update_slice":
         update = op.operands[1:2]
         return sum(free.inputs(update).values()) + update[0].bytes, _fused_operations(update, chains)
     operations = _fused_operations(op.operands, chains)
     if op.kind == "scatter":
         updates = sum(operand.bytes for operand in op.operands[1:])
-        return 2.0 * updates + (written if op.operands[0] in chains else 0.0), operations
+        return 2.0 * updates + (written_bytes if op.operands[0] in chains else 0.0), operations
     if op.kind in ADDRESSES:
-        return 2.0 * written, operations
-    return sum(reads.values()) + written, operations + _own_operations(op)
+        return 2.0 * written_bytes, operations
+    return sum(reads.values()) + written_bytes, operations + _own_operations(op)
 
 
 def _own_operations(op: Op) -> float:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from course.program.fusion import captured
 from course.program.ir import Block, Op, Value
 
-ROW = 16_384  # XLA:GPU makes one kernel of a softmax over 16,384 float32 numbers, but not over 32,768
+ROW = 16_384  # XLA:GPU compiles a softmax over 16,384 float32 numbers to one kernel, but not one over 32,768
 
 
 @dataclass(eq=False, slots=True)
@@ -74,8 +74,8 @@ def merge(
     Args:
         block: The block.
         steps: In program order.
-        ancestors: From a reduction to its operand and the values that it is computed from by arithmetic alone.
-        origin: The value whose bytes a view shares.
+        ancestors: Returns a reduction's operand and the values that it is computed from by arithmetic alone.
+        origin: Returns the value whose bytes a view shares.
 
     Returns:
         In order, the number of each remaining step, with the kernel that replaces it.
@@ -94,7 +94,7 @@ class _Merger:
         self.steps: list[Kernel | Other | None] = list(steps)
         self.ancestors, self.origin = ancestors, origin
         self.escaping = set(block.returns).union(*(captured(region) for op in block.ops for region in op.regions))
-        self.made: dict[Value, int] = {}
+        self.producers: dict[Value, int] = {}
         self.readers: dict[Value, set[int]] = {}
         for number, step in enumerate(steps):
             self._note(number, step)
@@ -104,14 +104,14 @@ class _Merger:
             if isinstance(step, Kernel) and step.reduces is None:
                 self._row(number, step)
         for number in range(len(self.steps)):
-            while (found := self._partner(number)) is not None:
-                number = self._join(*found)
+            while (pair := self._partner(number)) is not None:
+                number = self._join(*pair)
         return [(n, s if isinstance(s, Kernel) else None) for n, s in enumerate(self.steps) if s is not None]
 
     def _note(self, number: int, step: Kernel | Other) -> None:
         needs, gives = (step.needs, step.results) if isinstance(step, Kernel) else step
         for value in gives:
-            self.made[value] = number
+            self.producers[value] = number
         for value in needs:
             self.readers.setdefault(value, set()).add(number)
 
@@ -126,15 +126,17 @@ class _Merger:
 
     def _row(self, number: int, kernel: Kernel) -> None:
         while True:
-            feeding = [place for value in kernel.needs if (place := self._reduction(value, number)) is not None]
-            if len(feeding) != 1:
+            reduction_places = [
+                place for value in kernel.needs if (place := self._reduction(value, number)) is not None
+            ]
+            if len(reduction_places) != 1:
                 return
-            reduction = self.steps[feeding[0]]
+            reduction = self.steps[reduction_places[0]]
             assert isinstance(reduction, Kernel)
             same = any(self.origin(value) in kernel.passes for value in self.ancestors(reduction.op))
             if reduction.elements != kernel.elements or not same:
                 return
-            self._drop(feeding[0])
+            self._drop(reduction_places[0])
             for value in reduction.results:
                 del kernel.needs[value]
                 kernel.reads.pop(self.origin(value), None)
@@ -145,7 +147,7 @@ class _Merger:
 
     def _reduction(self, value: Value, number: int) -> int | None:
         """The index of the reduction over a row that gives ``value`` to the kernel ``number`` alone."""
-        place = self.made.get(value)
+        place = self.producers.get(value)
         step = self.steps[place] if place is not None else None
         if not isinstance(step, Kernel) or step.reduces is None or len(step.ops) > 1 or value in self.escaping:
             return None
@@ -160,15 +162,15 @@ class _Merger:
         kernel = self.steps[number]
         if not isinstance(kernel, Kernel) or kernel.single:
             return None
-        near = {self.made[value] for value in kernel.needs if value in self.made}
-        near |= {place for value in kernel.needs for place in self.readers[value]}
-        saved = {}
-        for place in near - {number}:
+        candidates = {self.producers[value] for value in kernel.needs if value in self.producers}
+        candidates |= {place for value in kernel.needs for place in self.readers[value]}
+        saved_bytes = {}
+        for place in candidates - {number}:
             other = self.steps[place]
             if isinstance(other, Kernel) and place < number and self._fits(place, other, number, kernel):
-                saved[place] = _saved(other, kernel, self.origin)
-        best = max(saved, key=lambda place: (saved[place], place), default=None)
-        return (best, number) if best is not None and saved[best] > 0 else None
+                saved_bytes[place] = _saved(other, kernel, self.origin)
+        best = max(saved_bytes, key=lambda place: (saved_bytes[place], place), default=None)
+        return (best, number) if best is not None and saved_bytes[best] > 0 else None
 
     def _fits(self, place: int, first: Kernel, number: int, second: Kernel) -> bool:
         if first.single or first.elements != second.elements:
@@ -181,7 +183,7 @@ class _Merger:
         return self._may_rise(place, first, second) or self._may_sink(first, number)
 
     def _may_rise(self, place: int, first: Kernel, second: Kernel) -> bool:
-        return all(self.made.get(value, -1) < place for value in second.needs if value not in first.results)
+        return all(self.producers.get(value, -1) < place for value in second.needs if value not in first.results)
 
     def _may_sink(self, first: Kernel, number: int) -> bool:
         return all(reader >= number for value in first.results for reader in self.readers.get(value, ()))
@@ -190,7 +192,7 @@ class _Merger:
         """Merge the kernel at ``place`` with a later one; return the index of the result."""
         first, second = self.steps[place], self.steps[number]
         assert isinstance(first, Kernel) and isinstance(second, Kernel)
-        where = place if self._may_rise(place, first, second) else number
+        target = place if self._may_rise(place, first, second) else number
         self._drop(place)
         self._drop(number)
         for value in first.results:
@@ -202,9 +204,9 @@ class _Merger:
         first.reduces = first.reduces or second.reduces
         first.written += second.written
         first.inner += second.inner
-        self.steps[where] = first
-        self._note(where, first)
-        return where
+        self.steps[target] = first
+        self._note(target, first)
+        return target
 
 
 def _absorb(kernel: Kernel, other: Kernel) -> None:

@@ -21,7 +21,7 @@ H100 = machine("8xH100")
 MIB = 2**20
 
 
-def looked(local, *shapes, platform="cpu"):
+def parsed(local, *shapes, platform="cpu"):
     inputs = {f"x{number}": struct(*shape) for number, shape in enumerate(shapes)}
     program = program_of(local, inputs, dict.fromkeys(inputs, P()), P(), platform=platform)
     return program, parse(program)
@@ -29,7 +29,7 @@ def looked(local, *shapes, platform="cpu"):
 
 def passes(local, *shapes):
     """Number of arrays of the first input's size that all kernels together read and write."""
-    _, module = looked(local, *shapes)
+    _, module = parsed(local, *shapes)
     return sum(bar.bytes for bar in timeline(module, H100).bars) / (4 * math.prod(shapes[0]))
 
 
@@ -76,9 +76,9 @@ PASSES = {
 }
 
 
-@pytest.mark.parametrize("what", PASSES)
-def test_kernels_read_each_array_once(what):
-    local, shapes, expected = PASSES[what]
+@pytest.mark.parametrize("case", PASSES)
+def test_kernels_read_each_array_once(case):
+    local, shapes, expected = PASSES[case]
     assert passes(local, *shapes) == pytest.approx(expected, rel=0.01)
 
 
@@ -87,7 +87,7 @@ def test_random_numbers_are_one_kernel_that_writes_them_alone(draw):
     """The same on every platform: JAX writes threefry as a loop for CPUs alone."""
     shape = (64 * MIB,)
     for platform in ("cpu", "cuda"):
-        program, module = looked(lambda x: draw(jax.random.key(x[0].astype(int)), shape), (1,), platform=platform)
+        program, module = parsed(lambda x: draw(jax.random.key(x[0].astype(int)), shape), (1,), platform=platform)
         kernels = [bar for bar in timeline(module, H100).bars if bar.bytes > 64]
         assert [bar.bytes for bar in kernels] == [pytest.approx(4 * shape[0], rel=1e-6)]
         assert memory(module, program).temporaries < 1024
@@ -95,12 +95,12 @@ def test_random_numbers_are_one_kernel_that_writes_them_alone(draw):
 
 
 def test_a_mask_of_64_million_takes_its_arithmetic():
-    program, module = looked(lambda x: jax.random.bernoulli(jax.random.key(x[0].astype(int)), 0.1, (64 * MIB,)), (1,))
+    program, module = parsed(lambda x: jax.random.bernoulli(jax.random.key(x[0].astype(int)), 0.1, (64 * MIB,)), (1,))
     assert timeline(module, H100).seconds == pytest.approx(0.13e-3, rel=0.05)
     assert memory(module, program).temporaries < 0.1 * MIB
 
 
-def test_dropout_costs_little_beside_what_it_drops():
+def test_dropout_costs_little_compared_with_its_layer():
     def layer(x, w, key=None):
         y = jax.nn.gelu(x @ w)
         return jnp.where(jax.random.bernoulli(key, 0.9, y.shape), y / 0.9, 0.0) if key is not None else y
@@ -110,7 +110,7 @@ def test_dropout_costs_little_beside_what_it_drops():
 
     shapes = [(2048, 2048), (4, 2048, 2048)]
     plain, dropped = (
-        timeline(looked(jax.grad(lambda x, w, key=key: loss(x, w, key)), *shapes)[1], H100).seconds
+        timeline(parsed(jax.grad(lambda x, w, key=key: loss(x, w, key)), *shapes)[1], H100).seconds
         for key in (None, jax.random.key(0))
     )
     assert 1 < dropped / plain < 1.12
@@ -119,7 +119,7 @@ def test_dropout_costs_little_beside_what_it_drops():
 def test_only_loops_of_integer_rounds_are_written_out():
     def loops(trips, dtype):
         start = lambda x: (x + 1).astype(dtype)  # noqa: E731
-        _, module = looked(lambda x: lax.fori_loop(0, trips, lambda _, c: c * c + 1, start(x)), (8, 8))
+        _, module = parsed(lambda x: lax.fori_loop(0, trips, lambda _, c: c * c + 1, start(x)), (8, 8))
         return sum(op.kind == "while" for op in module.main.ops)
 
     assert [loops(5, jnp.uint32), loops(6, jnp.uint32), loops(5, jnp.float32)] == [0, 1, 1]
@@ -132,7 +132,7 @@ def test_a_loop_of_one_trip_is_no_loop():
     once = lambda x, w: lax.scan(step, x, w)  # noqa: E731
     written = lambda x, w: (jnp.tanh(x @ w[0]), x[None])  # noqa: E731
     shapes = [(512, 512), (1, 512, 512)]
-    found = [looked(local, *shapes) for local in (once, written)]
-    assert [memory(module, program).temporaries for program, module in found] == [0, 0]
-    times = [timeline(module, H100).seconds for _, module in found]
+    parsed_programs = [parsed(local, *shapes) for local in (once, written)]
+    assert [memory(module, program).temporaries for program, module in parsed_programs] == [0, 0]
+    times = [timeline(module, H100).seconds for _, module in parsed_programs]
     assert times[0] == pytest.approx(times[1], rel=1e-6)

@@ -26,8 +26,8 @@ class Instance:
         wire_bytes: Bytes that each device sends.
         rate: Bytes per second while no other transfer shares a link.
         places: Every link that it occupies, and the rate at which it would send if that were the only one.
-        arrived: When each member was ready for it, and the reason why not earlier.
-        ready, start, end: When all were ready, when it began and when it ended; None before that.
+        arrived: The time at which each member was ready for it, and the reason why not earlier.
+        ready, start, end: The times at which all were ready, it began and it ended; None before that.
         cause: Why it did not begin earlier: the last arrival, or the transfer that occupied a stream.
     """
 

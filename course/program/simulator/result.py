@@ -58,7 +58,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """A breakdown of a device's time; the rest of the step it waits for the others to end.
+    """A breakdown of a device's time; for the rest of the step, it waits for the others to end.
 
     Attributes:
         device: The representative device of its class.
@@ -145,9 +145,9 @@ class Timeline:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the bars; ``msgspec.convert`` reads it back."""
-        found = msgspec.to_builtins(replace(self, bars=()))  # there are thousands
-        del found["bars"]
-        return found
+        result = msgspec.to_builtins(replace(self, bars=()))  # there are thousands
+        del result["bars"]
+        return result
 
 
 def timeline(module: Module, machine: Machine, *, free: Iterable[str] = ()) -> Timeline:
@@ -222,20 +222,20 @@ def _bars(simulation: Simulation) -> Iterable[Bar]:
 
 def _critical(simulation: Simulation) -> tuple[Piece, ...]:
     """Trace backwards from the last event to end, each time to the event that it waited for."""
-    found: dict[tuple[str, str, str], list[float]] = {}
+    totals: dict[tuple[str, str, str], list[float]] = {}
     last = max(simulation.devices, key=lambda device: device.end or 0.0)
-    before = {after: kernel for device in simulation.devices for kernel, after in pairwise(device.kernels)}
-    at: Any = last.last
-    while at is not None:
-        if isinstance(at, Kernel):
-            name, seconds = (at.step.op.kind, at.step.op.line, "compute"), at.end - at.start
-            at = at.cause or before.get(at)
+    previous = {after: kernel for device in simulation.devices for kernel, after in pairwise(device.kernels)}
+    event: Any = last.last
+    while event is not None:
+        if isinstance(event, Kernel):
+            name, seconds = (event.step.op.kind, event.step.op.line, "compute"), event.end - event.start
+            event = event.cause or previous.get(event)
         else:
-            assert isinstance(at, Instance) and at.start is not None and at.end is not None
-            name, seconds = (at.op.kind, at.op.line, ",".join(at.axes)), at.end - at.start
-            at = at.cause if isinstance(at.cause, Instance) else at.cause[1]
-        total = found.setdefault(name, [0.0, 0])
+            assert isinstance(event, Instance) and event.start is not None and event.end is not None
+            name, seconds = (event.op.kind, event.op.line, ",".join(event.axes)), event.end - event.start
+            event = event.cause if isinstance(event.cause, Instance) else event.cause[1]
+        total = totals.setdefault(name, [0.0, 0])
         total[0] += seconds
         total[1] += 1
-    pieces = (Piece(*name, seconds, int(count)) for name, (seconds, count) in found.items())
+    pieces = (Piece(*name, seconds, int(count)) for name, (seconds, count) in totals.items())
     return tuple(sorted(pieces, key=lambda piece: (-piece.seconds, piece.line, piece.kind)))

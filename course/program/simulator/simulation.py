@@ -41,13 +41,14 @@ class Simulation:
     ):
         self.module, self.machine, self.steps, self.free = module, machine, steps, free
         self.network = Network(program_order)
-        self._classes = {device: i for i, alike in enumerate(classes) for device in alike.members}
+        self._classes = {device: i for i, device_class in enumerate(classes) for device in device_class.members}
         self._groups: dict[Op, Groups] = {}
         self._first: dict[tuple[Op, int], Instance | None] = {}
-        self._made: dict[Any, Instance] = {}
+        self._instances: dict[Any, Instance] = {}
         self.steps_left = MAX_STEPS
         self.devices = [
-            Device(i, alike, module.main, self.steps_of, self.network, self.instance) for i, alike in enumerate(classes)
+            Device(i, device_class, module.main, self.steps_of, self.network, self.instance)
+            for i, device_class in enumerate(classes)
         ]
 
     def run(self) -> None:
@@ -88,9 +89,9 @@ class Simulation:
         if first is None:
             return None
         key = (op, occurrence, frozenset(first.members))
-        if key not in self._made:
-            self._made[key] = first.again()
-        return self._made[key]
+        if key not in self._instances:
+            self._instances[key] = first.again()
+        return self._instances[key]
 
     def _transfer(self, op: Op, device: int) -> Instance | None:
         if op not in self._groups:
@@ -105,11 +106,11 @@ class Simulation:
         assert instance is not None
         missing = next(m for m in instance.members if m not in instance.arrived)
         other = self.devices[missing]
-        where = other.blocked
-        does = f"waits in {where.op.kind} ({where.op.line or 'unknown line'})" if where else "has ended"
+        awaited = other.blocked
+        status = f"waits in {awaited.op.kind} ({awaited.op.line or 'unknown line'})" if awaited else "has ended"
         return ProgramError(
             f"devices would wait for each other forever: device {stuck.alike.device} waits in {instance.op.kind} for "
-            f"device {other.alike.device}, which {does}. "
+            f"device {other.alike.device}, which {status}. "
             "Every device of a group must reach the same collectives in the same order.",
             instance.op.line,
         )
@@ -127,16 +128,16 @@ def simulate(module: Module, machine: Machine, free: Iterable[str] = ()) -> list
     machine.require_fits(module.mesh)
     module = module.shorter or module
     steps = schedule(module, machine)
-    early = {block: ready_first(found) for block, found in steps.items()}
+    early = {block: ready_first(block_steps) for block, block_steps in steps.items()}
     classes = device_classes(module, lambda op, groups, group: _label(op, groups, group, machine))
-    tried = [Simulation(module, machine, classes, early, program_order=False, free=frozenset(free))]
-    tried[0].run()
-    if not tried[0].network.overtaken and early == steps:
-        tried[0].network.program_order = True
-        return tried
-    tried.append(Simulation(module, machine, classes, steps, program_order=True, free=frozenset(free)))
-    tried[1].run()
-    return sorted(tried, key=lambda simulation: simulation.seconds)
+    simulations = [Simulation(module, machine, classes, early, program_order=False, free=frozenset(free))]
+    simulations[0].run()
+    if not simulations[0].network.overtaken and early == steps:
+        simulations[0].network.program_order = True
+        return simulations
+    simulations.append(Simulation(module, machine, classes, steps, program_order=True, free=frozenset(free)))
+    simulations[1].run()
+    return sorted(simulations, key=lambda simulation: simulation.seconds)
 
 
 def _label(op: Op, groups: Groups, group: tuple[int, ...], machine: Machine) -> Any:

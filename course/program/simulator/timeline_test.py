@@ -31,12 +31,12 @@ SPLIT = P("data")
 X, ROWS = {"x": struct(32, 4)}, {"x": SPLIT}
 
 
-def look(local, inputs=X, specs=ROWS, out=SPLIT, mesh=None, machine=MACHINE, free=()):
+def timeline_of(local, inputs=X, specs=ROWS, out=SPLIT, mesh=None, machine=MACHINE, free=()):
     return timeline(parse(program_of(local, inputs, specs, out, mesh)), machine, free=free)
 
 
-def bars(found, stream="compute", kind=None):
-    return [(b.start, b.end) for b in found.bars if b.stream == stream and kind in (None, b.kind) and b.end > b.start]
+def bars(result, stream="compute", kind=None):
+    return [(b.start, b.end) for b in result.bars if b.stream == stream and kind in (None, b.kind) and b.end > b.start]
 
 
 def square(x):
@@ -62,48 +62,48 @@ def scattered(x):
     ],
 )
 def test_a_collective_takes_the_time_of_a_ring(n, collective, out, steps, sent):
-    found = look(collective, {"x": struct(16, 8)}, {"x": P("data")}, out, {"data": n, "tensor": 8 // n})
+    result = timeline_of(collective, {"x": struct(16, 8)}, {"x": P("data")}, out, {"data": n, "tensor": 8 // n})
     block = 16 // n * 8 * 4
-    assert found.seconds == pytest.approx(100 * steps(n) + sent(n) * block)
-    assert found.exposed == {"data": pytest.approx(found.seconds)}
+    assert result.seconds == pytest.approx(100 * steps(n) + sent(n) * block)
+    assert result.exposed == {"data": pytest.approx(result.seconds)}
 
 
 def test_a_branch_hands_out_its_results_together_at_its_end():
     def local(x):
-        anywhere = lax.axis_index("data") >= 0
-        first, third = lax.cond(anywhere, lambda x: (square(x), square(square(x))), lambda x: (x, x), x)
+        always = lax.axis_index("data") >= 0
+        first, third = lax.cond(always, lambda x: (square(x), square(square(x))), lambda x: (x, x), x)
         return lax.ppermute(first, "data", RING) + third
 
-    found = look(local)
-    assert bars(found) == [(0, PRODUCT), (PRODUCT, 2 * PRODUCT), (2 * PRODUCT, 3 * PRODUCT)]
-    assert bars(found, "data") == [(3 * PRODUCT, 3 * PRODUCT + 164)], (
+    result = timeline_of(local)
+    assert bars(result) == [(0, PRODUCT), (PRODUCT, 2 * PRODUCT), (2 * PRODUCT, 3 * PRODUCT)]
+    assert bars(result, "data") == [(3 * PRODUCT, 3 * PRODUCT + 164)], (
         "though its first result is there after one product"
     )
 
 
-def test_a_transfer_runs_beside_what_does_not_need_it():
+def test_a_transfer_overlaps_kernels_that_do_not_need_it():
     def local(x):
         received = lax.ppermute(x, "data", RING)  # 100 + 64 s
         return square(square(x)) + received
 
-    found = look(local)
-    assert bars(found)[:2] == [(0, PRODUCT), (PRODUCT, 2 * PRODUCT)]
-    assert bars(found, "data") == [(0, 164)]
-    assert (found.exposed_seconds, found.seconds) == (0, 2 * PRODUCT)
+    result = timeline_of(local)
+    assert bars(result)[:2] == [(0, PRODUCT), (PRODUCT, 2 * PRODUCT)]
+    assert bars(result, "data") == [(0, 164)]
+    assert (result.exposed_seconds, result.seconds) == (0, 2 * PRODUCT)
 
 
 def test_a_kernel_waits_for_what_it_reads_and_the_wait_is_exposed_unless_the_axis_is_free():
     def local(x):
         return square(lax.ppermute(square(x), "data", RING))
 
-    found = look(local)
-    assert bars(found) == [(0, 128), (128 + 164, 256 + 164)]
-    assert found.exposed == {"data": 164}
-    assert [(piece.stream, piece.seconds, piece.count) for piece in found.critical if piece.seconds > 1] == [
+    result = timeline_of(local)
+    assert bars(result) == [(0, 128), (128 + 164, 256 + 164)]
+    assert result.exposed == {"data": 164}
+    assert [(piece.stream, piece.seconds, piece.count) for piece in result.critical if piece.seconds > 1] == [
         ("compute", 256, 2),
         ("data", 164, 1),
     ]
-    free = look(local, free=("data",))
+    free = timeline_of(local, free=("data",))
     assert (free.seconds, free.exposed_seconds) == (2 * PRODUCT, 0)
 
 
@@ -117,7 +117,7 @@ def test_a_stream_carries_one_collective_at_a_time_and_two_axes_share_the_link()
         def local(x, axis=axis, other=other):
             return lax.ppermute(x, "tensor", swap) + lax.ppermute(2 * x, axis, other)
 
-        assert look(local, {"x": struct(16, 8)}, {"x": spec}, spec, mesh).seconds == pytest.approx(seconds)
+        assert timeline_of(local, {"x": struct(16, 8)}, {"x": spec}, spec, mesh).seconds == pytest.approx(seconds)
 
 
 def test_a_trip_ends_when_its_transfers_end():
@@ -128,18 +128,18 @@ def test_a_trip_ends_when_its_transfers_end():
 
         return sum(lax.scan(trip, (x, x), None, length=3)[0])
 
-    found = look(local)
-    assert bars(found, kind="dot_general") == [(0, 128), (164, 292), (328, 456)]
-    assert found.seconds == 3 * 164
+    result = timeline_of(local)
+    assert bars(result, kind="dot_general") == [(0, 128), (164, 292), (328, 456)]
+    assert result.seconds == 3 * 164
 
 
-def test_what_stands_outside_of_a_loop_may_run_beside_it():
+def test_a_collective_outside_a_loop_may_overlap_it():
     def local(x):
         received = lax.ppermute(x, "data", RING)
         return lax.scan(lambda x, _: (square(x), None), x, None, length=3)[0] + received
 
-    found = look(local)
-    assert found.seconds == 3 * PRODUCT
+    result = timeline_of(local)
+    assert result.seconds == 3 * PRODUCT
 
 
 def test_the_collective_that_is_ready_first_goes_first():
@@ -148,8 +148,8 @@ def test_the_collective_that_is_ready_first_goes_first():
         early = lax.ppermute(x, "data", RING)
         return square(early) + late
 
-    found = look(local)
-    assert bars(found, "data") == [(0, 164), (164, 328)]
+    result = timeline_of(local)
+    assert bars(result, "data") == [(0, 164), (164, 328)]
 
 
 def test_a_collective_is_not_held_up_by_a_kernel_that_waits_for_another():
@@ -159,8 +159,8 @@ def test_a_collective_is_not_held_up_by_a_kernel_that_waits_for_another():
         slow = square(lax.ppermute(x, "data", [(0, 1), (1, 2), (2, 3)]))
         return slow + lax.ppermute(x, "tensor", [(0, 1), (1, 0)])
 
-    found = look(local, {"x": struct(16, 8)}, {"x": spec}, spec, mesh, free=("tensor",))
-    assert {bar.start for bar in found.bars if bar.stream in ("data", "tensor")} == {0}
+    result = timeline_of(local, {"x": struct(16, 8)}, {"x": spec}, spec, mesh, free=("tensor",))
+    assert {bar.start for bar in result.bars if bar.stream in ("data", "tensor")} == {0}
 
 
 def test_transfers_that_wait_for_each_other_are_all_exposed():
@@ -168,10 +168,12 @@ def test_transfers_that_wait_for_each_other_are_all_exposed():
         gathered = lax.all_gather(x, "data", tiled=True)
         return square(lax.psum_scatter(gathered, "tensor", scatter_dimension=0, tiled=True))
 
-    found = look(local, {"x": struct(8, 8)}, {"x": P("data", "tensor")}, P("data", "tensor"), {"data": 2, "tensor": 2})
-    (device,) = found.devices
+    result = timeline_of(
+        local, {"x": struct(8, 8)}, {"x": P("data", "tensor")}, P("data", "tensor"), {"data": 2, "tensor": 2}
+    )
+    (device,) = result.devices
     assert device.waiting == 0
-    assert device.exposed == {axis: end - start for axis in ("data", "tensor") for start, end in bars(found, axis)}
+    assert device.exposed == {axis: end - start for axis in ("data", "tensor") for start, end in bars(result, axis)}
 
 
 def over_three_axes():
@@ -198,17 +200,17 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("make", PROGRAMS.values(), ids=PROGRAMS)
 def test_where_time_goes_adds_up_and_so_does_the_critical_path(make):
-    found = timeline(parse(make()), machine("8xA5000"))
-    for device in found.devices:
+    result = timeline(parse(make()), machine("8xA5000"))
+    for device in result.devices:
         parts = device.busy + device.waiting + sum(device.exposed.values())
         assert parts == pytest.approx(device.end)
-    assert sum(piece.seconds for piece in found.critical) == pytest.approx(found.seconds)
+    assert sum(piece.seconds for piece in result.critical) == pytest.approx(result.seconds)
 
 
 def test_work_of_the_simulation_grows_with_devices_that_differ_and_not_with_those_that_do_not():
     def steps(stages, data):
-        found = simulate(parse(pipeline(stages, 4, masked=False, data=data)), WIDE)[0]
-        return MAX_STEPS - found.steps_left
+        simulation = simulate(parse(pipeline(stages, 4, masked=False, data=data)), WIDE)[0]
+        return MAX_STEPS - simulation.steps_left
 
     assert steps(2, 1) == steps(2, 8)
     # A forward pass has stages + 3 ticks.
@@ -220,9 +222,9 @@ def test_a_collective_starts_when_the_last_of_its_group_is_ready_and_the_others_
         mine = lax.cond(lax.axis_index("data") == 0, lambda x: square(square(x)), lambda x: x, x)
         return lax.ppermute(mine, "data", RING)
 
-    found = look(local)
-    assert found.seconds == 2 * PRODUCT + 164
-    first, others = found.devices
+    result = timeline_of(local)
+    assert result.seconds == 2 * PRODUCT + 164
+    first, others = result.devices
     assert (first.members, others.members) == ((0,), tuple(range(1, 8)))
     assert (first.busy, first.waiting, first.exposed) == (256, 0, {"data": 164})
     assert (others.busy, others.waiting, others.exposed) == (0, 256, {"data": 164})
@@ -230,13 +232,13 @@ def test_a_collective_starts_when_the_last_of_its_group_is_ready_and_the_others_
 
 def test_a_collective_that_not_every_device_reaches_is_a_deadlock_with_both_lines():
     def local(x):
-        def one(x):
+        def sum_branch(x):
             return lax.psum(lax.pcast(x, "data", to="varying"), "data")
 
-        def other(x):
+        def max_branch(x):
             return lax.pmax(lax.pcast(x, "data", to="varying"), "data")
 
-        return lax.cond(lax.axis_index("data") == 0, one, other, x)
+        return lax.cond(lax.axis_index("data") == 0, sum_branch, max_branch, x)
 
     program = program_of(local, {"x": struct(8)}, {"x": P()}, P(), locate=lambda f: "here" if f == __file__ else None)
     with pytest.raises(ProgramError, match=r"here:(\d+).*forever.*all_reduce.*all_reduce \(here:(?!\1)\d+\)"):
@@ -252,8 +254,8 @@ def test_devices_that_behave_alike_are_simulated_once():
 
     mesh, spec = {"data": 8, "tensor": 8}, P("data", "tensor")
     for function, members in ((local, [64]), (stages, [16, 48])):
-        found = look(function, {"x": struct(32, 32)}, {"x": spec}, spec, mesh)
-        assert [len(device.members) for device in found.devices] == members
+        result = timeline_of(function, {"x": struct(32, 32)}, {"x": spec}, spec, mesh)
+        assert [len(device.members) for device in result.devices] == members
 
 
 def test_the_slowest_link_of_a_permute_decides():
@@ -262,12 +264,14 @@ def test_the_slowest_link_of_a_permute_decides():
     )
 
     for to, seconds in ((0, 16), (2, 64)):
-        assert look(lambda x, to=to: lax.ppermute(x, "data", [(0, 1), (1, to)]), machine=pairs).seconds == seconds
+        assert (
+            timeline_of(lambda x, to=to: lax.ppermute(x, "data", [(0, 1), (1, to)]), machine=pairs).seconds == seconds
+        )
 
 
 def test_elementwise_chains_are_one_kernel_charged_its_memory_traffic():
     machine = Machine("memory", "device", 8, {"f32": 1e30}, 1e30, 1e9, 1.0, (Link("link", 8, 1.0, 0.0),))
-    chain = look(lambda x, y: jnp.tanh(x * 2 + y), {**X, "y": X["x"]}, {**ROWS, "y": SPLIT}, machine=machine)
+    chain = timeline_of(lambda x, y: jnp.tanh(x * 2 + y), {**X, "y": X["x"]}, {**ROWS, "y": SPLIT}, machine=machine)
     assert len(bars(chain)) == 1
     assert chain.seconds == 3 * 64
 
@@ -275,7 +279,7 @@ def test_elementwise_chains_are_one_kernel_charged_its_memory_traffic():
 def test_too_many_devices_for_the_machine_is_an_error_that_says_so():
     small = Machine("one", "device", 1, {"f32": 1.0}, 1.0, 1.0, 1.0, (Link("link", 1, 1.0, 0.0),))
     with pytest.raises(ValueError, match="needs 8 devices and one has 1"):
-        look(square, machine=small)
+        timeline_of(square, machine=small)
 
 
 SCRIPT = """
@@ -329,9 +333,9 @@ def test_gather_on_eight_nodes_takes_the_closed_form_of_its_levels(axes, seconds
     def local(x):
         return lax.all_gather(x, axes, tiled=True)
 
-    found = look(local, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, NODES)
-    assert found.seconds == pytest.approx(seconds)
-    assert [len(device.members) for device in found.devices] == [64]
+    result = timeline_of(local, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, NODES)
+    assert result.seconds == pytest.approx(seconds)
+    assert [len(device.members) for device in result.devices] == [64]
 
 
 def test_gathers_over_nodes_and_within_one_do_not_share_but_those_over_all_devices_do():
@@ -339,15 +343,15 @@ def test_gathers_over_nodes_and_within_one_do_not_share_but_those_over_all_devic
         along = lax.all_gather(x, "data", tiled=True), lax.all_gather(x, "tensor", tiled=True)
         return along[0][:1] + along[1][:1]
 
-    both = look(local, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, NODES)
-    assert both.seconds == pytest.approx(7 * 1000 + 7 * 16 / 0.1)
+    result = timeline_of(local, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, NODES)
+    assert result.seconds == pytest.approx(7 * 1000 + 7 * 16 / 0.1)
 
     def crowded(x):
         everywhere = lax.all_gather(x, ("data", "tensor"), tiled=True)
         return everywhere[:1] + lax.all_gather(x, "tensor", tiled=True)[:1]
 
     slow = replace(NODES, links=(replace(NODES.links[0], latency=0), replace(NODES.links[1], latency=0)))
-    shared = look(crowded, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, slow)
+    shared = timeline_of(crowded, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, slow)
     # Both use the links inside a node, at half the rate until the 7 x 16 bytes have arrived; the ring then at 0.8.
     assert shared.seconds == pytest.approx(2 * 7 * 16 + (63 * 16 - 7 * 16) / 0.8)
 
@@ -358,11 +362,11 @@ def test_only_devices_at_the_edge_of_a_node_send_to_the_next_and_have_its_adapte
     def local(x):
         return lax.ppermute(x, ("data", "tensor"), ring)
 
-    apart, one = NODES.links[1], replace(NODES.links[1], shared=True)
-    for link, seconds in ((apart, 1000 + 16 / 0.1), (one, 1000 + 16 / 0.1)):
+    separate_link, shared_link = NODES.links[1], replace(NODES.links[1], shared=True)
+    for link, seconds in ((separate_link, 1000 + 16 / 0.1), (shared_link, 1000 + 16 / 0.1)):
         machine = replace(NODES, links=(NODES.links[0], link))
-        found = look(local, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, machine)
-        assert found.seconds == pytest.approx(seconds)
+        result = timeline_of(local, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, machine)
+        assert result.seconds == pytest.approx(seconds)
 
 
 def test_shared_adapter_serves_all_devices_of_a_node_in_turn():
@@ -372,9 +376,9 @@ def test_shared_adapter_serves_all_devices_of_a_node_in_turn():
     machine = replace(
         NODES, links=(replace(NODES.links[0], latency=0), replace(NODES.links[1], latency=0, shared=True))
     )
-    found = look(local, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, machine)
+    result = timeline_of(local, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, machine)
     # 0.1 bytes per second for 8 x 16 bytes of the permutes and 63 x 16 of the ring, each at half of it at first.
-    assert found.seconds == pytest.approx((8 * 16 + 63 * 16) / 0.1)
+    assert result.seconds == pytest.approx((8 * 16 + 63 * 16) / 0.1)
 
 
 def test_axes_of_a_torus_have_wires_of_their_own():
@@ -383,8 +387,8 @@ def test_axes_of_a_torus_have_wires_of_their_own():
         return along[0][:1] + along[1][:1]
 
     torus = replace(MACHINE, links=(Link("torus", 64, 1.0, 0.0, torus=(8, 8), wraps=8),))
-    found = look(local, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, torus)
-    assert found.seconds == pytest.approx(7 * 16 / 2)
+    result = timeline_of(local, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, torus)
+    assert result.seconds == pytest.approx(7 * 16 / 2)
     switch = replace(MACHINE, links=(Link("switch", 64, 1.0, 0.0),))
-    found = look(local, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, switch)
-    assert found.seconds == pytest.approx(2 * 7 * 16)
+    result = timeline_of(local, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, switch)
+    assert result.seconds == pytest.approx(2 * 7 * 16)

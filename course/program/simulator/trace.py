@@ -37,8 +37,8 @@ def trace_text(timeline: Timeline) -> str:
 
 def device_name(device: DeviceTime) -> str:
     """``device 0 (and 3 more alike)``."""
-    more = len(device.members) - 1
-    return f"device {device.device}" + (f" (and {more} more alike)" if more else "")
+    other_members = len(device.members) - 1
+    return f"device {device.device}" + (f" (and {other_members} more alike)" if other_members else "")
 
 
 def shape_text(shape: tuple[int, ...], dtype: str) -> str:
@@ -69,8 +69,8 @@ def _device(
     return events + _arrows(streams, threads, pid, arrows)
 
 
-def _about(what: str, pid: int, tid: int, **args: str | int) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
+def _about(metadata_name: str, pid: int, tid: int, **args: str | int) -> dict[str, Any]:
+    return {"ph": "M", "name": metadata_name, "pid": pid, "tid": tid, "args": args}
 
 
 def _complete(name: str, category: str, start: float, end: float, pid: int, tid: int) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def stages(x):
 
 
 @pytest.fixture(scope="module", params=["ring", "stages"])
-def found(request):
+def result(request):
     if request.param == "ring":
         arrays = {"x": struct(64, 4), "w": struct(4, 4)}
         program = program_of(ring, arrays, {"x": P("data"), "w": P()}, P())
@@ -71,45 +71,47 @@ def found(request):
     return timeline(parse(program), MACHINE)
 
 
-def test_a_trace_has_the_documented_form(found):
-    jsonschema.validate(json.loads(json.dumps(to_trace(found))), SCHEMA)
+def test_a_trace_has_the_documented_form(result):
+    jsonschema.validate(json.loads(json.dumps(to_trace(result))), SCHEMA)
 
 
-def test_a_trace_reader_that_knows_perfettos_rules_finds_nothing_to_mend(found, tmp_path):
-    (tmp_path / "trace.json").write_text(trace_text(found))
+def test_a_trace_reader_that_knows_perfettos_rules_finds_nothing_to_mend(result, tmp_path):
+    (tmp_path / "trace.json").write_text(trace_text(result))
     fix_overlaps(str(tmp_path / "trace.json"), str(tmp_path / "read.json"), 0.0)
     before, after = (json.loads((tmp_path / name).read_text())["traceEvents"] for name in ("trace.json", "read.json"))
     in_order = {json.dumps(e, sort_keys=True) for e in before}
     assert {json.dumps(e, sort_keys=True) for e in after} == in_order
 
 
-def test_every_bar_is_in_the_trace_with_its_line_and_its_times(found):
-    events = [e for e in to_trace(found)["traceEvents"] if e["ph"] == "X" and e["cat"] != "idle"]
-    wanted = sorted((b.device, round(b.start * 1e9), round(b.end * 1e9), b.line or "unknown line") for b in found.bars)
-    seen = [(e["pid"], e["ts"] * 1000, (e["ts"] + e["dur"]) * 1000, e["args"]["line"]) for e in events]
-    assert [(d, round(s), round(e), line) for d, s, e, line in sorted(seen)] == wanted
+def test_every_bar_is_in_the_trace_with_its_line_and_its_times(result):
+    events = [e for e in to_trace(result)["traceEvents"] if e["ph"] == "X" and e["cat"] != "idle"]
+    expected = sorted(
+        (b.device, round(b.start * 1e9), round(b.end * 1e9), b.line or "unknown line") for b in result.bars
+    )
+    actual = [(e["pid"], e["ts"] * 1000, (e["ts"] + e["dur"]) * 1000, e["args"]["line"]) for e in events]
+    assert [(d, round(s), round(e), line) for d, s, e, line in sorted(actual)] == expected
 
 
-def test_processes_are_classes_of_devices_and_threads_their_streams(found):
-    events = to_trace(found)["traceEvents"]
+def test_processes_are_classes_of_devices_and_threads_their_streams(result):
+    events = to_trace(result)["traceEvents"]
     processes = [e["args"]["name"] for e in events if e["name"] == "process_name"]
     threads = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert len(processes) == len(found.devices)
+    assert len(processes) == len(result.devices)
     assert processes[0] == ("device 0 (and 7 more alike)" if len(processes) == 1 else "device 0")
     assert threads == {"compute", "send over data", IDLE}
 
 
-def test_an_arrow_leads_from_a_collective_to_the_kernel_that_waited_for_it(found):
-    events = to_trace(found)["traceEvents"]
+def test_an_arrow_leads_from_a_collective_to_the_kernel_that_waited_for_it(result):
+    events = to_trace(result)["traceEvents"]
     starts, ends = ({e["id"]: e for e in events if e["ph"] == phase} for phase in "sf")
     assert starts and starts.keys() == ends.keys()
     kernels = {(e["pid"], e["ts"]) for e in events if e["ph"] == "X" and e["cat"] in ("matmul", "kernel")}
     assert all((e["pid"], e["ts"]) in kernels for e in ends.values())
 
 
-def test_gaps_add_up_to_what_the_timeline_says(found):
-    for device in found.devices:
-        idle = gaps(found, device)
+def test_gaps_add_up_to_what_the_timeline_says(result):
+    for device in result.devices:
+        idle = gaps(result, device)
         exposed = sum(gap.end - gap.start for gap in idle if gap.axes == "data")
         waiting = sum(gap.end - gap.start for gap in idle if not gap.axes)
         assert exposed == pytest.approx(device.exposed.get("data", 0.0), abs=1e-6)

@@ -33,21 +33,21 @@ def transfer(
     if op.kind == "collective_permute":
         pairs = [pair for pair in groups.pairs if pair[0] in group]
         wire = size = float(sum(operand.bytes for operand in op.operands))
-        each = [machine.transfer(op.kind, group, wire, size, pair=pair) for pair in pairs]
-        latency, rate = max(e[0] for e in each), min(e[1] for e in each)
-        used = [(machine.link_of(group), rate)]
+        transfers = [machine.transfer(op.kind, group, wire, size, pair=pair) for pair in pairs]
+        latency, rate = max(e[0] for e in transfers), min(e[1] for e in transfers)
+        link_rates = [(machine.link_of(group), rate)]
         source, target = pairs[0]
         directions = (1,) if (target - source) % len(group) <= len(group) // 2 else (2,)
     else:
         wire = sum(wire_bytes(op, operand.bytes, len(group), group[0]) for operand in op.operands)
         size = float(sum(max(a.bytes, b.bytes) for a, b in zip(op.operands, op.results, strict=True)))
         latency, rate = machine.transfer(op.kind, group, wire, size)
-        used = machine.level_rates(op.kind, group)
+        link_rates = machine.level_rates(op.kind, group)
         if op.kind in machine.links[machine.link_of(group)].rates:
-            used = [(machine.link_of(group), rate)]
+            link_rates = [(machine.link_of(group), rate)]
     places = tuple(
         (place, capacity)
-        for link, capacity in used
+        for link, capacity in link_rates
         for place in _places(machine, link, groups.axes, directions, group, members)
     )
     if free.issuperset(groups.axes):

@@ -62,7 +62,7 @@ def rows_of(case: Case[StepSizes]) -> int:
 def wrap_loss(function: Any, case: Case[StepSizes]) -> Wrapped:
     """Loss of every device, and gradients for the cotangent ``upstream`` of each group.
 
-    Each returns its own share of the gradient of embedding and head.
+    Each device returns its own share of the gradient of embedding and head.
     """
     axis, model, rows, others = pipe_of(case), model_of(case), row_axes(case), others_of(case, pipe_of)
     results = {"values": P((*others, axis)), "gradients": P(rows, axis), "refused": P()}
@@ -72,7 +72,7 @@ def wrap_loss(function: Any, case: Case[StepSizes]) -> Wrapped:
 
         def loss_of(params, model=model):
             loss = function(params, batch, key, model, case.sizes.num_microbatches, axis)
-            scalar("pipeline_loss", loss, "the mean loss of all that count")
+            scalar("pipeline_loss", loss, "the mean loss over all unmasked rows")
             return varying(loss, others)
 
         loss, gradients = pull_back(loss_of, params, upstream[0])

@@ -1,6 +1,6 @@
 """Microbatches, ticks and whole schedules: inputs of their functions, and the form of their results.
 
-When a stage has work is the answer of ``pipeline_tick``: the mask of results to compare arrives as an input.
+When a stage has work is what ``pipeline_tick`` must compute, so the mask of results to compare arrives as an input.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from course.mesh import varying
 # The constant that a stage adds to its products.
 SHIFT = 0.5
 EXECUTED = ("weights", "microbatches")
-# Possible ends of a call that must be refused: no error, another type of error, or a message that lacks a number.
+# How a call that must be refused can end: no error, another type of error, a message that lacks a number, or refused.
 ACCEPTED, OTHER_ERROR, UNNAMED, REFUSED = range(4)
 
 
@@ -45,7 +45,7 @@ def row_axes(case: Case[Any]) -> Any:
 
 
 def refusal(call: Callable[[], Any], *numbers: int) -> int:
-    """How ``call`` ends; ``REFUSED`` is a ``ValueError`` that names the numbers. None of it enters the program."""
+    """Return how ``call`` ends: ``REFUSED`` is a ``ValueError`` that names the numbers. The program is not affected."""
     try:
         jax.eval_shape(call)
     except ValueError as error:
@@ -106,7 +106,7 @@ def stage_of(weights: jax.Array, case: Case[Blocks]) -> Callable[..., jax.Array]
 
 
 def tick_shapes(case: Case[Blocks]) -> dict[str, Any]:
-    """``counted`` marks the results of a stage and a tick that are compared: idle stages may return anything."""
+    """``counted`` marks the stages and ticks whose results are compared: idle stages may return anything."""
     s, stages, ticks = case.sizes, stages_of(case), case.given["ticks"]
 
     def leaf(*shape, dtype: Any = np.float32):
@@ -124,7 +124,7 @@ def tick_shapes(case: Case[Blocks]) -> dict[str, Any]:
 
 
 def wrap_tick(function: Any, case: Case[Blocks]) -> Wrapped:
-    """Every tick of a schedule, each with other arriving data; whatever is not ``counted`` becomes zero."""
+    """Every tick of a schedule, each with different arriving data; whatever is not ``counted`` becomes zero."""
     axis, number_of_ticks = pipe_of(case), case.given["ticks"]
 
     def local(weights, microbatches, arrived, upstream, counted):

@@ -31,10 +31,10 @@ _ROLES = {"params": "state", "key": "key"}
 
 def wrap_init(function: Any, case: Case[Sizes]) -> Wrapped:
     """The parts, assembled by the specs that come with them."""
-    how = case.sizes.num_repeats, case.sizes.min_size, *axes_of(case)
+    args = case.sizes.num_repeats, case.sizes.min_size, *axes_of(case)
 
     def local(params):
-        result = tuple_of("init_3d", function(params, *how), "parts", "specs")
+        result = tuple_of("init_3d", function(params, *args), "parts", "specs")
         parts = same_tree("parts", result[0], params)
         specs = same_tree("specs", result[1], params, is_leaf=lambda s: isinstance(s, P))
         leaves = jax.tree.leaves(specs, is_leaf=lambda s: isinstance(s, P)), jax.tree.leaves(stacked_of(case))
@@ -76,8 +76,8 @@ def _same_in_a_pipeline(loss: Any, case: Case[Sizes]) -> Any:
     differs = varying_axes(loss) & {pipe, tensor}
     if differs:
         raise Mismatch(
-            f"forward_3d returned a loss that is typed as another on each device of {' and '.join(sorted(differs))}: "
-            "whoever differentiates it differentiates several losses. Which collective gives one that all have?"
+            f"forward_3d returned a loss that is typed as different on each device of {' and '.join(sorted(differs))}: "
+            "differentiating it differentiates several losses. Which collective returns one loss that all share?"
         )
     return loss
 
@@ -89,15 +89,15 @@ def wrap_step(function: Any, case: Case[Sizes]) -> Wrapped:
     def local(params, batch, key, learning_rate, largest_norm):
         key = jax.random.wrap_key_data(key)
 
-        def one(params, given):
-            number, rows = given
+        def step(params, numbered):
+            number, rows = numbered
             own = jax.random.fold_in(key, number)
-            found = function(params, specs, rows, own, options_of(case), *axes, learning_rate, largest_norm)
-            return varying(state_and_loss("train_step_3d", "params", found, params, case), case.mesh)
+            result = function(params, specs, rows, own, options_of(case), *axes, learning_rate, largest_norm)
+            return varying(state_and_loss("train_step_3d", "params", result, params, case), case.mesh)
 
         numbers = np.arange(case.sizes.steps, dtype=np.int32)
         before = varying(params, case.mesh)
-        after, losses = lax.scan(one, before, (numbers, batch))
+        after, losses = lax.scan(step, before, (numbers, batch))
         gradients = jax.tree.map(lambda old, new: ((old - new) / learning_rate)[None], before, after)
         resident = jax.tree.map(lambda leaf: leaf[None], after)
         return {"values": {"loss": losses[None], "params": resident}, "gradients": gradients}

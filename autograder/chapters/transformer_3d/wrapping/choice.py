@@ -54,17 +54,19 @@ def questions(case: Case[Models]) -> list[Question]:
 def wrap_choice(function: Callable[..., Any], case: Case[Models]) -> Wrapped:
     """The answers to all questions: choices, and refusals."""
 
-    def every():
-        where, found = machine_of(case), []
+    def all_answers():
+        hardware, answers = machine_of(case), []
         for sizes, batch in questions(case):
-            found.append(
-                answer_or_refusal(function, sizes, where.num_devices, batch, estimator(sizes, where, batch, COURSE))
+            answers.append(
+                answer_or_refusal(
+                    function, sizes, hardware.num_devices, batch, estimator(sizes, hardware, batch, COURSE)
+                )
             )
-        if all(answer is None for answer in found):
+        if all(answer is None for answer in answers):
             raise Mismatch("choose_mesh returned None every time (is a return missing?), expected a Choice")
-        return tuple(_formed(answer) for answer in found)
+        return tuple(_formed(answer) for answer in answers)
 
-    return wrap_answer("choose_mesh", every, None, case, MOST)
+    return wrap_answer("choose_mesh", all_answers, None, case, MOST)
 
 
 def _formed(answer: Any) -> Any:

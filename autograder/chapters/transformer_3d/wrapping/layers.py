@@ -38,12 +38,14 @@ def wrap_whole(function: Any, case: Case[Sizes]) -> Wrapped:
 
     def local(params, upstream):
         def whole(params):
-            found = {}
+            gathered = {}
             for names, shared in ((("layers",), (tensor,)), (("embed", "head"), (pipe, tensor))):
-                given = ({name: tree[name] for name in names} for tree in (params, specs))
-                found |= same_tree("weights", function(*given, dtype, data, shared), {n: params[n] for n in names})
-            same_shapes("whole_weights", found, {name: shapes[name] for name in found}, case)
-            return varying(found, case.mesh)
+                subtrees = ({name: tree[name] for name in names} for tree in (params, specs))
+                gathered |= same_tree(
+                    "weights", function(*subtrees, dtype, data, shared), {n: params[n] for n in names}
+                )
+            same_shapes("whole_weights", gathered, {name: shapes[name] for name in gathered}, case)
+            return varying(gathered, case.mesh)
 
         weights, back = jax.vjp(whole, varying(params, case.mesh))
         (gradients,) = back(jax.tree.map(lambda leaf: leaf[0], upstream))
@@ -137,8 +139,8 @@ def wrap_layers(function: Any, case: Case[Sizes]) -> Wrapped:
         y, back = jax.vjp(computed, varying(layers, case.mesh), varying(x, case.mesh))
         last = stage == lax.axis_size(pipe) - 1
         of_layers, of_x = back(varying(jnp.where(last, upstream, 0), case.mesh))
-        found = {"layers": of_layers, "x": jnp.where(stage == 0, of_x, 0)}
-        return jax.tree.map(lambda a: a[None], {"values": jnp.where(last, y, 0), "gradients": found})
+        gradients = {"layers": of_layers, "x": jnp.where(stage == 0, of_x, 0)}
+        return jax.tree.map(lambda a: a[None], {"values": jnp.where(last, y, 0), "gradients": gradients})
 
     inputs = {
         "params": (stacked_of(case)["layers"], specs),

@@ -1,4 +1,4 @@
-"""Try, without any filter of its own, to access what is outside the sandbox."""
+"""Try to access what is outside the sandbox, without any filter on this process itself."""
 
 import importlib
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def attempt(function, *arguments):
-    """Call `function`: its result, or the name of the error that stopped it."""
+    """Call `function`; return its result, or the name of the error that stopped it."""
     try:
         return function(*arguments) or "done"
     except BaseException as error:
@@ -19,20 +19,20 @@ def attempt(function, *arguments):
 
 
 def open_descriptors():
-    found = []
+    descriptors = []
     for fd in range(256):
         with suppress(OSError):
             os.fstat(fd)
-            found.append(fd)
-    return found
+            descriptors.append(fd)
+    return descriptors
 
 
 def processes():
-    found = []
+    command_lines = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(PermissionError):
-            found.append(Path(f"/proc/{name}/cmdline").read_text())
-    return str(found)
+            command_lines.append(Path(f"/proc/{name}/cmdline").read_text())
+    return str(command_lines)
 
 
 def fill(scratch):
@@ -43,19 +43,19 @@ def fill(scratch):
 
 def main():
     print(flush=True)
-    given, scratch = json.loads(sys.stdin.readline()), os.environ["TMPDIR"]
+    request, scratch = json.loads(sys.stdin.readline()), os.environ["TMPDIR"]
     touch = lambda path: Path(path).touch()  # noqa: E731
     unshare = lambda: subprocess.run(["unshare", "-Ur", "true"], check=True, capture_output=True)  # noqa: E731
     result = {
         "pid": os.getpid(),
         "environment": dict(os.environ),
         "fds": open_descriptors(),
-        "read": {path: attempt(lambda path: str(Path(path).read_bytes()[:9]), path) for path in given["files"]},
-        "listed": {path: attempt(lambda path: str(os.listdir(path)), path) for path in given["folders"]},
-        "written": {path: attempt(touch, f"{path}/meshcraft-was-here") for path in given["places"]},
+        "read": {path: attempt(lambda path: str(Path(path).read_bytes()[:9]), path) for path in request["files"]},
+        "listed": {path: attempt(lambda path: str(os.listdir(path)), path) for path in request["folders"]},
+        "written": {path: attempt(touch, f"{path}/meshcraft-was-here") for path in request["places"]},
         "scratch": attempt(touch, f"{scratch}/allowed"),
-        "connect": attempt(lambda: socket.create_connection(("127.0.0.1", given["port"]), 2).close()),
-        "signal": attempt(os.kill, given["pid"], 0),
+        "connect": attempt(lambda: socket.create_connection(("127.0.0.1", request["port"]), 2).close()),
+        "signal": attempt(os.kill, request["pid"], 0),
         "processes": attempt(processes),
         "namespace": attempt(lambda: unshare() and None),
         "import": attempt(importlib.import_module, "solutions.primer"),

@@ -1,4 +1,4 @@
-"""Compute with 8 devices in a process that has refused itself everything else."""
+"""Compute with 8 devices in a process that has denied itself everything else."""
 
 import ctypes
 import json

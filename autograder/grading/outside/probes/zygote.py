@@ -20,8 +20,8 @@ from autograder.grading.inside.jailed_child import Limits, fork_confined
 def shapes(result):
     mesh = jax.sharding.AbstractMesh((8,), ("data",))
     total = jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
-    where = jax.sharding.NamedSharding(mesh, P("data"))
-    leaf = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=where)
+    sharding = jax.sharding.NamedSharding(mesh, P("data"))
+    leaf = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding)
     result.write(export.export(jax.jit(total), platforms=("cpu",))(leaf).serialize())
 
 

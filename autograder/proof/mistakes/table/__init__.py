@@ -1,4 +1,4 @@
-"""The typical mistakes of every chapter that has some, a module each, in the order of the course."""
+"""The typical mistakes of every chapter that has some, one module per chapter, in the order of the course."""
 
 import importlib
 from dataclasses import replace
@@ -11,6 +11,6 @@ MISTAKES: list[Mistake] = [
     replace(mistake, function=function, name=name)
     for chapter in CHAPTERS
     if find_spec(f"{__name__}.{chapter.name}")
-    for function, named in importlib.import_module(f"{__name__}.{chapter.name}").MISTAKES.items()
-    for name, mistake in named.items()
+    for function, mistakes in importlib.import_module(f"{__name__}.{chapter.name}").MISTAKES.items()
+    for name, mistake in mistakes.items()
 ]

@@ -1,5 +1,5 @@
 """Typical mistakes in ``async_tensor_parallel``, and the messages that they must get."""
-# ruff: noqa: E501  edits and quoted lines are a notebook's, whole
+# ruff: noqa: E501  edits and quoted lines keep the length that they have in a notebook
 
 from autograder.proof.mistakes import Mistake
 
@@ -43,7 +43,7 @@ MISTAKES = {
     },
     "matmul_ring_scatter": {
         "sum begun with the own rows": Mistake(
-            r"Which rows has a partial sum been made of when it arrives, and where does it end\?",
+            r"When a partial sum arrives, which rows is it for, and on which device does it end\?",
             {"own(index - 1), jnp.arange": "own(index), jnp.arange"},
         )
     },

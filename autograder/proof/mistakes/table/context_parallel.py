@@ -20,7 +20,7 @@ MISTAKES = {
                 ),
                 "(a[..., None] * out_a + b[..., None] * out_b) / total[..., None]": "first * out_a + second * out_b",
             },
-            never="By how much of the whole sum",
+            never="What share of the whole sum",
         ),
         "NaN where no key is seen": Mistake(
             r"what if a query has no key in one set, or in both\?",
@@ -67,7 +67,7 @@ MISTAKES = {
     },
     "cp_transformer_step": {
         "a ring with JAX's own derivative": Mistake(
-            r"ring_attention, which cp_transformer_step calls, falls short of “permute bytes”, “live temp.* by itself",
+            r"ring_attention, which cp_transformer_step calls, falls short of “permute bytes”, “live temp.* on its own",
             PLAIN_RING,
             inside="ring_attention",
         )

@@ -1,5 +1,5 @@
 """Typical mistakes in ``data_parallel``, and the messages that they must get."""
-# ruff: noqa: E501  edits and quoted lines are a notebook's, whole
+# ruff: noqa: E501  edits and quoted lines keep the length that they have in a notebook
 
 from autograder.proof.mistakes import EDITED, Mistake
 
@@ -44,10 +44,10 @@ MISTAKES = {
             {
                 'share = jnp.sum(microbatch["mask"]) / count': "share = 1 / (num_microbatches * lax.axis_size(axis_name))"
             },
-            never="does decay pull|less is sent than should be",
+            never="does weight decay change|less is sent than should be",
         ),
         "parameters that are the same everywhere": Mistake(
-            r"JAX put these all-reduces into the backward pass.*the same on all devices",
+            r"JAX inserted these all-reduces into the backward pass.*the same on all devices",
             {
                 "microbatch))(varying)": "microbatch))(params)",
                 'to="varying"), varying))': 'to="varying"), params))',

@@ -12,7 +12,7 @@ MISTAKES = {
             line="returned = lax.all_to_all(computed, axis_name, split_axis=0, concat_axis=1, tiled=True)",
         ),
         "shared expert left out": Mistake(
-            r"does every token get the shared expert's part, as it is\?",
+            r"does every token get the shared expert's output, unscaled\?",
             {'expert_mlp(params["shared"], x) + combine': "combine"},
         ),
         "bias added to the logits": Mistake(
@@ -35,7 +35,7 @@ MISTAKES = {
             never="has what belongs",
         ),
         "gates divided by their sum": Mistake(
-            r"Of which numbers is a gate",
+            r"Which numbers is a gate computed from",
             {
                 "return jnp.take_along_axis(gates, experts, axis=1), experts": (
                     "kept = jnp.take_along_axis(gates, experts, axis=1)\n"
@@ -46,7 +46,7 @@ MISTAKES = {
     },
     "balancing_loss": {
         "an expert with its share is taken for a busy one": Mistake(
-            r"Along dim 0, of 8, only indices 0 and 4 are wrong.*what of an expert with exactly its share",
+            r"Along dim 0 \(of size 8\), only indices 0 and 4 are wrong.*what happens to an expert with exactly its",
             {
                 "bias + rate * jnp.sign(1 / num_experts - load)": (
                     "jnp.where(load >= 1 / num_experts, bias - rate, bias + rate)"
@@ -102,7 +102,8 @@ MISTAKES = {
             never="which part does each device take",
         ),
         "no balance in the loss": Mistake(
-            r"are both losses of the router in it, with their weights", {" + model.balance * jnp.mean(balance)": ""}
+            r"does it include both losses of the router, with their weights",
+            {" + model.balance * jnp.mean(balance)": ""},
         ),
     },
     "overlapped_moe": {

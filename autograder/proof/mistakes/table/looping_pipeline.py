@@ -1,17 +1,17 @@
 """Typical mistakes in ``looping_pipeline``, and the messages that they must get."""
-# ruff: noqa: E501  edits and quoted lines are a notebook's, whole
+# ruff: noqa: E501  edits and quoted lines keep the length that they have in a notebook
 
 from autograder.proof.mistakes import Mistake
 
 MISTAKES = {
     "execute_looping_pipeline": {
         "nothing waits at stage 0": Mistake(
-            r"\(on the device at pipe 3\)\. On device 3 indices 0 to 3 of dim 0 .*with more microbatches than stages, what comes back is early",
+            r"\(on the device at pipe 3\)\. On device 3 indices 0 to 3 of dim 0 .*With more microbatches than stages, what comes back is early",
             {"waiting[microbatch], arrived)": "jnp.where(repeat == 0, microbatches[microbatch], arrived), arrived)"},
             never="dropout|other devices are right",
         ),
         "inputs that do not wait": Mistake(
-            r"Along dim 0, of 6, only indices 3, 4 and 5 are wrong",
+            r"Along dim 0 \(of size 6\), only indices 3, 4 and 5 are wrong",
             {"jnp.maximum(t - index, 0)": "t"},
             never="Only devices at",
         ),

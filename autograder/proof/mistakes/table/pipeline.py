@@ -1,5 +1,5 @@
 """Typical mistakes in ``pipeline``, and the messages that they must get."""
-# ruff: noqa: E501  edits and quoted lines are a notebook's, whole
+# ruff: noqa: E501  edits and quoted lines keep the length that they have in a notebook
 
 from autograder.proof.mistakes import CANNOT_BRANCH, EDITED, Mistake
 

@@ -1,5 +1,5 @@
 """Typical mistakes in ``schedules``, and the messages that they must get."""
-# ruff: noqa: E501  edits and quoted lines are a notebook's, whole
+# ruff: noqa: E501  edits and quoted lines keep the length that they have in a notebook
 
 from autograder.proof.mistakes import EDITED, Mistake
 
@@ -12,7 +12,7 @@ MISTAKES = {
             r"is enough\. Stage 1 begins with 4 forward passes: "
             r"which of them could come after its first backward pass\?.*1F1B: one forward, one backward, then flush",
             {"min(num_stages - stage, num_microbatches)": "min(num_stages, num_microbatches)"},
-            never="had it begun enough",
+            never="had it started enough",
         ),
         "one microbatch too many in flight": Mistake(
             r"which microbatch does it begin that could wait for the backward pass of an earlier one\?",
@@ -72,7 +72,7 @@ MISTAKES = {
             never="overwritten",
         ),
         "a loss in every repeat of the last stage": Mistake(
-            r"does the last part of the model alone have one",
+            r"Does only the last part of the model have one",
             {"last = part == table.num_repeats * num_stages - 1": "last = index == num_stages - 1"},
             never="Follow the first microbatch",
         ),

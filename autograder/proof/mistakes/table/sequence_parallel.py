@@ -20,16 +20,16 @@ MISTAKES = {
             line="jnp.zeros((size, 1))",
         ),
         "one key for all devices": Mistake(
-            r"which keys does it drop with",
+            r"which dropout keys does it use",
             {"jax.random.split(fold_key_over_axes(key, (axis_name,)))": "jax.random.split(key)"},
             never="so the masks are right",
         ),
         "left to JAX": Mistake(
-            r"GiB of temporaries are live at once.*Which whole activation is saved in front of a product",
+            r"GiB of temporaries are live at once.*Which whole activation is saved before a product",
             {"    @jax.checkpoint\n    def into": "    def into", "    @jax.checkpoint\n    def back": "    def back"},
         ),
         "bias before the scatter": Mistake(
-            r"If a leaf that is whole is wrong: is each device's share",
+            r"If a whole leaf is wrong: is each device's share",
             {
                 "gelu(hidden) @ kernel, axis_name": 'gelu(hidden) @ kernel + mlp["down"]["bias"], axis_name',
                 'back(hidden, mlp["down"]["kernel"]) + mlp["down"]["bias"]': 'back(hidden, mlp["down"]["kernel"])',
@@ -39,7 +39,7 @@ MISTAKES = {
     },
     "ulysses_attention": {
         "keys for every query head": Mistake(
-            r"With how many heads do keys and values travel",
+            r"How many heads of keys and values are sent",
             {"copies = max(1, lax.axis_size(axis_name) // k.shape[2])": "copies = q.shape[2] // k.shape[2]"},
         ),
         "heads tiled": Mistake(

@@ -36,7 +36,7 @@ MISTAKES = {
             {'jnp.maximum(state["scale"] / 2, 1)': 'state["scale"] / 2'},
         ),
         "counter that goes on after a skipped step": Mistake(
-            r"good steps in the case .* it is first wrong at step \d.*from 0 again after a skipped step",
+            r"good steps in the case .* it is first wrong at step \d.*starts from 0 again after a skipped step",
             {'jnp.where(finite, state["good_steps"] + 1, 0)': 'state["good_steps"] + 1'},
             never="which part is never written",
         ),
@@ -60,7 +60,7 @@ MISTAKES = {
     },
     "remat_layers": {
         "checkpoint left out": Mistake(
-            r"at the peak 13\.84 GiB of .* 1\.00 times the naive baseline's.*Which of it is cheap to compute again",
+            r"at the peak 13\.84 GiB of .* 1\.00 times the naive baseline's.*which part of it is cheap to recompute",
             {"    @jax.checkpoint\n    def step(x, params):": "    def step(x, params):"},
             line="x, _ = lax.scan(step, x, stacked_params)",
         )

@@ -1,5 +1,5 @@
 """Typical mistakes in ``tensor_parallel``, and the messages that they must get."""
-# ruff: noqa: E501  edits and quoted lines are a notebook's, whole
+# ruff: noqa: E501  edits and quoted lines keep the length that they have in a notebook
 
 from autograder.proof.mistakes import EDITED, Mistake
 
@@ -43,7 +43,7 @@ MISTAKES = {
     },
     "tp_train_step": {
         "sum for mean over data": Mistake(
-            r"whose losses does a device's gradient of it belong to",
+            r"which devices' losses contribute to a device's gradient of it",
             {
                 "return lax.pmean(gradient, (data_axis, tensor_axis))": "return lax.psum(gradient, data_axis) / lax.axis_size(tensor_axis)"
             },

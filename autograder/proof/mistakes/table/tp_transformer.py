@@ -1,5 +1,5 @@
 """Typical mistakes in ``tp_transformer``, and the messages that they must get."""
-# ruff: noqa: E501  edits and quoted lines are a notebook's, whole
+# ruff: noqa: E501  edits and quoted lines keep the length that they have in a notebook
 
 from autograder.proof.mistakes import Mistake
 
@@ -25,13 +25,13 @@ MISTAKES = {
     },
     "vocab_parallel_loss": {
         "each device's own maximum": Mistake(
-            r"more is sent than should be\. Begin with “values”.*is what you take off each token's own largest logit",
+            r"more is sent than should be\. Begin with “values”.*is the number that you subtract each token's own largest logit",
             {
                 "lax.pmax(lax.stop_gradient(jnp.max(logits, axis=-1)), axis_name)": "lax.stop_gradient(jnp.max(logits, axis=-1))"
             },
         ),
         "one maximum for all tokens": Mistake(
-            r"4 infinite of 4 elements\. .*is what you take off each token's own largest logit",
+            r"4 infinite of 4 elements\. .*is the number that you subtract each token's own largest logit",
             {"jnp.max(logits, axis=-1)": "jnp.max(logits)", "highest[..., None]": "highest"},
         ),
     },

@@ -1,5 +1,5 @@
 """Typical mistakes in ``transformer_3d``, and the messages that they must get."""
-# ruff: noqa: E501  edits and quoted lines are a notebook's, whole
+# ruff: noqa: E501  edits and quoted lines keep the length that they have in a notebook
 
 from autograder.proof.mistakes import Mistake
 
@@ -21,9 +21,9 @@ MISTAKES = {
             never="lower precision|loop run too often",
         ),
         "gradients not summed": Mistake(
-            r"is something never sent, or by another collective",
+            r"is something never sent, or sent by another collective",
             {"total = lax.psum(gradient, axes) /": "total = gradient /"},
-            never="summed more often than once",
+            never="summed more than once",
         ),
     },
     "stage_3d": {
@@ -33,11 +33,11 @@ MISTAKES = {
             never="Along dim 0",
         ),
         "the residual stream rounded": Mistake(
-            r"Where it is right in float32: what else is rounded, such as what one block passes on to the next\?",
+            r"If it is right in float32, what else is rounded, such as what one block passes on to the next\?",
             {"block(one, x, layer": "block(one, x.astype(options.dtype).astype(x.dtype), layer"},
         ),
         "a layer left out": Mistake(
-            r"Along dim 0, of 2, only index 1 is zero throughout\. Is what belongs there ever used\?",
+            r"Along dim 0 \(of size 2\), only index 1 is zero throughout\. Is what belongs there ever used\?",
             {"range(len(jax.tree.leaves(weights)[0]))": "range(len(jax.tree.leaves(weights)[0]) - 1)"},
             never="mask",
         ),

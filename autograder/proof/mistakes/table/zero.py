@@ -52,7 +52,7 @@ MISTAKES = {
             never="too large",
         ),
         "first of several axes": Mistake(
-            r"Devices disagree: of which leaves are parts missing\? An entry of a spec may name several axes",
+            r"Devices disagree: for which leaves are parts missing\? An entry of a spec can name several axes",
             {"lax.psum(total, axes) if axes else total": "lax.psum(total, axes[:1]) if axes else total"},
         ),
     },
@@ -67,7 +67,7 @@ MISTAKES = {
             never="Which factor",
         ),
         "norm of each device's own part": Mistake(
-            r"leaf norm on mesh data=8.*Of which devices' parts is it the norm, and before or after clipping",
+            r"leaf norm on mesh data=8.*Which devices' parts does the norm include, and is it taken before or after",
             {
                 "norm, count = global_norm(gradients, specs)": (
                     "norm, count = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(gradients)))"
@@ -141,13 +141,13 @@ MISTAKES = {
         ),
         "parts stacked by the reverse scan": Mistake(
             r"at the peak [\d.]+ GiB.*takes 384 MiB\. "
-            r"No stack of whole gradients lives then: is there a second stack of parts\?"
+            r"No stack of whole gradients is live then: is there a second stack of parts\?"
             r".*alive at the peak: +384 MiB +1 x f32\[\S+\] .* zero2_step:\d+ +384 MiB",
             SCATTERED,
-            never="Whose gradient is whole",
+            never="Which layers' gradients are whole",
         ),
         "whole sums, scattered once a step": Mistake(
-            r"Whose gradient is whole.*that is 4 times as much, one for each microbatch",
+            r"Which layers' gradients are whole.*that is 4 times as much, once for each microbatch",
             {
                 "t.at[number].add(part_of(g, s))": "t.at[number].add(g)",
                 "t + part_of(g, s)": "t + g",

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class About(StrEnum):
-    """What a sentence says or asks."""
+    """The subject of a sentence."""
 
     SUM_OR_MEAN = "a factor that a size of the case has"
     DTYPE = "the dtype that is sent"
@@ -23,8 +23,8 @@ class About(StrEnum):
 
 
 @dataclass(frozen=True)
-class Said:
-    """A sentence, empty if there is nothing to say, and what it is about."""
+class Sentence:
+    """A sentence, empty if there is nothing to say, and its subjects."""
 
     text: str = ""
     about: tuple[About, ...] = ()
@@ -32,6 +32,6 @@ class Said:
     def __bool__(self) -> bool:
         return bool(self.text)
 
-    def then(self, text: str) -> Said:
-        """The same, followed by another sentence."""
-        return Said(f"{self.text} {text}".strip(), self.about)
+    def then(self, text: str) -> Sentence:
+        """Append another sentence; the subjects stay the same."""
+        return Sentence(f"{self.text} {text}".strip(), self.about)
