@@ -101,32 +101,32 @@ def test_every_function_has_mutants_and_alternatives(chapter):
         assert len(right[task.name]) >= LEAST_ALTERNATIVES, task.name
 
 
-@pytest.mark.parametrize(("chapter", "task"), TASKS)
-def test_naive_baseline_misses_the_point(chapter, task):
-    found = load(chapter).task(task)
-    baselines = [m for m in mutants(chapter) if m.task == task and m.name in (found.naive_memory, found.naive_time)]
-    assert len(baselines) == len({found.naive_memory, found.naive_time} - {""})
+@pytest.mark.parametrize(("chapter", "name"), TASKS)
+def test_naive_baseline_misses_the_point(chapter, name):
+    task = load(chapter).task(name)
+    baselines = [m for m in mutants(chapter) if m.task == name and m.name in (task.naive_memory, task.naive_time)]
+    assert len(baselines) == len({task.naive_memory, task.naive_time} - {""})
     for baseline in baselines:
-        assert baseline.fails & set(found.core_facts), f"{baseline.name} earns more than half of the points"
+        assert baseline.fails & set(task.core_facts), f"{baseline.name} earns more than half of the points"
 
 
-@pytest.mark.parametrize(("chapter", "task"), TASKS)
-def test_stub_gets_nothing(chapter, task):
-    found = load(chapter).task(task)
+@pytest.mark.parametrize(("chapter", "name"), TASKS)
+def test_stub_gets_nothing(chapter, name):
+    task = load(chapter).task(name)
     space: dict = {}
-    exec(compile(f"def {task}{found.signature}:\n    raise NotImplementedError()", "stub", "exec"), space)
-    traced = trace_cases(found, space[task], [found.cases[0]], lambda file: "mine" if file == "stub" else None)
+    exec(compile(f"def {name}{task.signature}:\n    raise NotImplementedError()", "stub", "exec"), space)
+    traced = trace_cases(task, space[name], [task.cases[0]], lambda file: "mine" if file == "stub" else None)
     assert isinstance(traced, Problem)
     assert (traced.verdict, traced.line) == (STUDENT_ERROR, "mine:2")
     assert "is not written yet" in traced.message
 
 
-@pytest.mark.parametrize(("chapter", "task"), TASKS)
-def test_function_that_returns_nothing_is_told_what_was_expected(chapter, task):
-    found = load(chapter).task(task)
+@pytest.mark.parametrize(("chapter", "name"), TASKS)
+def test_message_for_a_function_that_returns_none_names_the_expected_result(chapter, name):
+    task = load(chapter).task(name)
     space: dict = {}
-    exec(f"def {task}{found.signature}:\n    return None", space)
-    traced = trace_cases(found, space[task], [found.cases[0]], lambda _: None)
+    exec(f"def {name}{task.signature}:\n    return None", space)
+    traced = trace_cases(task, space[name], [task.cases[0]], lambda _: None)
     assert isinstance(traced, Problem)
     assert traced.verdict == FAIL, traced
     assert "expected" in traced.message
@@ -135,8 +135,8 @@ def test_function_that_returns_nothing_is_told_what_was_expected(chapter, task):
 def test_the_first_cases_have_the_small_one_that_the_realistic_size_is_compared_with():
     for chapter, name in TASKS:
         task = load(chapter).task(name)
-        planned = plan(chapter, task).first
-        assert not task.at_scale or task.at_scale[1] in {case.name for case in planned.cases}, name
+        first_plan = plan(chapter, task).first
+        assert not task.at_scale or task.at_scale[1] in {case.name for case in first_plan.cases}, name
 
 
 @pytest.mark.parametrize("chapter", NAMES)
@@ -144,15 +144,15 @@ def test_references_are_fresh(chapter):
     assert references(chapter) == measure(chapter), "run `meshcraft build`"
 
 
-@pytest.mark.parametrize(("chapter", "task"), [task for task in TASKS if FULL or task not in JUDGED_UNSEEN])
-def test_unseen_cases_are_legal_for_every_draw(chapter, task):
-    found = load(chapter).task(task)
-    solution = getattr(importlib.import_module(f"solutions.{chapter}"), task)
-    assert found.unseen(np.random.default_rng(0)).name == "unseen"
-    drawn = [found.unseen(np.random.default_rng(seed)) for seed in range(12 if FULL else 1)]
-    meshes = list({str(case.mesh): case for case in drawn}.values())
-    assert not hasattr(trace_cases(found, solution, meshes, lambda _: None), "verdict")
-    for case in drawn:
-        inputs = found.draw(np.random.default_rng(0), case)
+@pytest.mark.parametrize(("chapter", "name"), [task for task in TASKS if FULL or task not in JUDGED_UNSEEN])
+def test_unseen_cases_are_legal_for_every_draw(chapter, name):
+    task = load(chapter).task(name)
+    solution = getattr(importlib.import_module(f"solutions.{chapter}"), name)
+    assert task.unseen(np.random.default_rng(0)).name == "unseen"
+    cases = [task.unseen(np.random.default_rng(seed)) for seed in range(12 if FULL else 1)]
+    meshes = list({str(case.mesh): case for case in cases}.values())
+    assert not hasattr(trace_cases(task, solution, meshes, lambda _: None), "verdict")
+    for case in cases:
+        inputs = task.draw(np.random.default_rng(0), case)
         if case in meshes:
-            assert jax.tree.leaves(found.oracle(inputs, case))
+            assert jax.tree.leaves(task.oracle(inputs, case))

@@ -42,5 +42,5 @@ def reduced_once(stages: int, pipelines: int, ends: int, layers: int) -> tuple[f
         The least reduces embedding and head over all devices at once, and no scalars. The most reduces them over the
         stages, then over the pipelines, with the loss in both, and the valid count in the latter.
     """
-    together = all_reduce_bytes(stages * pipelines, ends) + all_reduce_bytes(pipelines, layers)
-    return together, all_reduce_bytes(stages, ends + 4) + all_reduce_bytes(pipelines, ends + 8 + layers)
+    least = all_reduce_bytes(stages * pipelines, ends) + all_reduce_bytes(pipelines, layers)
+    return least, all_reduce_bytes(stages, ends + 4) + all_reduce_bytes(pipelines, ends + 8 + layers)

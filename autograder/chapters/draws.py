@@ -56,9 +56,9 @@ def unseen_mesh(rng: np.random.Generator, *sizes: tuple[int, ...]) -> dict[str, 
         rng: The random generator.
         sizes: Axis sizes to choose from, such as ``ODD``, instead of the usual powers of two.
     """
-    every = sizes or ((4,), (2, 2), (2, 4), (4, 2), (8,))
-    drawn = every[rng.integers(len(every))]
-    return dict(zip(axis_names(rng, len(drawn)), drawn, strict=True))
+    choices = sizes or ((4,), (2, 2), (2, 4), (4, 2), (8,))
+    axis_sizes = choices[rng.integers(len(choices))]
+    return dict(zip(axis_names(rng, len(axis_sizes)), axis_sizes, strict=True))
 
 
 def unseen_case(rng: np.random.Generator, sizes: Sizes, *meshes: tuple[int, ...]) -> Case[Any]:
@@ -143,22 +143,22 @@ def sgd(loss_of: Callable[..., jax.Array]) -> Callable[..., Any]:
     """Compile SGD on a single device: the oracle of a training step.
 
     Args:
-        loss_of: ``(params, *given) -> loss``, where ``given`` is one step's batch and any other inputs.
+        loss_of: ``(params, *inputs) -> loss``, where ``inputs`` is one step's batch and any other inputs.
 
     Returns:
-        ``(params, given, learning_rate) -> (params after, losses [steps], sum of the gradients)``, where ``given`` is
+        ``(params, inputs, learning_rate) -> (params after, losses [steps], sum of the gradients)``, where ``inputs`` is
         a tuple of trees with a leading dim of steps.
     """
 
-    def run(params, given, rate):
-        def step(carry, now):
+    def run(params, inputs, rate):
+        def step(carry, step_inputs):
             params, total = carry
-            loss, gradients = jax.value_and_grad(loss_of)(params, *now)
+            loss, gradients = jax.value_and_grad(loss_of)(params, *step_inputs)
             after = jax.tree.map(lambda p, g: p - rate * g, params, gradients)
             return (after, jax.tree.map(jnp.add, total, gradients)), loss
 
         start = params, jax.tree.map(jnp.zeros_like, params)
-        (after, total), losses = lax.scan(step, start, given)
+        (after, total), losses = lax.scan(step, start, inputs)
         return after, losses, total
 
     jitted = compile_oracle(run)

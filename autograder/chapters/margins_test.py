@@ -89,14 +89,14 @@ def test_a_limit_lies_between_reference_and_naive_baseline_with_a_margin_to_each
     chapter, task = name.split(".")
     if not references(chapter):
         pytest.skip("not measured with this version of jax")
-    known = references(chapter)[task][figure]
-    limit = factor * known[of]
-    assert room * known["reference"] <= limit
-    assert margin * limit <= known["naive"]
+    figures = references(chapter)[task][figure]
+    limit = factor * figures[of]
+    assert room * figures["reference"] <= limit
+    assert margin * limit <= figures["naive"]
 
 
 # Figures of other answers at scale, as a multiple of the reference's or the naive baseline's: the least and the most.
-OTHERS = [
+OTHER_ANSWERS = [
     ("context_parallel.ring_attention", "saves_every_block", "temporaries", REFERENCE, 1.1 * ring.TEMPORARIES, inf),
     ("context_parallel.ring_attention", "skips_no_pair_of_chunks", "seconds", REFERENCE, 1.15 * ring.TIME, inf),
     ("context_parallel.ring_attention", "sends_sums_after_adding", "exposed", NAIVE, 1.15 * ring.EXPOSED, inf),
@@ -143,13 +143,13 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "function", "figure", "of", "least", "most"), OTHERS)
+@pytest.mark.parametrize(("name", "function", "figure", "of", "least", "most"), OTHER_ANSWERS)
 def test_a_limit_tells_right_answers_from_wrong_ones_that_are_better_than_the_naive_baseline(
     name, function, figure, of, least, most
 ):
     chapter, task = name.split(".")
     mutants = importlib.import_module(f"autograder.chapters.{chapter}.mutants").MUTANTS
     alternatives = importlib.import_module(f"autograder.chapters.{chapter}.alternatives").ALTERNATIVES
-    answers = [*(one.function for one in mutants if one.task == task), *alternatives[task]]
-    (found,) = [answer for answer in answers if answer.__name__ == function]
-    assert least <= look(load(chapter).task(task), found)[figure] / references(chapter)[task][figure][of] < most
+    answers = [*(mutant.function for mutant in mutants if mutant.task == task), *alternatives[task]]
+    (answer,) = [answer for answer in answers if answer.__name__ == function]
+    assert least <= look(load(chapter).task(task), answer)[figure] / references(chapter)[task][figure][of] < most

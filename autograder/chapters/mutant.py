@@ -83,13 +83,13 @@ def patch(
     for old in edits:
         if (times := source.count(old)) != 1:
             raise ValueError(f"{name}: {old!r} occurs {times} times in {edited.__name__}, expected once")
-    source = re.sub("|".join(map(re.escape, edits)), lambda found: edits[found.group()], source)
+    source = re.sub("|".join(map(re.escape, edits)), lambda match: edits[match.group()], source)
     file = f"<{function.__name__}, {name}>"
     space = dict(function.__globals__)
     if inside:  # The whole module, so that all of its functions use the edited one.
         source = inspect.getsource(sys.modules[function.__module__]).replace(inspect.getsource(inside), source)
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     exec(compile(source, file, "exec", dont_inherit=True), space)
-    found = space[function.__name__]
-    found.__name__ = found.__qualname__ = name
-    return mutant(function.__name__, found, *fails, shown_by=shown_by)
+    wrong_answer = space[function.__name__]
+    wrong_answer.__name__ = wrong_answer.__qualname__ = name
+    return mutant(function.__name__, wrong_answer, *fails, shown_by=shown_by)

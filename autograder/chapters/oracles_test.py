@@ -59,9 +59,9 @@ def of_all_tokens(values, inputs):
 
 
 SINGLE = {"step": 1e-2, "rel": 2e-2, "least": 0}
-STACK = {"gradients": lambda found: {"params": found["layers"], "inputs": found["x"]}, **SINGLE}
+STACK = {"gradients": lambda gradients: {"params": gradients["layers"], "inputs": gradients["x"]}, **SINGLE}
 SPLIT = {
-    "gradients": lambda found: {"x": found["x"], "weights": {name: found[name] for name in ("down", "up")}},
+    "gradients": lambda gradients: {"x": gradients["x"], "weights": {name: gradients[name] for name in ("down", "up")}},
     "step": 1e-2,
 }
 LAYER = ("data=2 x tensor=4", "replica=2 x model=2"), ("params", "x"), {"step": 1e-2}
@@ -70,7 +70,10 @@ BLOCK = ("data=2 x tensor=2", "tensor=4"), ("params", "x"), {}
 STACKED = ("data=2 x model=3", "tensor=4"), ("params", "x"), {"step": 1e-2}
 HALF = tuple(case.name for case in CASES if case.sizes.backward and case.sizes.dtype == "float16")
 RINGS = tuple(case.name for case in CASES if case.sizes.backward and case.name not in HALF)
-TICKS = {"loss": of_ticks, "gradients": lambda found: {**found, "arrived": np.moveaxis(found["arrived"], 0, 1)}}
+TICKS = {
+    "loss": of_ticks,
+    "gradients": lambda gradients: {**gradients, "arrived": np.moveaxis(gradients["arrived"], 0, 1)},
+}
 SHARES = {"loss": lambda shares, _: np.sum(shares), "one": lambda gradient, leaf: same(gradient, leaf)}
 ADAMW = {"loss": lambda values, _: values["loss"], "one": same}  # its steps do not subtract their gradients
 FINE = {"step": 1e-4, "rel": 1e-3, "least": 1e-6, "double": True}
@@ -141,15 +144,19 @@ GRADIENTS: list[tuple[str, tuple[str, ...], str | tuple[str, ...], dict[str, Any
     ("looping_pipeline.looping_train_step", ("data=2 x pipe=3, 1", "pipe=2 x", "data=4 x pipe=2, 4"), "params", STEP),
 ]
 # Steps of SGD whose oracle has copies of every leaf, and the input that they change.
-STEPS = {name: wrt for name, _, wrt, how in GRADIENTS if isinstance(wrt, str) and how.get("loss") is STEP["loss"]}
+STEPS = {
+    name: wrt
+    for name, _, wrt, comparison in GRADIENTS
+    if isinstance(wrt, str) and comparison.get("loss") is STEP["loss"]
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "place", "wrt", "how"),
-    [(name, place, *how) for name, cases, *how in GRADIENTS for place in places(*cases)],
+    ("name", "place", "wrt", "comparison"),
+    [(name, place, *rest) for name, cases, *rest in GRADIENTS for place in places(*cases)],
 )
-def test_gradients_equal_central_differences_leaf_by_leaf(name, place, wrt, how):
-    check(task_of(name), place, wrt, **how)
+def test_gradients_equal_central_differences_leaf_by_leaf(name, place, wrt, comparison):
+    check(task_of(name), place, wrt, **comparison)
 
 
 @pytest.mark.parametrize(("name", "params"), STEPS.items())
@@ -157,8 +164,8 @@ def test_a_step_subtracts_its_gradient_which_is_large_enough_to_see_and_the_same
     task = task_of(name)
     for case in places(*sorted(task.cases, key=lambda case: -case.sizes.steps), least=2):
         inputs = task.draw(np.random.default_rng(2), case)
-        found, rate = task.oracle(inputs, case), inputs["learning_rate"]
-        trees = (inputs[params], found["gradients"], found["values"][params])
+        expected, rate = task.oracle(inputs, case), inputs["learning_rate"]
+        trees = (inputs[params], expected["gradients"], expected["values"][params])
         for leaf, gradients, after in zip(*map(jax.tree.leaves, trees), strict=True):
             gradient = same(gradients, leaf)
             np.testing.assert_allclose(same(after, leaf), leaf - rate * gradient, rtol=0, atol=2e-6, err_msg=case.name)
@@ -170,16 +177,16 @@ def test_three_steps_are_one_step_three_times(name):
     task, params = task_of(name), STEPS[name]
     case = next(case for case in task.cases if case.sizes.steps == 3)
     inputs = task.draw(np.random.default_rng(1), case)
-    each = [key for key in ("batch", "key") if key in inputs and jax.tree.leaves(inputs[key])[0].ndim > 1]
-    if "key" in inputs and "key" not in each:  # A step's key depends on its number, which is 0 here.
+    per_step = [key for key in ("batch", "key") if key in inputs and jax.tree.leaves(inputs[key])[0].ndim > 1]
+    if "key" in inputs and "key" not in per_step:  # A step's key depends on its number, which is 0 here.
         case = case.with_sizes(dropout=0.0)
-    found, tree = task.oracle(inputs, case)["values"], inputs[params]
+    expected, tree = task.oracle(inputs, case)["values"], inputs[params]
     for i in range(3):
-        now = jax.tree.map(lambda rows, i=i: rows[i : i + 1], {key: inputs[key] for key in each})
-        after = task.oracle({**inputs, **now, params: tree}, case.with_sizes(steps=1))["values"]
-        assert after["loss"].ravel()[0] == pytest.approx(found["loss"].reshape(-1, 3)[0, i], rel=1e-5)
+        step_inputs = jax.tree.map(lambda rows, i=i: rows[i : i + 1], {key: inputs[key] for key in per_step})
+        after = task.oracle({**inputs, **step_inputs, params: tree}, case.with_sizes(steps=1))["values"]
+        assert after["loss"].ravel()[0] == pytest.approx(expected["loss"].reshape(-1, 3)[0, i], rel=1e-5)
         tree = jax.tree.map(same, after[params], tree)
-    for leaf, three in zip(jax.tree.leaves(tree), jax.tree.leaves(found[params]), strict=True):
+    for leaf, three in zip(jax.tree.leaves(tree), jax.tree.leaves(expected[params]), strict=True):
         np.testing.assert_allclose(same(three, leaf), leaf, atol=2e-6)
 
 
@@ -239,8 +246,8 @@ CONDITIONS = {
 )
 def test_any_two_conditions_of_a_pipeline_meet_in_a_case(name):
     for one, other in combinations(CONDITIONS, 2):
-        met = [case.name for case in task_of(name).cases if CONDITIONS[one](case) and CONDITIONS[other](case)]
-        assert met, f"{one}, {other}"
+        cases = [case.name for case in task_of(name).cases if CONDITIONS[one](case) and CONDITIONS[other](case)]
+        assert cases, f"{one}, {other}"
 
 
 OPTIONS = ("rings", "parallel", "bfloat16", "dropout", "remat")

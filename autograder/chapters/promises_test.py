@@ -61,7 +61,7 @@ WHOLE = {"and never sends": ("bytes",), "gathers": (), "Twice as much.": ("value
 
 
 @pytest.mark.parametrize(
-    ("quotes", "wanted"),
+    ("quotes", "expected"),
     [
         (WHOLE, []),
         ({**WHOLE, "and never receives": ()}, ["does not say"]),
@@ -70,15 +70,15 @@ WHOLE = {"and never sends": ("bytes",), "gathers": (), "Twice as much.": ("value
         ({"Twice as much.": ("values",), "explains": ()}, ["It must run fast, and never sends.", "| gathers | none |"]),
     ],
 )
-def test_what_is_missing_or_wrong_is_named(quotes, wanted, tmp_path, monkeypatch):
+def test_missing_and_wrong_quotes_are_reported(quotes, expected, tmp_path, monkeypatch):
     (tmp_path / "solutions").mkdir()
     (tmp_path / "solutions" / "chapter.py").write_text(NOTEBOOK)
     monkeypatch.setattr(promises, "promised", lambda chapter: {"double": quotes})
     monkeypatch.setattr(promises, "load", lambda chapter: SimpleNamespace(explained_in={"bytes": (), "values": ()}))
-    found = list(promises.problems("chapter", tmp_path))
-    assert len(found) == len(wanted)
-    for what, text in zip(found, wanted, strict=True):
-        assert text in what
+    problems = list(promises.problems("chapter", tmp_path))
+    assert len(problems) == len(expected)
+    for problem, text in zip(problems, expected, strict=True):
+        assert text in problem
 
 
 def test_a_function_without_a_stub_is_named(monkeypatch):

@@ -25,7 +25,7 @@ DRAWS = 24
 @pytest.mark.parametrize("task", [task for entry in CHAPTERS for task in load(entry.name).tasks], ids=lambda t: t.name)
 def test_every_size_that_is_set_varies(task):
     cases = [*task.cases, *(task.unseen(np.random.default_rng(seed)) for seed in range(DRAWS))]
-    seen = {f.name: {getattr(case.sizes, f.name) for case in cases} for f in fields(cases[0].sizes)}
+    values_by_size = {f.name: {getattr(case.sizes, f.name) for case in cases} for f in fields(cases[0].sizes)}
     defaults = {f.name: f.default for f in fields(cases[0].sizes)}
-    fixed = {name for name, values in seen.items() if len(values) == 1 and values != {defaults[name]}}
+    fixed = {name for name, values in values_by_size.items() if len(values) == 1 and values != {defaults[name]}}
     assert fixed == FIXED.get(task.name, set())

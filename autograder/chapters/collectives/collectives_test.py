@@ -28,17 +28,17 @@ def test_bytes_are_those_of_the_theory(name, times):
     case = Case("", {"data": 8}, Chunks(chunk=3, width=5, backward=False))
     whole = 8 * 4 * 3 * 5
     assert bytes_form(case, name) == times * 7 / 8 * whole
-    both = case.with_sizes(backward=True)
-    assert bytes_form(both, name) == 2 * bytes_form(case, name)
+    with_backward = case.with_sizes(backward=True)
+    assert bytes_form(with_backward, name) == 2 * bytes_form(case, name)
     assert bytes_form(Case("", {"data": 1}, case.sizes), name) == 0
 
 
 @pytest.mark.parametrize("name", RINGS)
 def test_limit_on_temporaries_separates_reference_and_naive_by_more_than_15_percent(name):
-    known = references("collectives")[name]["temporaries"]
-    analysed = realistic(TASKS[name])
-    limit = CHUNKS_ALIVE * chunk_bytes(analysed)
-    assert 1.15 * known["reference"] < limit < known["naive"] / 1.15
+    figures = references("collectives")[name]["temporaries"]
+    case = realistic(TASKS[name])
+    limit = CHUNKS_ALIVE * chunk_bytes(case)
+    assert 1.15 * figures["reference"] < limit < figures["naive"] / 1.15
 
 
 def test_no_ring_of_the_reference_is_slower_than_twice_its_bytes():
@@ -47,20 +47,20 @@ def test_no_ring_of_the_reference_is_slower_than_twice_its_bytes():
         assert seconds < 2 * bytes_form(realistic(TASKS[name]), name) / machine("8xH100").links[0].bandwidth
 
 
-def test_a_wrong_spec_is_told_what_it_would_mean():
-    wanted = layout((16, 8), P("tensor", "data"), MESH)
-    assert spec_means(wanted, P("data", "tensor"), MESH) == (
+def test_message_for_a_wrong_spec_explains_what_it_means():
+    crossed = layout((16, 8), P("tensor", "data"), MESH)
+    assert spec_means(crossed, P("data", "tensor"), MESH) == (
         "With this spec each device holds a block [4, 4]; in the picture it holds [8, 2]."
     )
     slices = layout((8, 16), P(None, ("tensor", "data")), MESH)
     explanation = spec_means(slices, P(None, ("data", "tensor")), MESH)
     assert "right shape. With this spec device 2 holds [:, 4:6]" in explanation
     assert "in the picture it holds [:, 2:4]" in explanation
-    assert "names the axis 'model'" in spec_means(wanted, P("model"), MESH)
-    assert "twice" in spec_means(wanted, P("data", "data"), MESH)
+    assert "names the axis 'model'" in spec_means(crossed, P("model"), MESH)
+    assert "twice" in spec_means(crossed, P("data", "data"), MESH)
 
 
-def test_a_wrong_number_is_told_what_it_would_mean():
+def test_message_for_a_wrong_number_explains_what_it_means():
     case = Case("", MESH, Questions(seed=0))
     assert "cut into 4 equal parts" in block_means(case, (32, 16), P(("data", "tensor")), (8, 16))
     assert "as many dims as the array, here 2" in block_means(case, (32, 16), P("data"), (8,))
@@ -69,7 +69,7 @@ def test_a_wrong_number_is_told_what_it_would_mean():
     assert "cannot be divided into groups of 3" in copies_mean(case, (32,), P("data"), 3)
 
 
-def test_a_wrong_collective_is_told_what_it_would_leave():
+def test_message_for_a_wrong_collective_explains_its_result():
     case, blocks = Case("", MESH, Sizes()), [(4, 4), (4, 8)]
     explanation = collective_means(case, ("psum", "tensor"), blocks, ("all_gather", "tensor"))
     assert "the whole sum of what those 2 devices hold" in explanation
@@ -106,6 +106,6 @@ def test_every_block_and_its_copies_make_up_the_mesh():
     blocks = value_facts.decode(TASKS["puzzle_block"].oracle({}, case)["values"])
     copies = value_facts.decode(TASKS["puzzle_copies"].oracle({}, case)["values"])
     for (shape, spec), block, count in zip(questions(case), blocks, copies, strict=True):
-        found = layout(shape, spec, case.mesh)
-        assert (found.block, found.copies) == (block, count)
+        block_layout = layout(shape, spec, case.mesh)
+        assert (block_layout.block, block_layout.copies) == (block, count)
         assert math.prod(block) * math.prod(case.mesh.values()) == count * math.prod(shape)

@@ -125,7 +125,7 @@ MISREADINGS = {
 # These are right where the axes have the names that they assume.
 SHOWN_BY = {"says_data": ("pipe=4 x data=2",), "says_tensor": ("pipe=4 x data=2",)}
 
-SENT, OTHERS, HELD = "permute bytes", "other collectives", "live temporaries"
+SENT, OTHERS, TEMPORARIES = "permute bytes", "other collectives", "live temporaries"
 BOTH_HALVES = "ring_all_gather(ring_reduce_scatter(x, axis_name), axis_name)"
 LAST_PLACED = "place(whole, last, size - 1)"
 HOP_OF_SUM = "lax.ppermute(partial_sum, axis_name, to_next)"
@@ -156,13 +156,13 @@ MUTANTS = (
         shown_by=("pipe=3 x tensor=2",),
     ),
     mutant("ring_all_gather", asks_for_all_gather, OTHERS, SENT),
-    mutant("ring_all_gather", keeps_every_chunk_until_the_end, HELD),
+    mutant("ring_all_gather", keeps_every_chunk_until_the_end, TEMPORARIES),
     patch(ring_reduce_scatter, "adds_one_too_few", {"fori_loop(1, size": "fori_loop(1, size - 1"}, *WRONG, SENT),
     patch(
         ring_reduce_scatter, "makes_the_mean", {"pass_on, own(index - 1))": "pass_on, own(index - 1)) / size"}, *WRONG
     ),
     mutant("ring_reduce_scatter", asks_for_psum_scatter, OTHERS, SENT),
-    mutant("ring_reduce_scatter", adds_at_the_end, HELD),
+    mutant("ring_reduce_scatter", adds_at_the_end, TEMPORARIES),
     patch(
         ring_reduce_scatter,
         "sums_without_gradients",
@@ -174,7 +174,7 @@ MUTANTS = (
         ring_all_reduce,
         "gathers_everything_and_adds",
         {BOTH_HALVES: "ring_all_gather(x[None], axis_name).sum(0)"},
-        HELD,
+        TEMPORARIES,
         SENT,
     ),
     patch(
@@ -185,12 +185,12 @@ MUTANTS = (
         SENT,
     ),
     patch(ring_all_reduce, "averages", {BOTH_HALVES: f"{BOTH_HALVES} / lax.axis_size(axis_name)"}, *WRONG),
-    patch(ring_all_reduce, "reduces_twice", {"return": f"x = {BOTH_HALVES}\n    return"}, *WRONG, HELD, SENT),
-    mutant("ring_all_reduce", keeps_every_sum_until_the_end, HELD),
+    patch(ring_all_reduce, "reduces_twice", {"return": f"x = {BOTH_HALVES}\n    return"}, *WRONG, TEMPORARIES, SENT),
+    mutant("ring_all_reduce", keeps_every_sum_until_the_end, TEMPORARIES),
     patch(ring_all_to_all, "forgets_the_last_shift", {"range(1, size)": "range(1, size - 1)"}, *WRONG, SENT),
     patch(ring_all_to_all, "loses_the_chunk_for_itself", {"result = x ": "result = jnp.zeros_like(x) "}, *WRONG),
     mutant("ring_all_to_all", asks_for_all_to_all, OTHERS, SENT),
-    mutant("ring_all_to_all", puts_in_order_at_the_end, HELD),
+    mutant("ring_all_to_all", puts_in_order_at_the_end, TEMPORARIES),
     patch(
         ring_all_to_all,
         "exchanges_without_gradients",

@@ -37,8 +37,8 @@ MEANS = {
 
 def _cases(*meshes: dict[str, int], sizes: Callable[[int], Sizes]) -> tuple[Case[Any], ...]:
     """A case for each mesh; a check runs the first two before all others. ``sizes`` takes the case's number."""
-    named = {mesh_text(mesh): mesh for mesh in meshes}
-    return tuple(Case(name, mesh, sizes(i), quick=i < 2) for i, (name, mesh) in enumerate(named.items()))
+    by_name = {mesh_text(mesh): mesh for mesh in meshes}
+    return tuple(Case(name, mesh, sizes(i), quick=i < 2) for i, (name, mesh) in enumerate(by_name.items()))
 
 
 def _task(
@@ -62,11 +62,11 @@ def _task(
 
 
 def _of_picture(name: str, answer: Callable[[Case[Any]], Any], explain: Explain) -> Task:
-    pictured = answer(Case("", mesh_of(AXES_OF_CASES[0]), Sizes()))
+    pictured_answer = answer(Case("", mesh_of(AXES_OF_CASES[0]), Sizes()))
 
-    def explained(case: Case[Any], found: Any) -> str:
-        names, text = axes_of(case), explain(case, found)
-        if names == AXES_OF_CASES[0] or found != pictured:
+    def explained(case: Case[Any], result: Any) -> str:
+        names, text = axes_of(case), explain(case, result)
+        if names == AXES_OF_CASES[0] or result != pictured_answer:
             return text
         return f"{text} Here the axes have other names than in the picture, {names[0]!r} and {names[1]!r}: use them."
 
@@ -84,9 +84,9 @@ def spec_puzzle(name: str) -> Task:
     """The picture's ``PartitionSpec``."""
     (panel,) = PANELS[name]
 
-    def explain(case: Case[Any], found: Any) -> str:
-        wanted = layout(panel.shape, panel.spec(*axes_of(case)), case.mesh)
-        return spec_means(wanted, found, case.mesh) if isinstance(found, P) else ""
+    def explain(case: Case[Any], result: Any) -> str:
+        expected = layout(panel.shape, panel.spec(*axes_of(case)), case.mesh)
+        return spec_means(expected, result, case.mesh) if isinstance(result, P) else ""
 
     return _of_picture(name, lambda case: panel.spec(*axes_of(case)), explain)
 
@@ -94,16 +94,16 @@ def spec_puzzle(name: str) -> Task:
 def spec_means(wanted: Layout, spec: P, mesh: dict[str, int]) -> str:
     """The difference between a wrong spec and the picture."""
     try:
-        found = layout(wanted.shape, spec, mesh)
+        spec_layout = layout(wanted.shape, spec, mesh)
     except ValueError as error:
         message = str(error)
         return f"{message[:1].upper()}{message[1:]}."
-    if found.block != wanted.block:
+    if spec_layout.block != wanted.block:
         return (
-            f"With this spec each device holds a block {list(found.block)}; in the picture it holds "
+            f"With this spec each device holds a block {list(spec_layout.block)}; in the picture it holds "
             f"{list(wanted.block)}."
         )
-    theirs, ours = _held(found), _held(wanted)
+    theirs, ours = _indices_by_device(spec_layout), _indices_by_device(wanted)
     device = next((d for d in ours if theirs[d] != ours[d]), 0)
     return (
         f"The blocks have the right shape. With this spec device {device} holds [{theirs[device]}]; in the picture it "
@@ -111,10 +111,12 @@ def spec_means(wanted: Layout, spec: P, mesh: dict[str, int]) -> str:
     )
 
 
-def _held(found: Layout) -> dict[int, str]:
+def _indices_by_device(array_layout: Layout) -> dict[int, str]:
     """The indices that each device holds, as ``0:4, :``."""
     return {
-        device: ", ".join(found.ranges(index)) for index, holders in sorted(found.holders.items()) for device in holders
+        device: ", ".join(array_layout.ranges(index))
+        for index, holders in sorted(array_layout.holders.items())
+        for device in holders
     }
 
 
@@ -122,9 +124,9 @@ def collective_puzzle(name: str, collective: str, over: int) -> Task:
     """The collective between two pictures and the axis that it runs over: the mesh's axis number ``over``."""
     before, after = PANELS[name]
 
-    def explain(case: Case[Any], found: Any) -> str:
+    def explain(case: Case[Any], result: Any) -> str:
         blocks = [layout(p.shape, p.spec(*axes_of(case)), case.mesh).block for p in (before, after)]
-        return collective_means(case, found, blocks, (collective, axes_of(case)[over]))
+        return collective_means(case, result, blocks, (collective, axes_of(case)[over]))
 
     return _of_picture(name, lambda case: (collective, axes_of(case)[over]), explain)
 
@@ -213,8 +215,8 @@ def _number_puzzle(name: str, right: Callable[..., Any], means: Callable[..., st
         return value_facts.every_answer_matches(
             evidence.cases,
             questions,
-            lambda case, question, given: given == right(*question, case.mesh),
-            lambda case, question, given: means(case, *question, given),
+            lambda case, question, result: result == right(*question, case.mesh),
+            lambda case, question, result: means(case, *question, result),
         )
 
     def unseen(rng: np.random.Generator) -> Case[Questions]:

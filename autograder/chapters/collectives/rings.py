@@ -93,7 +93,7 @@ def bytes_form(case: Case[Chunks], name: str) -> float:
 
 _WHERE = "Which chunk does each device hold after each step, and where does it belong? "
 _BACK = "The function is linear, so its gradient is its transpose: is the path of every chunk differentiated? "
-_HELD = (
+_TEMPORARIES = (
     "A chunk that arrives can be put in its place, added or passed on at once: which array is kept longer than that, "
     "or is larger than necessary? If you add several arrivals in a row (a + b + c …), the compiler makes one kernel "
     "of it, and all of them are in memory until it runs."
@@ -109,7 +109,7 @@ def _facts(name: str, evidence: TaskEvidence) -> list[Fact]:
         facts.arrays_match("gradients", evidence.cases, "gradients", _BACK),
         byte_facts.bytes_sent("permute bytes", evidence.programs, "collective_permute", form),
         byte_facts.only_collectives("other collectives", evidence.programs, ("collective_permute",), kind=Kind.TOOLS),
-        limits.temporaries_at_most(evidence, lambda case: CHUNKS_ALIVE * chunk_bytes(case), _HELD),
+        limits.temporaries_at_most(evidence, lambda case: CHUNKS_ALIVE * chunk_bytes(case), _TEMPORARIES),
     ]
 
 

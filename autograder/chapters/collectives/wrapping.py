@@ -46,8 +46,8 @@ class Questions(Sizes):
 
 def local_shape(case: Case[Chunks], name: str, *, entering: bool) -> tuple[int, ...]:
     """The shape of a device's input or output."""
-    one = name == ("ring_all_gather" if entering else "ring_reduce_scatter")
-    return (1 if one else axis_size(case)) * case.sizes.chunk, *case.sizes.dims
+    one_chunk = name == ("ring_all_gather" if entering else "ring_reduce_scatter")
+    return (1 if one_chunk else axis_size(case)) * case.sizes.chunk, *case.sizes.dims
 
 
 def _wrap_ring(name: str) -> Wrapping:
@@ -58,11 +58,11 @@ def _wrap_ring(name: str) -> Wrapping:
 
         def run(x):
             result = function(x, axis)
-            wanted = jax.ShapeDtypeStruct(leaves, dtype)
-            if not hasattr(result, "shape") or (result.shape, result.dtype) != (wanted.shape, wanted.dtype):
+            expected = jax.ShapeDtypeStruct(leaves, dtype)
+            if not hasattr(result, "shape") or (result.shape, result.dtype) != (expected.shape, expected.dtype):
                 raise Mismatch(
                     f"{case.place} {name} got {describe(x)} and returned {describe(result)}, "
-                    f"expected {describe(wanted)}"
+                    f"expected {describe(expected)}"
                 )
             return as_varying(result, axis)
 
@@ -96,11 +96,11 @@ def questions(case: Case[Questions]) -> list[tuple[tuple[int, ...], P]]:
     specs = [P(first), P(None, last), P(None, None, first), P()]
     if len(axes) > 1:
         specs[2:2] = [P(last, first), P(tuple(axes)), P(None, (last, first))]
-    found = []
+    shapes_and_specs = []
     for spec in specs:
         dims = max(2, len(spec) + int(rng.integers(2)))
-        found.append((tuple(math.prod(case.mesh.values()) * int(n) for n in rng.integers(1, 7, dims)), spec))
-    return found
+        shapes_and_specs.append((tuple(math.prod(case.mesh.values()) * int(n) for n in rng.integers(1, 7, dims)), spec))
+    return shapes_and_specs
 
 
 def _wrap_picture(name: str, like: Any) -> Wrapping:
@@ -116,10 +116,10 @@ def _wrap_numbers(name: str, signature: str, ask: Callable[..., Any], like: Any)
     """Wrap a puzzle about numbers: ``ask`` calls the function with one shape, spec and mesh."""
 
     def wrap(function: Any, case: Case[Questions]) -> Wrapped:
-        def every() -> Any:
+        def all_answers() -> Any:
             return tuple(ask(function, shape, spec, dict(case.mesh)) for shape, spec in questions(case))
 
-        return wrap_answer(name, every, (like,), case)
+        return wrap_answer(name, all_answers, (like,), case)
 
     return Wrapping(name, signature, wrap, Questions)
 

@@ -29,10 +29,10 @@ def by_strides(key, axis_names):
 
 def open_axes(spec, axis_names):
     """The named axes that a spec does not split over."""
-    taken = set()
+    split_axes = set()
     for entry in spec:
-        taken.update((entry,) if isinstance(entry, str) else entry or ())
-    return tuple(name for name in axis_names if name not in taken)
+        split_axes.update((entry,) if isinstance(entry, str) else entry or ())
+    return tuple(name for name in axis_names if name not in split_axes)
 
 
 def by_sums_divided(gradients, specs, axis_names):
@@ -48,9 +48,9 @@ def by_sums_divided(gradients, specs, axis_names):
 def by_buckets(gradients, specs, axis_names):
     """Average all leaves that need a mean over the same axes as one flat array."""
     leaves, tree = jax.tree.flatten(gradients)
-    every = [open_axes(spec, axis_names) for spec in tree.flatten_up_to(specs)]
-    for axes in {*every} - {()}:
-        members = [i for i, other in enumerate(every) if other == axes]
+    axes_by_leaf = [open_axes(spec, axis_names) for spec in tree.flatten_up_to(specs)]
+    for axes in {*axes_by_leaf} - {()}:
+        members = [i for i, other in enumerate(axes_by_leaf) if other == axes]
         flat, back = jax.flatten_util.ravel_pytree([leaves[i] for i in members])
         for i, leaf in zip(members, back(lax.pmean(flat, axes)), strict=True):
             leaves[i] = leaf
@@ -81,8 +81,8 @@ def unrolled(params, batch, model, axis_name, num_microbatches, learning_rate, w
     loss, total = jnp.zeros(()), None
     for i in range(num_microbatches):
         part = jax.tree.map(lambda rows: jnp.split(rows, num_microbatches)[i], batch)  # noqa: B023
-        more, gradients = jax.value_and_grad(lambda p, part=part: sum_of(model, p, part))(own)
-        loss, total = loss + more, gradients if total is None else jax.tree.map(jnp.add, total, gradients)
+        part_loss, gradients = jax.value_and_grad(lambda p, part=part: sum_of(model, p, part))(own)
+        loss, total = loss + part_loss, gradients if total is None else jax.tree.map(jnp.add, total, gradients)
     loss, count = lax.psum(jnp.stack([loss, batch["mask"].sum()]), axis_name)
     mean = jax.tree.map(lambda g: lax.psum(g, axis_name) / count, total)
     shrunk = jax.tree.map(lambda p, yes: p * (1 - learning_rate * weight_decay * yes), params, kernels(params))
@@ -128,17 +128,17 @@ def begun(params, batch, model, axis_name, num_microbatches):
     """Sums over all microbatches but the last, the last one's rows, and the function for its share of the loss."""
     parts = jax.tree.map(lambda rows: rows.reshape(num_microbatches, -1, *rows.shape[1:]), batch)
     last = jax.tree.map(lambda rows: rows[-1], parts)
-    one = 1 / lax.psum(batch["mask"].sum(), axis_name)
+    weight = 1 / lax.psum(batch["mask"].sum(), axis_name)
 
     def add(total, part):
-        found = jax.value_and_grad(lambda p: one * sum_of(model, p, part))(params)
-        return jax.tree.map(jnp.add, total, found), None
+        loss_and_gradients = jax.value_and_grad(lambda p: weight * sum_of(model, p, part))(params)
+        return jax.tree.map(jnp.add, total, loss_and_gradients), None
 
     def loss_of(head, x):
-        return one * last["mask"].sum() * model.loss(head, x, last["targets"], last["mask"])
+        return weight * last["mask"].sum() * model.loss(head, x, last["targets"], last["mask"])
 
-    nothing = (lax.pcast(jnp.zeros(()), axis_name, to="varying"), jax.tree.map(jnp.zeros_like, params))
-    total, _ = lax.scan(add, nothing, jax.tree.map(lambda rows: rows[:-1], parts))
+    zeros = (lax.pcast(jnp.zeros(()), axis_name, to="varying"), jax.tree.map(jnp.zeros_like, params))
+    total, _ = lax.scan(add, zeros, jax.tree.map(lambda rows: rows[:-1], parts))
     return total, last, loss_of
 
 
@@ -156,17 +156,17 @@ def with_kept_backward_passes(params, batch, model, axis_name, num_microbatches)
         gradient, dx = backward(dx)
         return dx, whole(gradient, before)
 
-    def step(carry, one):
+    def step(carry, layer):
         dx, waiting = carry
-        return back(dx, *one), lax.psum(waiting, axis_name)
+        return back(dx, *layer), lax.psum(waiting, axis_name)
 
     d_head, dx = head(jnp.ones_like(last_loss))
     stack = (layers, total["layers"])
     carry = back(dx, *jax.tree.map(lambda leaf: leaf[-1], stack))
-    (dx, waiting), others = lax.scan(step, carry, jax.tree.map(lambda leaf: leaf[:-1], stack), reverse=True)
-    found = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), lax.psum(waiting, axis_name), others)
+    (dx, waiting), gradients = lax.scan(step, carry, jax.tree.map(lambda leaf: leaf[:-1], stack), reverse=True)
+    layer_gradients = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), lax.psum(waiting, axis_name), gradients)
     ends = {"head": whole(d_head, total["head"]), "embed": whole(embed(dx)[0], total["embed"])}
-    return loss + last_loss, {**lax.psum(ends, axis_name), "layers": found}
+    return loss + last_loss, {**lax.psum(ends, axis_name), "layers": layer_gradients}
 
 
 def overlapped_gradients_unrolled(params, batch, model, axis_name, num_microbatches):
@@ -214,13 +214,13 @@ def by_summing_when_it_reduces(params, batch, model, axis_name, num_microbatches
     stack = (params["layers"], inputs, total["layers"])
     carry = back(dx, *jax.tree.map(lambda leaf: leaf[-1], stack))
 
-    def step(carry, one):
+    def step(carry, layer):
         done = whole(*carry[1])
-        return back(carry[0], *one), done
+        return back(carry[0], *layer), done
 
     rest = jax.tree.map(lambda leaf: leaf[:-1], stack)
-    (dx, waiting), others = lax.scan(step, carry, rest, reverse=True)
-    layers = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), whole(*waiting), others)
+    (dx, waiting), gradients = lax.scan(step, carry, rest, reverse=True)
+    layers = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), whole(*waiting), gradients)
     d_embed = whole(embed(dx)[0], total["embed"])
     return loss + last_loss, {"head": d_head, "layers": layers, "embed": d_embed}
 

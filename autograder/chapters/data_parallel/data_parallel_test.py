@@ -27,17 +27,19 @@ def test_oracle_of_the_step_is_three_steps_along_its_gradients():
 def test_mean_of_sync_gradients_is_over_the_named_and_replicated_axes_alone():
     case = SYNC.cases[0]
     inputs = SYNC.draw(np.random.default_rng(0), case)
-    given, expected = inputs["gradients"], SYNC.oracle(inputs, case)["values"]
+    gradients, expected = inputs["gradients"], SYNC.oracle(inputs, case)["values"]
     np.testing.assert_allclose(
-        expected["norm"]["scale"][3, 1], given["norm"]["scale"].mean((0, 1), np.float64), rtol=1e-6
+        expected["norm"]["scale"][3, 1], gradients["norm"]["scale"].mean((0, 1), np.float64), rtol=1e-6
     )
-    np.testing.assert_allclose(expected["up"]["bias"][2, 1], given["up"]["bias"][:, 1].mean(0, np.float64), rtol=1e-6)
-    np.testing.assert_array_equal(expected["flat"], given["flat"])
-    np.testing.assert_array_equal(expected["grid"], given["grid"])
+    np.testing.assert_allclose(
+        expected["up"]["bias"][2, 1], gradients["up"]["bias"][:, 1].mean(0, np.float64), rtol=1e-6
+    )
+    np.testing.assert_array_equal(expected["flat"], gradients["flat"])
+    np.testing.assert_array_equal(expected["grid"], gradients["grid"])
 
 
 @pytest.mark.parametrize(("devices", "seq"), [(8, 0), (3, 5), (2, 0), (1, 5)])
-def test_devices_hold_different_numbers_of_what_counts_and_one_of_several_nothing(devices, seq):
+def test_devices_hold_different_numbers_of_valid_rows_and_one_of_several_has_none(devices, seq):
     sizes = TASKS["train_step_dp"].cases[0].sizes.replace(seq=seq, vocab=7)
     mask = draw_masked(np.random.default_rng(0), sizes, 8 * devices, devices)["mask"]
     counts = mask.reshape(devices, -1).sum(1)
@@ -73,7 +75,7 @@ def test_keys_that_differ_over_the_named_axis_alone_pass():
         (lambda k, e: k["values/second"].__setitem__(1, k["values/first"][2]), "the same key as this run gives"),
     ],
 )
-def test_wrong_keys_are_told_which_devices_and_no_number(wrong, excerpt, secret):
+def test_message_for_wrong_keys_names_devices_and_no_number(wrong, excerpt, secret):
     evidence = key_evidence(wrong, secret)
     fact = KEYS.facts(TaskEvidence([evidence], None, {}))[0]
     assert fact.passed is False

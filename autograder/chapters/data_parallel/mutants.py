@@ -25,11 +25,11 @@ def _accumulated(params: Any, parts: Any, model: Any, axis_name: str, share: Any
     """This device's share of loss and gradient, summed over the parts."""
 
     def add(total, part):
-        found = jax.value_and_grad(lambda p: share(part) * full_loss(model, p, part))(params)
-        return jax.tree.map(jnp.add, total, found), None
+        loss_and_gradients = jax.value_and_grad(lambda p: share(part) * full_loss(model, p, part))(params)
+        return jax.tree.map(jnp.add, total, loss_and_gradients), None
 
-    nothing = (as_varying(jnp.zeros(()), axis_name), jax.tree.map(jnp.zeros_like, params))
-    return lax.scan(add, nothing, parts)[0]
+    zeros = (as_varying(jnp.zeros(()), axis_name), jax.tree.map(jnp.zeros_like, params))
+    return lax.scan(add, zeros, parts)[0]
 
 
 def reduces_after_the_backward_pass(params, batch, model, axis_name, num_microbatches):

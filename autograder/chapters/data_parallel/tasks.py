@@ -80,22 +80,22 @@ def key_facts(evidence: TaskEvidence) -> list[Fact]:
 def _keys(e: Evidence) -> Fact:
     """Keys differ over the named axes and no others; messages contain none of the numbers in a key."""
     wrong = next(_mistakes(e), "")
-    named = " and ".join(e.case.sizes.names)
-    message = f"{e.case.place}, over {named or 'no axis'}: {wrong}" if wrong else ""
-    limit = f"different over {named}, and only there" if named else "equal everywhere"
+    axes = " and ".join(e.case.sizes.names)
+    message = f"{e.case.place}, over {axes or 'no axis'}: {wrong}" if wrong else ""
+    limit = f"different over {axes}, and only there" if axes else "equal everywhere"
     return facts.case_fact(e, "values", Kind.VALUES, message, "wrong keys" if wrong else "right keys", limit)
 
 
 def _mistakes(e: Evidence) -> Iterator[str]:
     names, mesh = e.case.sizes.names, e.case.mesh
-    wanted = (*mesh.values(), 2)
+    shape = (*mesh.values(), 2)
     for which in ("first", "second"):
         keys = e.measured[f"values/{which}"]
-        if (keys.shape, keys.dtype) != (wanted, np.dtype(np.uint32)):
-            yield f"the keys' data are {keys.dtype}{list(keys.shape)}, expected uint32{list(wanted)}"
+        if (keys.shape, keys.dtype) != (shape, np.dtype(np.uint32)):
+            yield f"the keys' data are {keys.dtype}{list(keys.shape)}, expected uint32{list(shape)}"
             return
     first, second = (_by_device(e.measured[f"values/{which}"]) for which in ("first", "second"))
-    given = tuple(e.expected["values/first"].reshape(-1, 2)[0].tolist())
+    input_key = tuple(e.expected["values/first"].reshape(-1, 2)[0].tolist())
     devices = list(np.ndindex(*mesh.values()))
     same_place: dict[tuple[int, ...], tuple[int, ...]] = {}
     for device in devices:
@@ -114,10 +114,10 @@ def _mistakes(e: Evidence) -> Iterator[str]:
                 f"the devices at {_at(other, mesh)} and {_at(device, mesh)} hold the same key. Do you use all named "
                 "axes, and does each place along them get a different number?"
             )
-    if names and given in holder:
+    if names and input_key in holder:
         yield (
-            f"the device at {_at(holder[given], mesh)} still holds the key that was given. Code that draws from that "
-            "key for something that is equal everywhere gets the same numbers there"
+            f"the device at {_at(holder[input_key], mesh)} still holds the key that was given. Code that draws from "
+            "that key for something that is equal everywhere gets the same numbers there"
         )
     apart = np.subtract(e.expected["values/second"], e.expected["values/first"]).reshape(-1, 2)[0].tolist()
     other = "which differs in the first of its two words, as keys from `split` do" if apart[0] else "the next seed's"
@@ -165,8 +165,8 @@ FOLD_KEY_OVER_AXES = Task(
 
 def open_axes(spec: P, case: Case[Any]) -> tuple[str, ...]:
     """The mesh axes that a leaf is not split over: each of their places has its own gradient."""
-    named = {axis for entry in spec_of(spec, len(spec)) for axis in entry}
-    return tuple(axis for axis in case.mesh if axis not in named)
+    split_axes = {axis for entry in spec_of(spec, len(spec)) for axis in entry}
+    return tuple(axis for axis in case.mesh if axis not in split_axes)
 
 
 def sync_oracle(inputs: dict[str, Any], case: Case[Leaves]) -> dict[str, Any]:
@@ -187,18 +187,18 @@ def _reduced(case: Case[Leaves]) -> list[tuple[int, int]]:
     def group_and_bytes(shape: tuple[int, ...], spec: P) -> tuple[int, int]:
         return math.prod(case.mesh[a] for a in open_axes(spec, case) if a in case.sizes.names), 4 * math.prod(shape)
 
-    every = jax.tree.leaves(of_leaves(case, group_and_bytes), is_leaf=lambda x: isinstance(x, tuple))
-    return [(group, size) for group, size in every if group > 1]
+    groups_and_bytes = jax.tree.leaves(of_leaves(case, group_and_bytes), is_leaf=lambda x: isinstance(x, tuple))
+    return [(group, size) for group, size in groups_and_bytes if group > 1]
 
 
 def sync_facts(evidence: TaskEvidence) -> list[Fact]:
     def form(e: Evidence) -> float:
         return sum(all_reduce_bytes(n, size) for n, size in _reduced(e.case))
 
-    one, cases = "Each leaf that needs a mean needs one, over all of its axes at once.", evidence.cases
+    hint, cases = "Each leaf that needs a mean needs one, over all of its axes at once.", evidence.cases
     return [
         facts.arrays_match("values", cases, "values", "Which axes does this leaf's spec name? ", weight=2),
-        byte_facts.times_sent("all-reduces", cases, "all_reduce", lambda e: len(_reduced(e.case)), one, fewer=True),
+        byte_facts.times_sent("all-reduces", cases, "all_reduce", lambda e: len(_reduced(e.case)), hint, fewer=True),
         byte_facts.bytes_sent("all-reduce bytes", cases, "all_reduce", form),
         byte_facts.only_collectives("other collectives", cases, ("all_reduce",)),
     ]
@@ -289,12 +289,12 @@ _AT_ONCE = {"num_layers": 3, "num_microbatches": 1, "learning_rate": 0.05, "weig
 
 
 def _unseen_step(rng: np.random.Generator) -> Case[StepSizes]:
-    more = {
+    settings = {
         "num_microbatches": int(rng.choice([3, 6])),
         "learning_rate": float(rng.choice([0.07, 0.13, 0.17, 0.26])),
         "weight_decay": float(rng.choice([0.2, 0.4, 0.5])),
     }
-    return unseen_case(rng, StepSizes(**unseen_model(rng), **more), *ODD)
+    return unseen_case(rng, StepSizes(**unseen_model(rng), **settings), *ODD)
 
 
 TRAIN_STEP_DP = Task(

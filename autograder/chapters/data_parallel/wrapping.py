@@ -95,15 +95,15 @@ _LEAVES = {
 def leaves_of(case: Case[Leaves]) -> dict[str, Any]:
     """Local shape and spec of each leaf: whole, split over one axis, over another, over both in one dim or in two."""
     u, first, last = case.sizes.unit, next(iter(case.mesh)), list(case.mesh)[-1]
-    one = first == last
+    one_axis = first == last
     kinds = [
         ((u,), P()),
         ((u, u), P(None, last)),
         ((u,), P(last)),
         ((u // 2, u), P()),
         ((2, u // 4, 3), P(first)),
-        ((4, u // 2), P(None, first) if one else P(first, last)),
-        ((2, 3), P(first if one else (first, last))),
+        ((4, u // 2), P(None, first) if one_axis else P(first, last)),
+        ((2, 3), P(first if one_axis else (first, last))),
         ((), P()),
     ]
     return jax.tree.map(lambda kind: kinds[(kind + case.sizes.turn) % len(kinds)], _LEAVES)
@@ -132,11 +132,11 @@ def wrap_sync(function: Any, case: Case[Leaves]) -> Wrapped:
 def wrap_step(function: Any, case: Case[StepSizes]) -> Wrapped:
     """Three steps on three batches; gradients are those of the first."""
     axis, model, shapes = axis_of(case), model_of(case), params_of(case)
-    how = (model, axis, case.sizes.num_microbatches, case.sizes.learning_rate, case.sizes.weight_decay)
+    arguments = (model, axis, case.sizes.num_microbatches, case.sizes.learning_rate, case.sizes.weight_decay)
 
-    def one(params, batch):
-        found = function(params, batch, *how)
-        params, loss, gradients = output_checks.tuple_of("train_step_dp", found, "params", "loss", "gradients")
+    def one_step(params, batch):
+        result = function(params, batch, *arguments)
+        params, loss, gradients = output_checks.tuple_of("train_step_dp", result, "params", "loss", "gradients")
         for name, tree, like in (("params", params, shapes), ("gradients", gradients, shapes), ("loss", loss, _SCALAR)):
             output_checks.same_tree(name, tree, like)
             output_checks.same_shapes(name, tree, like, case)
@@ -144,11 +144,11 @@ def wrap_step(function: Any, case: Case[StepSizes]) -> Wrapped:
         return params, loss, gradients
 
     def local(params, batches):
-        losses, found = [], None
+        losses, first_gradients = [], None
         for number in range(STEPS):
-            params, loss, gradients = one(params, jax.tree.map(lambda a, i=number: a[i], batches))
-            found, losses = found or gradients, [*losses, loss]
-        return {"values": {"losses": jax.numpy.stack(losses), "params": params}, "gradients": found}
+            params, loss, gradients = one_step(params, jax.tree.map(lambda a, i=number: a[i], batches))
+            first_gradients, losses = first_gradients or gradients, [*losses, loss]
+        return {"values": {"losses": jax.numpy.stack(losses), "params": params}, "gradients": first_gradients}
 
     batches = batch_shapes(case.sizes, rows_of(case), STEPS, masked=True)
     inputs = {"params": (shapes, P()), "batches": (batches, P(None, axis))}
@@ -172,13 +172,13 @@ def wrap_overlap(function: Any, case: Case[StepSizes]) -> Wrapped:
     axis, model, shapes = axis_of(case), model_of(case), params_of(case)
 
     def local(params, batch):
-        found = function(varying(params, [axis]), batch, model, axis, case.sizes.num_microbatches)
-        loss, gradients = output_checks.tuple_of("overlapped_gradients", found, "loss", "gradients")
+        result = function(varying(params, [axis]), batch, model, axis, case.sizes.num_microbatches)
+        loss, gradients = output_checks.tuple_of("overlapped_gradients", result, "loss", "gradients")
         for name, tree, like in (("loss", loss, _SCALAR), ("gradients", gradients, shapes)):
             output_checks.same_tree(name, tree, like)
             output_checks.same_shapes(name, tree, like, case)
-        found = varying({"values": loss, "gradients": gradients}, [axis])
-        return jax.tree.map(lambda leaf: leaf[None], found)
+        outputs = varying({"values": loss, "gradients": gradients}, [axis])
+        return jax.tree.map(lambda leaf: leaf[None], outputs)
 
     inputs = {"params": (shapes, P()), "batch": (batch_shapes(case.sizes, rows_of(case), masked=True), P(axis))}
     return on_mesh(local, case, inputs, {"values": P(axis), "gradients": P(axis)}, {"params": "state"})

@@ -48,8 +48,8 @@ def by_sorting_rows(params, axis_name, min_size):
     def cut(leaf, dim, size, index):
         length = leaf.shape[dim] // size
         order = jnp.argsort(jnp.arange(leaf.shape[dim]) // length != index, stable=True)[:length]
-        others = [other for other in range(leaf.ndim) if other != dim]
-        return jnp.take_along_axis(leaf, jnp.expand_dims(order, others), dim)
+        other_dims = [d for d in range(leaf.ndim) if d != dim]
+        return jnp.take_along_axis(leaf, jnp.expand_dims(order, other_dims), dim)
 
     return _pairs(params, axis_name, min_size, cut)
 
@@ -124,8 +124,8 @@ def with_the_next_layer_on_its_way(shards, specs, batch, model, axis_name):
             x, whole = carry
             return (model.layer(whole, x), gather(part)), x
 
-        first, others = (jax.tree.map(lambda leaf, at=at: leaf[at], stack) for at in (0, slice(1, None)))
-        (x, whole), inputs = lax.scan(step, (x, gather(first)), others)
+        first, rest = (jax.tree.map(lambda leaf, at=at: leaf[at], stack) for at in (0, slice(1, None)))
+        (x, whole), inputs = lax.scan(step, (x, gather(first)), rest)
         return model.layer(whole, x), (stack, jnp.concatenate([inputs, x[None]]))
 
     def backward(saved, gradient):
@@ -236,15 +236,15 @@ def layer_by_layer(shards, specs, batch, model, axis_name, learning_rate):
         inputs.append(x)
         x = model.layer(whole, x)
     loss, (of_head, g) = head(x)
-    found, waiting = [], None
+    layer_gradients, waiting = [], None
     for i in reversed(range(count)):
         coming = gather(i - 1, g) if i else None
         if waiting is not None:
-            found.append(scatter(waiting, own, axis_name))
+            layer_gradients.append(scatter(waiting, own, axis_name))
         waiting, g = jax.vjp(model.layer, *lax.optimization_barrier((whole, inputs.pop())))[1](g)
         whole = coming
-    found.append(scatter(waiting, own, axis_name))
-    of_layers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *reversed(found))
+    layer_gradients.append(scatter(waiting, own, axis_name))
+    of_layers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *reversed(layer_gradients))
     gradients = {"embed": embed_back(g), "layers": of_layers, "head": of_head}
     return descend(shards, specs, gradients, axis_name, learning_rate), lax.pmean(loss, axis_name)
 

@@ -28,5 +28,5 @@ def test_gradients_of_gather_params_are_means_over_devices():
     task = TASKS["gather_params"]
     inputs = task.draw(np.random.default_rng(0), task.cases[0])
     expected = task.oracle(inputs, task.cases[0])["gradients"]["first"]["kernel"]
-    flowing = inputs["upstream"]["first"]["kernel"]
-    np.testing.assert_allclose(expected, flowing.mean(0, np.float64), rtol=1e-6, atol=1e-7)
+    upstream = inputs["upstream"]["first"]["kernel"]
+    np.testing.assert_allclose(expected, upstream.mean(0, np.float64), rtol=1e-6, atol=1e-7)

@@ -104,7 +104,7 @@ RING = f"""gradient, n = {INSIDE}, lax.axis_size(replica_axis)
         return sum((lax.ppermute(gradient, replica_axis, ring) for ring in rings), gradient) / n"""
 
 GATHERED, REDUCED, SENT_ACROSS = "all-gather bytes", "reduce-scatter bytes", "bytes between nodes"
-HELD, SLOW = "live temporaries", "predicted time"
+TEMPORARIES, SLOW = "live temporaries", "predicted time"
 GRADIENTS = ("gradient norm", "gradients")
 STATE = ("split dims", "state bytes per device")
 
@@ -125,10 +125,10 @@ MUTANTS = (
         fsdp_loss,
         "keeps_gathered_weights",
         {f"@jax.checkpoint\n    def {part}(": f"def {part}(" for part in ("embed", "layer", "head")},
-        HELD,
+        TEMPORARIES,
     ),
     mutant("fsdp_loss", gathers_four_times, GATHERED, SLOW),
-    mutant("fsdp_loss", computes_a_few_rows_at_a_time, HELD, SLOW),
+    mutant("fsdp_loss", computes_a_few_rows_at_a_time, TEMPORARIES, SLOW),
     patch(fsdp_loss, "averages_the_loss", {HEAD: f"lax.pmean({HEAD}, axis_name)"}, "other collectives", "values"),
     patch(
         fsdp_loss,
@@ -166,7 +166,7 @@ MUTANTS = (
         },
         SLOW,
     ),
-    patch(fsdp_train_step, "keeps_gathered_weights_in_step", {LAYERS: LAYERS_BY_JAX}, HELD, SLOW),
+    patch(fsdp_train_step, "keeps_gathered_weights_in_step", {LAYERS: LAYERS_BY_JAX}, TEMPORARIES, SLOW),
     patch(
         fsdp_train_step,
         "keeps_the_carry_of_a_checkpoint",
@@ -176,9 +176,9 @@ MUTANTS = (
             f"{GATHER_FIRST}, x": f"{LAYER_FIRST}, None",
             RESULT: "model.layer(whole, x), None",
         },
-        HELD,
+        TEMPORARIES,
     ),
-    mutant("fsdp_train_step", gathers_everything_first, HELD, SLOW),
+    mutant("fsdp_train_step", gathers_everything_first, TEMPORARIES, SLOW),
     patch(
         fsdp_train_step,
         "gathers_round_the_end",

@@ -194,18 +194,18 @@ def draw_fsdp_loss(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str,
 def fsdp_loss_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]:
     """Loss and gradient of each device's rows on one device; sharded leaves then get the mean over devices."""
     rows = jax.tree.map(lambda a: a.reshape(axis_size(case), -1, *a.shape[1:]), inputs["batch"])
-    each = _loss_of_each_device(case.sizes.model)
-    losses, gradients = jax.tree.map(np.asarray, each(inputs["shards"], rows, inputs["upstream"]))
+    run = _loss_of_each_device(case.sizes.model)
+    losses, gradients = jax.tree.map(np.asarray, run(inputs["shards"], rows, inputs["upstream"]))
     return {"values": losses, "gradients": mean_or_own(gradients, specs_of(case))}
 
 
 @lru_cache(maxsize=32)
 def _loss_of_each_device(sizes: ModelSizes) -> Any:
-    def one(params, batch, upstream):
+    def loss_and_gradient(params, batch, upstream):
         loss, back = jax.vjp(lambda params: full_loss(build_model(sizes), params, batch), params)
         return loss, *back(upstream)
 
-    return compile_oracle(jax.vmap(one, in_axes=(None, 0, 0)))
+    return compile_oracle(jax.vmap(loss_and_gradient, in_axes=(None, 0, 0)))
 
 
 def fsdp_loss_facts(evidence: TaskEvidence) -> list[Fact]:
@@ -267,10 +267,10 @@ def unseen_step(rng: np.random.Generator) -> StepSizes:
 def draw_step(rng: np.random.Generator, case: Case[StepSizes], axes: Axes, masked: bool = False) -> dict[str, Any]:
     """Parameters, a batch for every step, and a learning rate."""
     rows, devices = rows_of(case, axes), axis_size(case)
-    one = partial(draw_masked, devices=devices) if masked else draw_batch
+    draw = partial(draw_masked, devices=devices) if masked else draw_batch
     return {
         "shards": draw_leaves(rng, params_of(case), rng.uniform(0.2, 0.4)),
-        "batch": stacked(lambda: one(rng, case.sizes, rows), case.sizes.steps),
+        "batch": stacked(lambda: draw(rng, case.sizes, rows), case.sizes.steps),
         "learning_rate": draw_rate(rng, case.sizes.rate_scale),
     }
 
@@ -358,13 +358,13 @@ def _between_nodes(e: Evidence, most: bool) -> float:
 
 
 def hybrid_shard_step_facts(evidence: TaskEvidence) -> list[Fact]:
-    whose = "Is this leaf split or whole, and along which axes do devices hold gradients of the same entries? "
+    gradients_hint = "Is this leaf split or whole, and along which axes do devices hold gradients of the same entries? "
 
     def node(case: Case[Any]) -> str:
         return hybrid_axes(case)[0]
 
     return [
-        *facts.values_and_gradients(evidence.cases, gradients=whose, step=True),
+        *facts.values_and_gradients(evidence.cases, gradients=gradients_hint, step=True),
         *_both_ways(evidence.cases, (1, 2), ("all_reduce",), over=node),
         byte_facts.bytes_sent(
             "all-reduce bytes",

@@ -87,13 +87,13 @@ def leaf_shapes(case: Case[Leaves]) -> dict[str, Any]:
     return jax.tree.map(lambda i: jax.ShapeDtypeStruct(shapes[(i + turn) % len(shapes)], np.float32), _LEAVES)
 
 
-def _kept_specs(specs: Any, axis: str) -> Any:
+def _gradient_specs(specs: Any, axis: str) -> Any:
     """Sharded leaves keep their spec; whole leaves are returned per device, stacked."""
     return jax.tree.map(lambda spec: spec if len(spec) else P(axis), specs)
 
 
-def _keep(leaves: Any, specs: Any, axis: str) -> Any:
-    """The leaves in the form of ``_kept_specs``; runs inside ``shard_map``."""
+def _stack_copies(leaves: Any, specs: Any, axis: str) -> Any:
+    """The leaves in the form of ``_gradient_specs``; runs inside ``shard_map``."""
     return jax.tree.map(lambda leaf, spec: leaf if len(spec) else as_varying(leaf, axis)[None], leaves, specs)
 
 
@@ -116,7 +116,7 @@ def wrap_gather_params(function: Any, case: Case[Leaves]) -> Wrapped:
     axis, shapes = axis_of(case), leaf_shapes(case)
     specs = decode_specs(case, shapes)
     stacked = jax.tree.map(lambda s: jax.ShapeDtypeStruct((axis_size(case), *s.shape), s.dtype), shapes)
-    results = {"values": P(axis), "gradients": _kept_specs(specs, axis)}
+    results = {"values": P(axis), "gradients": _gradient_specs(specs, axis)}
 
     def local(shards, upstream):
         def gather(shards):
@@ -126,7 +126,10 @@ def wrap_gather_params(function: Any, case: Case[Leaves]) -> Wrapped:
 
         whole, transpose = jax.vjp(gather, varying(shards, [axis]))
         (gradients,) = transpose(jax.tree.map(lambda g: g[0], upstream))
-        return {"values": jax.tree.map(lambda leaf: leaf[None], whole), "gradients": _keep(gradients, specs, axis)}
+        return {
+            "values": jax.tree.map(lambda leaf: leaf[None], whole),
+            "gradients": _stack_copies(gradients, specs, axis),
+        }
 
     inputs = {"shards": (shapes, specs), "upstream": (stacked, P(axis))}
     return on_mesh(local, case, inputs, results, {"shards": "state"})
@@ -136,7 +139,7 @@ def wrap_fsdp_loss(function: Any, case: Case[StepSizes]) -> Wrapped:
     """Each device's loss, and the gradient of its parts for the cotangent ``upstream``."""
     axis, model, shapes = axis_of(case), model_of(case), params_of(case)
     specs = decode_specs(case, shapes)
-    results = {"values": P(axis), "gradients": _kept_specs(specs, axis)}
+    results = {"values": P(axis), "gradients": _gradient_specs(specs, axis)}
 
     def local(shards, batch, upstream):
         def loss_of(shards):
@@ -145,7 +148,7 @@ def wrap_fsdp_loss(function: Any, case: Case[StepSizes]) -> Wrapped:
             return as_varying(loss, axis)
 
         loss, gradients = pull_back(loss_of, varying(shards, [axis]), upstream[0])
-        return {"values": loss[None], "gradients": _keep(gradients, specs, axis)}
+        return {"values": loss[None], "gradients": _stack_copies(gradients, specs, axis)}
 
     batch = batch_shapes(case.sizes, rows_of(case, (axis,)))
     upstream = jax.ShapeDtypeStruct((axis_size(case),), np.float32)
@@ -176,18 +179,20 @@ def wrap_step(
     def wrap(function: Any, case: Case[StepSizes]) -> Wrapped:
         axes, model, shapes = axes_of(case), model_of(case), params_of(case)
         specs = decode_specs(case, shapes)
-        kept = jax.tree.map(lambda spec: P(holders, *spec) if (holders := holders_of(spec, axes)) else spec, specs)
-        results = {"values": {"loss": P(axes), "shards": kept}, "gradients": kept}
+        result_specs = jax.tree.map(
+            lambda spec: P(holders, *spec) if (holders := holders_of(spec, axes)) else spec, specs
+        )
+        results = {"values": {"loss": P(axes), "shards": result_specs}, "gradients": result_specs}
 
         def stacked(leaves):
             return jax.tree.map(lambda leaf, spec: leaf[None] if holders_of(spec, axes) else leaf, leaves, specs)
 
         def local(shards, batch, learning_rate):
-            def one(shards, rows):
-                found = function(shards, specs, rows, model, *axes, learning_rate)
-                return varying(output_checks.state_and_loss(name, "shards", found, shards, case), axes)
+            def one_step(shards, rows):
+                result = function(shards, specs, rows, model, *axes, learning_rate)
+                return varying(output_checks.state_and_loss(name, "shards", result, shards, case), axes)
 
-            after, losses, gradients = sgd_steps(one, varying(shards, axes), batch, learning_rate)
+            after, losses, gradients = sgd_steps(one_step, varying(shards, axes), batch, learning_rate)
             return {"values": {"loss": losses[None], "shards": stacked(after)}, "gradients": stacked(gradients)}
 
         batch = batch_shapes(case.sizes, rows_of(case, axes), case.sizes.steps, masked=masked)

@@ -80,11 +80,11 @@ def skipping_idle_ticks(stage, microbatches, num_repeats, axis_name):
         # It comes back to stage 0 at the next tick, and is used a whole number of periods after its first tick.
         return waiting.at[(t + 1 - size) % period].set(arrived), arrived, outputs
 
-    nothing = jnp.zeros_like(microbatches[0])
-    waiting = jnp.zeros_like(microbatches, shape=(period, *nothing.shape))
+    zeros = jnp.zeros_like(microbatches[0])
+    waiting = jnp.zeros_like(microbatches, shape=(period, *zeros.shape))
     ticks = (num_repeats - 1) * period + count + size - 1
     # A counted loop of known length can be differentiated.
-    return lax.fori_loop(0, ticks, tick, (waiting, nothing, jnp.zeros_like(microbatches)))[2]
+    return lax.fori_loop(0, ticks, tick, (waiting, zeros, jnp.zeros_like(microbatches)))[2]
 
 
 def repeat_by_repeat(stage, microbatches, num_repeats, axis_name):
@@ -92,23 +92,23 @@ def repeat_by_repeat(stage, microbatches, num_repeats, axis_name):
     count, size, index = len(microbatches), lax.axis_size(axis_name), lax.axis_index(axis_name)
     period = max(count, size)
 
-    def one(carry, t):
+    def one_tick(carry, t):
         waiting, arrived = carry
         lands = (t - size) % period
-        kept = jnp.where((t >= size) & (jnp.arange(count) == lands)[:, None, None], arrived, waiting)
+        buffer = jnp.where((t >= size) & (jnp.arange(count) == lands)[:, None, None], arrived, waiting)
         repeat, microbatch = jnp.divmod(jnp.maximum(t - index, 0), period)
         microbatch = jnp.minimum(microbatch, count - 1)
-        x = lax.select(index == 0, lax.dynamic_index_in_dim(kept, microbatch, keepdims=False), arrived)
+        x = lax.select(index == 0, lax.dynamic_index_in_dim(buffer, microbatch, keepdims=False), arrived)
         y = stage(x, microbatch, jnp.minimum(repeat, num_repeats - 1))
-        return (kept, lax.ppermute(y, axis_name, around(axis_name))), y
+        return (buffer, lax.ppermute(y, axis_name, around(axis_name))), y
 
     def block(carry, repeat):
-        return lax.scan(one, carry, repeat * period + jnp.arange(period))[0], None
+        return lax.scan(one_tick, carry, repeat * period + jnp.arange(period))[0], None
 
     carry = microbatches, jnp.zeros_like(microbatches[0])
     carry, _ = lax.scan(block, carry, jnp.arange(num_repeats - 1))
     last = (num_repeats - 1) * period + jnp.arange(count + size - 1)
-    return lax.scan(one, carry, last)[1][size - 1 :]
+    return lax.scan(one_tick, carry, last)[1][size - 1 :]
 
 
 def take(tree, at):
@@ -146,8 +146,8 @@ def scanned_stage_of(model, key, axis_name):
         each = len(jax.tree.leaves(weights)[0])
         first = (repeat * lax.axis_size(axis_name) + lax.axis_index(axis_name)) * each
 
-        def layer(x, one):
-            number, own = one
+        def layer(x, numbered_layer):
+            number, own = numbered_layer
             return model.layer(own, x, layer_key(key, microbatch, number)), None
 
         return lax.scan(layer, x, (first + jnp.arange(each), weights))[0]
@@ -232,7 +232,7 @@ def by_hand(params, batch, key, model, num_microbatches, pipe_axis, data_axis, l
     period, key = max(count, size), jax.random.fold_in(key, lax.axis_index(data_axis))
     ticks = (repeats - 1) * period + count + size - 1
     ahead = around(pipe_axis)
-    back = [(there, here) for here, there in ahead]
+    back = [(target, source) for source, target in ahead]
     weight = weight_of(batch, data_axis)
 
     stage = stage_of(model, key, pipe_axis)
@@ -259,18 +259,18 @@ def by_hand(params, batch, key, model, num_microbatches, pipe_axis, data_axis, l
         return (waiting, lax.ppermute(y, pipe_axis, ahead)), (x, y)
 
     def backward(carry, tick):
-        (of_waiting, of_arrived, found), (t, x) = carry, tick
+        (of_waiting, of_arrived, totals), (t, x) = carry, tick
         busy, microbatch, repeat = place(t)
         upstream = lax.ppermute(of_arrived, pipe_axis, back)
         last = (index == size - 1) & (repeat == repeats - 1)
         upstream = jnp.where(busy, jnp.where(last, of_outputs[microbatch], upstream), 0)
         of_weights, of_x = jax.vjp(lambda w, x: stage(w, x, microbatch, repeat), weights_of(repeat), x)[1](upstream)
-        found = jax.tree.map(lambda g, one: g.at[repeat].add(one), found, of_weights)
+        totals = jax.tree.map(lambda g, new: g.at[repeat].add(new), totals, of_weights)
         of_waiting = of_waiting.at[microbatch].add(jnp.where(index == 0, of_x, 0))
         comes, slot = lands(t)
         of_arrived = jnp.where(index == 0, jnp.where(comes, of_waiting[slot], 0), of_x)
         of_waiting = of_waiting.at[slot].set(jnp.where(comes, 0, of_waiting[slot]))
-        return (of_waiting, of_arrived, found), None
+        return (of_waiting, of_arrived, totals), None
 
     def total(gradients):
         return jax.tree.map(lambda g: as_varying(lax.psum(g, data_axis), data_axis), gradients)
@@ -291,8 +291,8 @@ def by_hand(params, batch, key, model, num_microbatches, pipe_axis, data_axis, l
     done = []
     for repeat in reversed(range(repeats - 1)):
         done.append(total(jax.tree.map(lambda g, r=repeat: g[r + 1], carry[2])))
-        some = slice(repeat * period, (repeat + 1) * period)
-        carry, _ = lax.scan(backward, carry, (jnp.arange(ticks)[some], inputs[some]), reverse=True)
+        window = slice(repeat * period, (repeat + 1) * period)
+        carry, _ = lax.scan(backward, carry, (jnp.arange(ticks)[window], inputs[window]), reverse=True)
     done.append(total(jax.tree.map(lambda g: g[0], carry[2])))
 
     of_layers = jax.tree.map(lambda *each: jnp.stack(each), *reversed(done))

@@ -35,8 +35,8 @@ def permuted(evidence: TaskEvidence, passes: Any, weight: float = 1) -> Fact:
     """Limit a stage to one microbatch sent per tick, in each of ``passes(sizes)`` over the schedule."""
 
     def form(e: Evidence) -> float:
-        one = 4 * e.case.sizes.rows * (e.case.sizes.seq or 1) * e.case.sizes.width
-        return passes(e.case.sizes) * ticks_of(e.case) * one if stages_of(e.case) > 1 else 0
+        microbatch_bytes = 4 * e.case.sizes.rows * (e.case.sizes.seq or 1) * e.case.sizes.width
+        return passes(e.case.sizes) * ticks_of(e.case) * microbatch_bytes if stages_of(e.case) > 1 else 0
 
     return byte_facts.bytes_sent(
         "permute bytes", evidence.programs, "collective_permute", form, times=(0.5, 1), weight=weight
@@ -62,8 +62,8 @@ def given(case: Case[Looped]) -> dict[str, Any]:
 
 def draw(rng: np.random.Generator, case: Case[Looped]) -> dict[str, Any]:
     inputs = WRAPPINGS["execute_looping_pipeline"].input_shapes(case)
-    found = {name: draw_leaves(rng, inputs[name], rng.uniform(0.5, 2)) for name in ("microbatches", "upstream")}
-    return {"layers": draw_leaves(rng, inputs["layers"], 0.3), **found, "key": draw_keys(rng)}
+    arrays = {name: draw_leaves(rng, inputs[name], rng.uniform(0.5, 2)) for name in ("microbatches", "upstream")}
+    return {"layers": draw_leaves(rng, inputs["layers"], 0.3), **arrays, "key": draw_keys(rng)}
 
 
 def oracle(inputs: dict[str, Any], case: Case[Looped]) -> dict[str, Any]:
@@ -98,14 +98,14 @@ def _on_one_device(sizes: ModelSizes) -> Any:
     def run(layers, microbatches, upstream, data):
         key = jax.random.wrap_key_data(data)
 
-        def one(layers, x, microbatch):
-            def layer(x, one):
-                return model.layer(one[0], x, layer_key(key, microbatch, one[1])), None
+        def one_microbatch(layers, x, microbatch):
+            def layer(x, layer_and_index):
+                return model.layer(layer_and_index[0], x, layer_key(key, microbatch, layer_and_index[1])), None
 
             return lax.scan(layer, x, (layers, jnp.arange(model.num_layers)))[0]
 
         def pipeline(layers, microbatches):
-            return jax.vmap(one, in_axes=(None, 0, 0))(layers, microbatches, jnp.arange(len(microbatches)))
+            return jax.vmap(one_microbatch, in_axes=(None, 0, 0))(layers, microbatches, jnp.arange(len(microbatches)))
 
         outputs, backward = jax.vjp(pipeline, layers, microbatches)
         return outputs, *backward(upstream)
@@ -153,7 +153,7 @@ _FORWARD = _TWO.replace(num_microbatches=3, num_repeats=3, gradients=False)
 def unseen(rng: np.random.Generator) -> Case[Looped]:
     mesh = unseen_mesh(rng, (4,), (3,), (2, 2), (2, 3), (4, 2), (5,))
     choices = {"width": (6, 10), "hidden": (12, 20), "rows": (2, 4), "layers_per_stage": (1, 2)}
-    sizes: dict[str, Any] = {name: int(rng.choice(some)) for name, some in choices.items()}
+    sizes: dict[str, Any] = {name: int(rng.choice(values)) for name, values in choices.items()}
     counts = {"num_microbatches": int(rng.integers(1, 8)), "num_repeats": int(rng.integers(1, 4))}
     return Case(UNSEEN, mesh, _TWO.replace(dropout=int(rng.integers(10, 40)) / 100, **counts, **sizes))
 

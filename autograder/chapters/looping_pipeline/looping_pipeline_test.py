@@ -66,8 +66,8 @@ def test_positions_are_those_of_the_schedule_that_is_drawn():
 
 def test_layers_of_all_stages_and_repeats_in_the_order_of_a_microbatch_are_those_of_one_device():
     for stages, repeats, each in ((4, 2, 3), (2, 4, 1), (1, 3, 2), (8, 1, 2)):
-        held = [layers_of_stage(stage, stages, repeats, stages * repeats * each) for stage in range(stages)]
-        order = [layer for repeat in range(repeats) for stage in held for layer in stage[repeat]]
+        layers_by_stage = [layers_of_stage(stage, stages, repeats, stages * repeats * each) for stage in range(stages)]
+        order = [layer for repeat in range(repeats) for stage in layers_by_stage for layer in stage[repeat]]
         assert order == list(range(stages * repeats * each))
     with pytest.raises(ValueError, match="10 layers cannot be shared evenly by 4 stages in 2 repeats"):
         layers_of_stage(0, 4, 2, 10)
@@ -76,7 +76,7 @@ def test_layers_of_all_stages_and_repeats_in_the_order_of_a_microbatch_are_those
 @pytest.mark.parametrize("name", ["layers_of_stage", "loop_position"])
 def test_no_message_about_a_wrong_answer_has_the_right_one(name):
     task = TASKS[name]
-    ask, means, known = {
+    questions, means, right_answer = {
         "layers_of_stage": (schedule.layer_questions, schedule.layers_mean, lambda q: schedule.layers(*q)),
         "loop_position": (
             schedule.position_questions,
@@ -86,15 +86,16 @@ def test_no_message_about_a_wrong_answer_has_the_right_one(name):
     }[name]
     for mutant in MUTANTS:
         for case in task.cases if mutant.task == name else ():
-            for question in ask(case):
-                given = value_tasks._formed(name, value_tasks.answer_or_refusal(mutant.function, *question), None)
-                if given != known(question) and known(question) is not None:
+            for question in questions(case):
+                answer = value_tasks._formed(name, value_tasks.answer_or_refusal(mutant.function, *question), None)
+                if answer != right_answer(question) and right_answer(question) is not None:
                     assert (
-                        value_tasks.show(known(question)) not in means(case, question, given).partition("answer is")[2]
+                        value_tasks.show(right_answer(question))
+                        not in means(case, question, answer).partition("answer is")[2]
                     )
 
 
 def test_layers_in_a_row_are_the_stages_layers_in_order():
     stacked = np.arange(2 * 4 * 3).reshape(2, 4, 3, 1)
-    assert [layer for one in layers_of_stage(1, 4, 2, 24) for layer in one] == stacked[:, 1, :, 0].ravel().tolist()
+    assert [layer for group in layers_of_stage(1, 4, 2, 24) for layer in group] == stacked[:, 1, :, 0].ravel().tolist()
     assert in_a_row({"leaf": stacked})["leaf"].ravel().tolist() == list(range(24))

@@ -40,15 +40,15 @@ def positions(num_stages: int, num_microbatches: int, num_repeats: int) -> dict[
     Stage 0 takes the microbatches of a repeat in order, one per tick, each as soon as it is back from the previous
     repeat, and starts no repeat before the previous one has entered completely.
     """
-    found, free = {}, 0
+    work, free = {}, 0
     back = [0] * num_microbatches
     for repeat in range(num_repeats):
         for microbatch in range(num_microbatches):
             start = max(free, back[microbatch])
             for stage in range(num_stages):
-                found[start + stage, stage] = (microbatch, repeat)
+                work[start + stage, stage] = (microbatch, repeat)
             free, back[microbatch] = start + 1, start + num_stages
-    return found
+    return work
 
 
 def layer_questions(case: Case[Stages]) -> list[Question]:
@@ -58,10 +58,10 @@ def layer_questions(case: Case[Stages]) -> list[Question]:
     if case.sizes.seed >= 0:
         rng = np.random.default_rng(case.sizes.seed)
         even = [(int(repeats), int(each)) for repeats, each in (*rng.integers(1, 5, (4, 2)), (rng.integers(2, 5), 3))]
-        more = rng.integers(1, [4, stages], (3, 2))
-        odd = [(repeats, stages * repeats * int(k) + int(j)) for repeats, (k, j) in enumerate(more, 1)]
-    found = [(stage, stages, repeats, stages * repeats * each) for repeats, each in even for stage in range(stages)]
-    return found + [(stages - 1, stages, repeats, count) for repeats, count in odd if count % (stages * repeats)]
+        pairs = rng.integers(1, [4, stages], (3, 2))
+        odd = [(repeats, stages * repeats * int(k) + int(j)) for repeats, (k, j) in enumerate(pairs, 1)]
+    questions = [(stage, stages, repeats, stages * repeats * each) for repeats, each in even for stage in range(stages)]
+    return questions + [(stages - 1, stages, repeats, count) for repeats, count in odd if count % (stages * repeats)]
 
 
 def position_questions(case: Case[Schedule]) -> list[Question]:
@@ -70,15 +70,15 @@ def position_questions(case: Case[Schedule]) -> list[Question]:
     return [(tick, stage, *sizes) for tick in range(num_ticks(*sizes) + 1) for stage in range(sizes[0])]
 
 
-def _same(answer: Any, wanted: Any) -> bool:
+def _same(answer: Any, expected: Any) -> bool:
     """Compare numbers and their types: 2.0 is not a valid index."""
-    return answer == wanted and show(answer) == show(wanted)
+    return answer == expected and show(answer) == show(expected)
 
 
 def layers_right(_: Case[Any], question: Question, answer: Any) -> bool:
-    wanted = layers(*question)
-    if wanted is not None:
-        return _same(answer, wanted)
+    expected = layers(*question)
+    if expected is not None:
+        return _same(answer, expected)
     return isinstance(answer, Refusal) and str(question[3]) in re.findall(r"\d+", answer.message)
 
 
@@ -99,14 +99,14 @@ def layers_mean(_: Case[Any], question: Question, answer: Any) -> str:
         return f"{start}{shared} in {count_of(repeats, 'repeat')}: raise a ValueError that says how many were given."
     if isinstance(answer, Refusal):
         return f"{start}These layers can be shared evenly: {stages * repeats} times {count // (stages * repeats)}."
-    if not isinstance(answer, tuple) or not all(isinstance(one, tuple) for one in answer):
+    if not isinstance(answer, tuple) or not all(isinstance(group, tuple) for group in answer):
         return f"{start}Expected a tuple with one tuple of layer numbers for each repeat."
-    held = [number for one in answer for number in one]
-    if any(type(number) is not int for number in held):
+    numbers = [number for group in answer for number in group]
+    if any(type(number) is not int for number in numbers):
         return f"{start}Expected whole numbers of type int."
-    if len(answer) != repeats or len(held) != count // stages:
-        wanted = f"{count_of(repeats, 'tuple')} with {count_of(count // stages, 'layer')} in total"
-        return f"{start}Expected {wanted}; your answer has {len(held)} in {len(answer)}."
+    if len(answer) != repeats or len(numbers) != count // stages:
+        expected = f"{count_of(repeats, 'tuple')} with {count_of(count // stages, 'layer')} in total"
+        return f"{start}Expected {expected}; your answer has {len(numbers)} in {len(answer)}."
     return (
         f"{start}Follow one microbatch: it goes through stages 0 to {stages - 1} in order, {count_of(repeats, 'time')}."
         " Which layers has it been through when it comes here?"
@@ -130,7 +130,7 @@ def positions_mean(_: Case[Any], question: Question, answer: Any) -> str:
         return f"{start}These are the right numbers the other way round: the microbatch comes first, then the repeat."
     if not (0 <= microbatch < microbatches and 0 <= repeat < repeats):
         return f"{start}There is no such microbatch or no such repeat."
-    at = {position: tick for (tick, of), position in expected.items() if of == stage}
+    at = {position: tick for (tick, other_stage), position in expected.items() if other_stage == stage}
     early = "before" if tick < at[microbatch, repeat] else "after"
     return (
         f"{start}Draw the schedule: stage 0 takes a new microbatch each tick, and each stage does one tick later what "
@@ -155,9 +155,11 @@ def schedules(case: Case[Schedule], answers: tuple[Any, ...]) -> str:
     differ = [tick for (tick, stage), answer in yours.items() if cell(answer) != cell(right.get((tick, stage)))]
     first = max(0, differ[0] - 2)
     ticks = range(first, min(first + SHOWN, ticks_and_stages[-1][0] + 1))
-    found, wanted = ([[cell(of.get((tick, stage))) for tick in ticks] for stage in stages] for of in (yours, right))
+    your_rows, right_rows = (
+        [[cell(work.get((tick, stage))) for tick in ticks] for stage in stages] for work in (yours, right)
+    )
     title = "\nThe microbatch, with ' for each repeat after the first, and . where a stage is idle:"
-    return title + grid(found, wanted, "stage", "tick", first)
+    return title + grid(your_rows, right_rows, "stage", "tick", first)
 
 
 def _task(

@@ -61,14 +61,14 @@ def _on_one_device(pipelines: int, count: int, sizes: ModelSizes) -> Any:
     model = build_model(sizes)
 
     def loss_of(params, batch, data):
-        def one(rows, pipeline, microbatch):
+        def microbatch_loss(rows, pipeline, microbatch):
             key = jax.random.fold_in(jax.random.wrap_key_data(data), pipeline)
             return full_loss(model, params, rows, jax.random.fold_in(key, microbatch))
 
         rows = jax.tree.map(lambda a: a.reshape(pipelines * count, -1, *a.shape[1:]), batch)
         numbers = jnp.arange(pipelines * count)
         counted = rows["mask"].reshape(pipelines * count, -1).sum(1)
-        return jax.vmap(one)(rows, numbers // count, numbers % count) @ counted / counted.sum()
+        return jax.vmap(microbatch_loss)(rows, numbers // count, numbers % count) @ counted / counted.sum()
 
     return sgd(loss_of)
 
@@ -135,7 +135,7 @@ _TRANSFORMER = Looped(
 def unseen(rng: np.random.Generator) -> Case[Looped]:
     mesh = unseen_mesh(rng, (2, 2), (2, 3), (2, 4), (3, 2))
     choices = {"width": (6, 12), "hidden": (12, 20), "features": (3, 5), "rows": (1, 3), "layers_per_stage": (1, 2)}
-    sizes: dict[str, Any] = {name: int(rng.choice(some)) for name, some in choices.items()}
+    sizes: dict[str, Any] = {name: int(rng.choice(values)) for name, values in choices.items()}
     counts = {"num_microbatches": int(rng.integers(1, 7)), "num_repeats": int(rng.integers(2, 4))}
     steps, dropout = int(rng.choice([1, 2])), int(rng.integers(10, 40)) / 100
     scale = float(rng.uniform(0.6, 1.2)) / steps

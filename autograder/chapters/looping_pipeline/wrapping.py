@@ -103,11 +103,11 @@ def wrap_execute(function: Any, case: Case[Looped]) -> Wrapped:
         layers, microbatches, key = varying((layers, microbatches, key), case.mesh)
 
         def run(layers, microbatches):
-            found = function(_stage(layers, key, case), microbatches, s.num_repeats, pipe)
-            same_tree("the result", found, microbatches)
-            same_shapes("execute_looping_pipeline", found, microbatches, case)
+            result = function(_stage(layers, key, case), microbatches, s.num_repeats, pipe)
+            same_tree("the result", result, microbatches)
+            same_shapes("execute_looping_pipeline", result, microbatches, case)
             last = lax.axis_index(pipe) == stages_of(case) - 1
-            return varying(jnp.where(last, found, 0), case.mesh)
+            return varying(jnp.where(last, result, 0), case.mesh)
 
         if not s.gradients:
             return {"values": run(layers, microbatches)[None]}
@@ -139,19 +139,19 @@ def _stage(layers: Any, key: jax.Array, case: Case[Looped]) -> Any:
     stage. In a forward pass, the result for a microbatch or repeat that does not exist is NaN.
     """
     model, s = model_of(case), case.sizes
-    given, apart = (s.rows, s.width), case.given.get("layers_apart", {})
+    shape, apart = (s.rows, s.width), case.given.get("layers_apart", {})
 
     def stage(x, microbatch, repeat):
         for name, number in (("microbatch", microbatch), ("repeat", repeat)):
             if jnp.shape(number) != () or not jnp.issubdtype(jnp.result_type(number), jnp.integer):
                 raise Mismatch(f"stage was called with {describe(number)} as its {name}, expected one integer")
-        if jnp.shape(x) != given:
-            raise Mismatch(f"stage was called with {describe(x)} as x, expected one microbatch, {list(given)}")
+        if jnp.shape(x) != shape:
+            raise Mismatch(f"stage was called with {describe(x)} as x, expected one microbatch, {list(shape)}")
         first = repeat * apart["repeats"] + lax.axis_index(pipe_of(case)) * apart["stages"]
 
-        def layer(x, one):
-            keyed = layer_key(jax.random.wrap_key_data(key), microbatch, first + one[1])
-            return model.layer(one[0], x, keyed), None
+        def layer(x, layer_and_index):
+            dropout_key = layer_key(jax.random.wrap_key_data(key), microbatch, first + layer_and_index[1])
+            return model.layer(layer_and_index[0], x, dropout_key), None
 
         weights = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, repeat, keepdims=False), layers)
         y = lax.scan(layer, x, (weights, jnp.arange(s.layers_per_stage)))[0]
@@ -175,22 +175,25 @@ def wrap_step(function: Any, case: Case[Looped]) -> Wrapped:
     shapes, specs = params_of(case)
     each = P((data, pipe))
     place = {"layers": P(data, None, pipe), "embed": each, "head": each}
-    kept = {part: jax.tree.map(lambda _, part=part: place[part], shapes[part]) for part in shapes}
+    param_specs = {part: jax.tree.map(lambda _, part=part: place[part], shapes[part]) for part in shapes}
 
-    def keep(params):
+    def with_device_dims(params):
         whole = {part: jax.tree.map(lambda leaf: leaf[None], params[part]) for part in ("embed", "head")}
         return {**whole, "layers": jax.tree.map(lambda leaf: leaf[None, :, None], params["layers"])}
 
     def local(params, batch, key, learning_rate):
-        def one(params, given):
-            rows, key = given
-            how = (model, case.sizes.num_microbatches, pipe, data, learning_rate)
-            found = function(dict(params), rows, jax.random.wrap_key_data(key), *how)
-            return varying(state_and_loss("looping_train_step", "params", found, params, case), case.mesh)
+        def one_step(params, step_inputs):
+            rows, key = step_inputs
+            arguments = (model, case.sizes.num_microbatches, pipe, data, learning_rate)
+            result = function(dict(params), rows, jax.random.wrap_key_data(key), *arguments)
+            return varying(state_and_loss("looping_train_step", "params", result, params, case), case.mesh)
 
         before = varying({**params, "layers": jax.tree.map(lambda leaf: leaf[:, 0], params["layers"])}, case.mesh)
-        after, losses, gradients = sgd_steps(one, before, (batch, key), learning_rate)
-        return {"values": {"loss": losses[None], "params": keep(after)}, "gradients": keep(gradients)}
+        after, losses, gradients = sgd_steps(one_step, before, (batch, key), learning_rate)
+        return {
+            "values": {"loss": losses[None], "params": with_device_dims(after)},
+            "gradients": with_device_dims(gradients),
+        }
 
     steps = case.sizes.steps
     inputs = {
@@ -199,17 +202,17 @@ def wrap_step(function: Any, case: Case[Looped]) -> Wrapped:
         "key": (jax.ShapeDtypeStruct((steps, *KEY.shape), KEY.dtype), P()),
         "learning_rate": (LEARNING_RATE, P()),
     }
-    results = {"values": {"loss": each, "params": kept}, "gradients": kept}
+    results = {"values": {"loss": each, "params": param_specs}, "gradients": param_specs}
     return on_mesh(local, case, inputs, results, _STATE, squeezed=pipe)
 
 
 _LAYERS = "(stage, num_stages, num_repeats, num_layers)"
 _POSITION = "(tick, stage, num_stages, num_microbatches, num_repeats)"
-_asked = partial(wrap_questions, expected="numbers for most arguments", most=MOST)
+_wrap_numbers = partial(wrap_questions, expected="numbers for most arguments", most=MOST)
 _STEP = "(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate)"
 WRAPPINGS = (
-    Wrapping("layers_of_stage", _LAYERS, partial(_asked, "layers_of_stage"), Stages),
-    Wrapping("loop_position", _POSITION, partial(_asked, "loop_position"), Schedule),
+    Wrapping("layers_of_stage", _LAYERS, partial(_wrap_numbers, "layers_of_stage"), Stages),
+    Wrapping("loop_position", _POSITION, partial(_wrap_numbers, "loop_position"), Schedule),
     Wrapping("execute_looping_pipeline", "(stage, microbatches, num_repeats, axis_name)", wrap_execute, Looped),
     Wrapping("looping_train_step", _STEP, wrap_step, Looped),
 )

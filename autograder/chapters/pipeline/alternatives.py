@@ -145,15 +145,15 @@ def over_all_devices_at_once(params, batch, key, model, num_microbatches, pipe_a
     """Sums gradients over the pipelines, those of embedding and head over both axes, and divides by the valid count."""
     own = jax.random.fold_in(key, lax.axis_index(data_axis))
     counted = jnp.sum(batch["mask"])
-    every = lax.psum(counted, data_axis)
+    total = lax.psum(counted, data_axis)
     run = jax.value_and_grad(lambda p: counted * pipeline_loss(p, batch, own, model, num_microbatches, pipe_axis))
     loss, gradients = run(params)
 
     def update(path, leaf, gradient):
         axes = data_axis if path[0].key == "layers" else (pipe_axis, data_axis)
-        return leaf - learning_rate * lax.psum(gradient, axes) / every
+        return leaf - learning_rate * lax.psum(gradient, axes) / total
 
-    return jax.tree.map_with_path(update, params, gradients), lax.psum(loss, data_axis) / every
+    return jax.tree.map_with_path(update, params, gradients), lax.psum(loss, data_axis) / total
 
 
 def with_optax_and_layers_that_recompute(

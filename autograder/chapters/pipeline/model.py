@@ -101,12 +101,12 @@ def loss_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]
 
 @lru_cache(maxsize=32)
 def _each_group(sizes: ModelSizes, count: int) -> Any:
-    def one(params, rows, key, upstream):
+    def loss_and_gradient(params, rows, key, upstream):
         key = jax.random.wrap_key_data(key)
         loss, back = jax.vjp(lambda params: one_device_loss(sizes, count)(params, rows, key), params)
         return loss, *back(upstream)
 
-    return compile_oracle(jax.vmap(one, in_axes=(None, 0, 0, 0)))
+    return compile_oracle(jax.vmap(loss_and_gradient, in_axes=(None, 0, 0, 0)))
 
 
 def summed(e: Evidence) -> Evidence:
@@ -184,8 +184,8 @@ def step_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]
     """The steps on one device, with all rows; every device that holds a leaf gets the same values."""
     groups, stages, steps = groups_of(case, pipe_of), stages_of(case), case.sizes.steps
     run = _steps_on_one_device(case.sizes.model, case.sizes.num_microbatches, groups)
-    given = np.arange(steps, dtype=np.int32), np.repeat(inputs["key"][None], steps, 0), inputs["batch"]
-    after, losses, gradients = run(inputs["params"], given, inputs["learning_rate"])
+    step_inputs = np.arange(steps, dtype=np.int32), np.repeat(inputs["key"][None], steps, 0), inputs["batch"]
+    after, losses, gradients = run(inputs["params"], step_inputs, inputs["learning_rate"])
 
     def copied(tree):
         copies = {name: groups if name == "layers" else groups * stages for name in tree}

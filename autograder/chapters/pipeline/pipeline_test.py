@@ -62,13 +62,13 @@ def test_idle_stages_that_skip_take_as_long_and_compute_less(stages, microbatche
 def test_temporaries_grow_by_three_blocks_a_microbatch_and_stay_below_the_closed_form():
     task = TASKS["pipeline_train_step"]
     assert task.at_scale
-    held = {}
+    temporaries = {}
     for count in (8, 32):
         case = task.at_scale[0].with_sizes(num_microbatches=count)
         program = trace(task, pipeline_train_step, case, nowhere)
-        held[count] = memory(parse(program), program).temporaries
-        assert 0.65 * most_bytes(case) < held[count] < 0.85 * most_bytes(case)
+        temporaries[count] = memory(parse(program), program).temporaries
+        assert 0.65 * most_bytes(case) < temporaries[count] < 0.85 * most_bytes(case)
     block = 4 * task.at_scale[0].sizes.rows * task.at_scale[0].sizes.width
-    assert held[32] - held[8] == pytest.approx(3 * 24 * block, rel=0.01)
+    assert temporaries[32] - temporaries[8] == pytest.approx(3 * 24 * block, rel=0.01)
     naive = references("pipeline")["pipeline_train_step"]["temporaries"]["naive"]
     assert naive > 5 * most_bytes(task.at_scale[0])

@@ -67,15 +67,17 @@ def refused(name: str, cases: list[Evidence], what: str, hint: str) -> Fact:
         UNNAMED: ("a number is missing", "raised a ValueError whose message does not name both numbers."),
     }
 
-    def look(e: Evidence) -> Fact:
+    def check(e: Evidence) -> Fact:
         flag = e.measured.get("refused")
         ended = int(flag) if flag is not None and flag.shape == () else ACCEPTED
-        found, outcome = wrong.get(ended, wrong[ACCEPTED])
+        measured, outcome = wrong.get(ended, wrong[ACCEPTED])
         message = f"{e.case.place} the function was given {what}, and {outcome}"
         fine = ended == REFUSED
-        return facts.case_fact(e, name, Kind.PROGRAM, "" if fine else message, "refused" if fine else found, "refused")
+        return facts.case_fact(
+            e, name, Kind.PROGRAM, "" if fine else message, "refused" if fine else measured, "refused"
+        )
 
-    return facts.worst([look(e) for e in cases])
+    return facts.worst([check(e) for e in cases])
 
 
 # split_microbatches: rows in equal parts, in order, without moving between devices.
@@ -111,7 +113,7 @@ def split_facts(evidence: TaskEvidence) -> list[Fact]:
 
 
 def _unseen_split(rng: np.random.Generator) -> Case[Blocks]:
-    count, rows, width = (int(rng.choice(some)) for some in ([2, 5, 7], [4, 5], [4, 6]))
+    count, rows, width = (int(rng.choice(choices)) for choices in ([2, 5, 7], [4, 5], [4, 6]))
     return unseen_case(rng, Blocks(num_microbatches=count, rows=rows, width=width), (4,), (2, 2), (6,), (2, 4))
 
 
@@ -146,18 +148,18 @@ def _counted(case: Case[Blocks]) -> dict[str, np.ndarray]:
 
 def draw_tick(rng: np.random.Generator, case: Case[Blocks]) -> dict[str, Any]:
     shapes = tick_shapes(PIPELINE_TICK.complete(case))
-    found = draw_leaves(rng, {name: shape for name, shape in shapes.items() if name != "counted"})
-    weights = found["weights"] / np.float32(np.sqrt(case.sizes.width))
-    return {**found, "weights": weights, "counted": _counted(case)}
+    inputs = draw_leaves(rng, {name: shape for name, shape in shapes.items() if name != "counted"})
+    weights = inputs["weights"] / np.float32(np.sqrt(case.sizes.width))
+    return {**inputs, "weights": weights, "counted": _counted(case)}
 
 
 def tick_oracle(inputs: dict[str, Any], case: Case[Blocks]) -> dict[str, Any]:
     """All stages and ticks at once on one device: their results, and their received inputs."""
     run = _all_ticks(stages_of(case), case.sizes.num_microbatches)
     stages = stages_of(case)
-    every = np.broadcast_to(inputs["microbatches"], (stages, *inputs["microbatches"].shape))
+    microbatches = np.broadcast_to(inputs["microbatches"], (stages, *inputs["microbatches"].shape))
     values, gradients = jax.tree.map(
-        np.asarray, run(inputs["weights"], every, np.moveaxis(inputs["arrived"], 1, 0), inputs["upstream"])
+        np.asarray, run(inputs["weights"], microbatches, np.moveaxis(inputs["arrived"], 1, 0), inputs["upstream"])
     )
     return {"values": values, "gradients": gradients}
 
@@ -176,9 +178,9 @@ def _all_ticks(stages: int, count: int) -> Any:
         return {"y": y, "sent": jnp.concatenate([jnp.zeros_like(y[:1]), y[:-1]])}
 
     def run(weights, microbatches, arrived, upstream):
-        found, back = jax.vjp(values, weights, microbatches, arrived)
+        outputs, back = jax.vjp(values, weights, microbatches, arrived)
         gradients = back(jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), upstream))
-        return found, dict(zip(("weights", "microbatches", "arrived"), gradients, strict=True))
+        return outputs, dict(zip(("weights", "microbatches", "arrived"), gradients, strict=True))
 
     return compile_oracle(run)
 
@@ -221,7 +223,7 @@ _THREE = Blocks(num_microbatches=3, rows=2, width=6)
 
 
 def _unseen_tick(rng: np.random.Generator) -> Case[Blocks]:
-    count, rows, width = (int(rng.choice(some)) for some in ([1, 4, 6], [3, 4], [5, 8]))
+    count, rows, width = (int(rng.choice(choices)) for choices in ([1, 4, 6], [3, 4], [5, 8]))
     return unseen_case(rng, Blocks(num_microbatches=count, rows=rows, width=width), (8,), (2, 2), (4,), (2, 3), (5,))
 
 
@@ -251,8 +253,8 @@ def stage_seconds(case: Case[Blocks]) -> float:
 
 
 def draw_executed(rng: np.random.Generator, case: Case[Blocks]) -> dict[str, Any]:
-    found = draw_leaves(rng, execute_shapes(case))
-    return {**found, "weights": found["weights"] / np.float32(np.sqrt(case.sizes.width))}
+    inputs = draw_leaves(rng, execute_shapes(case))
+    return {**inputs, "weights": inputs["weights"] / np.float32(np.sqrt(case.sizes.width))}
 
 
 def execute_oracle(inputs: dict[str, Any], case: Case[Blocks]) -> dict[str, Any]:
@@ -265,11 +267,11 @@ def execute_oracle(inputs: dict[str, Any], case: Case[Blocks]) -> dict[str, Any]
     def at(stage, array):
         return np.stack([array if i == stage else np.zeros_like(array) for i in range(stages)])
 
-    found: dict[str, Any] = {"values": at(stages - 1, values)}
+    result: dict[str, Any] = {"values": at(stages - 1, values)}
     if gradients is not None:
         weights = gradients["weights"].reshape(groups * stages, *gradients["weights"].shape[2:])
-        found["gradients"] = {"weights": weights, "microbatches": at(0, gradients["microbatches"])}
-    return found
+        result["gradients"] = {"weights": weights, "microbatches": at(0, gradients["microbatches"])}
+    return result
 
 
 @lru_cache(maxsize=32)
@@ -285,8 +287,8 @@ def _one_device(groups: int) -> Any:
         return x.reshape(microbatches.shape)
 
     def run(weights, microbatches, upstream):
-        every = jnp.broadcast_to(weights, (groups, *weights.shape))
-        values, back = jax.vjp(outputs, every, microbatches)
+        group_weights = jnp.broadcast_to(weights, (groups, *weights.shape))
+        values, back = jax.vjp(outputs, group_weights, microbatches)
         return values, None if upstream is None else dict(zip(EXECUTED, back(upstream), strict=True))
 
     return compile_oracle(run)
@@ -314,7 +316,7 @@ _FORWARD = Blocks(num_microbatches=5, rows=2, width=16, backward=False)
 
 
 def _unseen_executed(rng: np.random.Generator) -> Case[Blocks]:
-    count, rows, width = (int(rng.choice(some)) for some in ([1, 4, 7], [3, 4], [6, 12]))
+    count, rows, width = (int(rng.choice(choices)) for choices in ([1, 4, 7], [3, 4], [6, 12]))
     sizes = Blocks(num_microbatches=count, rows=rows, width=width)
     return unseen_case(rng, sizes, (4, 2), (2, 2), (8,), (2, 3), (5,))
 

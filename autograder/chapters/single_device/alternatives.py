@@ -81,8 +81,8 @@ def by_slicing_in_a_loop(loss_fn, params, batch, num_microbatches):
         loss, gradients = jax.value_and_grad(loss_fn)(params, part)
         return total[0] + loss, jax.tree.map(lambda t, g: t + g, total[1], gradients)
 
-    nothing = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
-    loss, gradients = lax.fori_loop(0, num_microbatches, step, nothing)
+    zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
+    loss, gradients = lax.fori_loop(0, num_microbatches, step, zeros)
     return loss / num_microbatches, jax.tree.map(lambda g: g / num_microbatches, gradients)
 
 
@@ -214,8 +214,8 @@ def with_queries_in_chunks_too(q, k, v, chunk):
         total = shrink * total + weights.sum(axis=-1, keepdims=True)
         return now, total, shrink * mixed + weights @ some_values
 
-    def outer(_, one):
-        i, rows = one
+    def outer(_, numbered_rows):
+        i, rows = numbered_rows
         start = (
             jnp.full((batch, heads, chunk, 1), -1e30),
             jnp.zeros((batch, heads, chunk, 1)),
@@ -225,14 +225,14 @@ def with_queries_in_chunks_too(q, k, v, chunk):
         carry, _ = lax.scan(lambda c, piece: (inner(c, piece, rows, i), None), start, (js, keys, values))
         return None, carry[2] / carry[1]
 
-    _, found = lax.scan(outer, None, (jnp.arange(pieces), cut(q)))
-    return found.transpose(1, 0, 3, 2, 4).reshape(q.shape)
+    _, outputs = lax.scan(outer, None, (jnp.arange(pieces), cut(q)))
+    return outputs.transpose(1, 0, 3, 2, 4).reshape(q.shape)
 
 
 def without_masked_chunks(q, k, v, chunk):
     """Queries in chunks, each with the keys that it may attend to: about half of the work."""
     seq, dim = q.shape[1], q.shape[3]
-    found = []
+    outputs = []
     for end in range(chunk, seq + 1, chunk):
 
         @jax.checkpoint
@@ -242,8 +242,8 @@ def without_masked_chunks(q, k, v, chunk):
             weights = jax.nn.softmax(jnp.where(own[:, None] >= jnp.arange(end), scores, -jnp.inf), axis=-1)
             return jnp.einsum("bhqk,bkhd->bqhd", weights, values)
 
-        found.append(attend(q[:, end - chunk : end], k[:, :end], v[:, :end]))
-    return jnp.concatenate(found, axis=1)
+        outputs.append(attend(q[:, end - chunk : end], k[:, :end], v[:, :end]))
+    return jnp.concatenate(outputs, axis=1)
 
 
 def with_a_derivative_of_its_own(q, k, v, chunk):
@@ -264,27 +264,30 @@ def with_a_derivative_of_its_own(q, k, v, chunk):
     def forward(q, k, v):
         def step(carry, piece):
             top, total, mixed = carry
-            found = scores(q, piece[1], piece[0])
-            now = jnp.maximum(top, found.max(-1, keepdims=True))
-            weights, shrink = jnp.exp(found - now), jnp.exp(top - now)
+            chunk_scores = scores(q, piece[1], piece[0])
+            now = jnp.maximum(top, chunk_scores.max(-1, keepdims=True))
+            weights, shrink = jnp.exp(chunk_scores - now), jnp.exp(top - now)
             total = total * shrink + weights.sum(-1, keepdims=True)
             return (now, total, mixed * shrink + weights @ piece[2]), None
 
-        nothing = jnp.zeros((batch, heads, seq, 1))
-        start = nothing - jnp.inf, nothing, jnp.zeros((batch, heads, seq, dim))
+        zeros = jnp.zeros((batch, heads, seq, 1))
+        start = zeros - jnp.inf, zeros, jnp.zeros((batch, heads, seq, dim))
         (top, total, mixed), _ = lax.scan(step, start, (starts, cut(k), cut(v)))
         result = by_head(mixed / total)
         return result, (q, k, v, result, top + jnp.log(total))
 
-    def backward(kept, upstream):
-        q, k, v, result, logsumexp = kept
-        arriving, of_totals = by_head(upstream), by_head((upstream * result).sum(-1, keepdims=True))
+    def backward(residuals, upstream):
+        q, k, v, result, logsumexp = residuals
+        upstream_by_head, of_totals = by_head(upstream), by_head((upstream * result).sum(-1, keepdims=True))
 
         def step(of_q, piece):
             start, keys, values = piece
             weights = jnp.exp(scores(q, keys, start) - logsumexp)
-            of_scores = weights * (arriving @ values.swapaxes(2, 3) - of_totals) / np.float32(np.sqrt(dim))
-            return of_q + of_scores @ keys, (of_scores.swapaxes(2, 3) @ by_head(q), weights.swapaxes(2, 3) @ arriving)
+            of_scores = weights * (upstream_by_head @ values.swapaxes(2, 3) - of_totals) / np.float32(np.sqrt(dim))
+            return of_q + of_scores @ keys, (
+                of_scores.swapaxes(2, 3) @ by_head(q),
+                weights.swapaxes(2, 3) @ upstream_by_head,
+            )
 
         of_q, chunks = lax.scan(step, jnp.zeros((batch, heads, seq, dim)), (starts, cut(k), cut(v)))
         return by_head(of_q), *(x.transpose(1, 0, 3, 2, 4).reshape(q.shape) for x in chunks)

@@ -28,11 +28,11 @@ def does_not_grow(evidence: TaskEvidence, small: str, large: str, what: str, hin
     written out as often as the larger case runs them, and skipped in the smaller one, are not a loop: on average, each
     written product must run at least twice.
     """
-    found = {e.case.name: e for e in evidence.cases}
-    if small not in found or large not in found:
+    by_case = {e.case.name: e for e in evidence.cases}
+    if small not in by_case or large not in by_case:
         return facts.unmeasured("program size", Kind.PROGRAM, f"this check leaves out {small} or {large}")
-    fact = facts.same_program_size("program size", found[small], found[large], what, hint)
-    costs = found[large].costs
+    fact = facts.same_program_size("program size", by_case[small], by_case[large], what, hint)
+    costs = by_case[large].costs
     written, run = costs.written.get("dot_general", 0), sum(costs.products.values())
     if fact.passed and run < 2 * written:
         growth = (
@@ -126,17 +126,19 @@ def layers_oracle(inputs: dict[str, Any], case: Case[Batch]) -> dict[str, Any]:
     """Run layer after layer in a Python loop, and then the backward pass."""
     run, back = _layer_and_transpose(case.sizes.model.replace(num_layers=1))
     layers = [jax.tree.map(lambda leaf, i=i: leaf[i], inputs["params"]) for i in range(case.sizes.num_layers)]
-    entered, upstream, gradients = [inputs["inputs"]], inputs["upstream"], []
+    layer_inputs, upstream, gradients = [inputs["inputs"]], inputs["upstream"], []
     for params in layers:
-        entered.append(run(params, entered[-1]))
-    for params, x in zip(reversed(layers), reversed(entered[:-1]), strict=True):
+        layer_inputs.append(run(params, layer_inputs[-1]))
+    for params, x in zip(reversed(layers), reversed(layer_inputs[:-1]), strict=True):
         of_params, upstream = back(params, x, upstream)
         gradients.append(of_params)
     of_params = jax.tree.map(lambda *each: np.stack(each), *reversed(gradients))
-    return {"values": np.asarray(entered[-1]), "gradients": {"layers": of_params, "x": np.asarray(upstream)}}
+    return {"values": np.asarray(layer_inputs[-1]), "gradients": {"layers": of_params, "x": np.asarray(upstream)}}
 
 
-_KEPT = "What is kept for every layer until the backward pass gets there, and which part of it is cheap to recompute?"
+_RESIDUALS = (
+    "What is kept for every layer until the backward pass gets there, and which part of it is cheap to recompute?"
+)
 _AGAIN = "How often is each matrix product of the forward pass computed?"
 
 
@@ -151,7 +153,7 @@ def _scan_facts(evidence: TaskEvidence) -> list[Fact]:
 def _remat_facts(evidence: TaskEvidence) -> list[Fact]:
     return [
         *facts.values_and_gradients(evidence.cases, weight=1),
-        limits.temporaries_within(evidence, 0.35, _KEPT, than=limits.NAIVE, weight=2),
+        limits.temporaries_within(evidence, 0.35, _RESIDUALS, than=limits.NAIVE, weight=2),
         limits.flops_within(evidence, 4 / 3, _AGAIN, than=limits.NAIVE, weight=2),
     ]
 
@@ -273,15 +275,15 @@ _TWICE_ATTENDED = "How many times are queries multiplied by keys, and weights by
 
 
 def attention_facts(evidence: TaskEvidence) -> list[Fact]:
-    how: dict[str, Any] = {"least": LEAST_WORK}
+    least_work: dict[str, Any] = {"least": LEAST_WORK}
     return [
         facts.arrays_match("values", evidence.cases, "values", _LATER, tolerance=TOLERANCE, not_finite=_MAXIMUM),
         facts.arrays_match(
             "gradients", evidence.cases, "gradients", tolerance=TOLERANCE, weight=2, not_finite=_MAXIMUM
         ),
-        limits.largest_within(evidence, _quarter, _SQUARE, weight=2, **how),
-        limits.temporaries_within(evidence, 0.4, _ALIVE, than=limits.NAIVE, **how),
-        limits.flops_within(evidence, 1.35, _TWICE_ATTENDED, than=limits.NAIVE, **how),
+        limits.largest_within(evidence, _quarter, _SQUARE, weight=2, **least_work),
+        limits.temporaries_within(evidence, 0.4, _ALIVE, than=limits.NAIVE, **least_work),
+        limits.flops_within(evidence, 1.35, _TWICE_ATTENDED, than=limits.NAIVE, **least_work),
     ]
 
 

@@ -49,11 +49,11 @@ NO_GRADIENT = {"return x": "return lax.stop_gradient(x)"}
 BUT_THE_LAST = {"stacked_params)": "jax.tree.map(lambda leaf: leaf[:-1], stacked_params))"}
 GRADIENTS = ("gradient norm", "gradients")
 OF_BFLOAT16 = ("gradient error", *WRONG)
-HELD, FUNCTIONS = "live temporaries", "float32 functions and sums"
-SQUARE = ("largest temporary", HELD)
+TEMPORARIES, FUNCTIONS = "live temporaries", "float32 functions and sums"
+SQUARE = ("largest temporary", TEMPORARIES)
 
 MUTANTS = (
-    patch(mixed_precision_loss, "computes_in_float32", {"x.astype(jnp.bfloat16)": "x"}, HELD, "product dtypes"),
+    patch(mixed_precision_loss, "computes_in_float32", {"x.astype(jnp.bfloat16)": "x"}, TEMPORARIES, "product dtypes"),
     patch(mixed_precision_loss, "takes_softmax_in_bfloat16", {", k).astype(jnp.float32)": ", k)"}, FUNCTIONS),
     patch(
         mixed_precision_loss,
@@ -116,11 +116,11 @@ MUTANTS = (
         accumulate_gradients,
         "unrolls_the_scan",
         {"tree.map(cut, batch)": "tree.map(cut, batch), unroll=num_microbatches"},
-        HELD,
+        TEMPORARIES,
         "program size",
         shown_by=("8 microbatches", "24 microbatches"),
     ),
-    mutant("accumulate_gradients", differentiates_the_scanned_loss, HELD),
+    mutant("accumulate_gradients", differentiates_the_scanned_loss, TEMPORARIES),
     patch(
         accumulate_gradients,
         "computes_the_loss_again",
@@ -143,17 +143,17 @@ MUTANTS = (
         *GRADIENTS,
     ),
     patch(scan_layers, "stops_gradients", NO_GRADIENT, *GRADIENTS),
-    patch(remat_layers, "keeps_everything", {"    @jax.checkpoint\n": ""}, HELD),
+    patch(remat_layers, "keeps_everything", {"    @jax.checkpoint\n": ""}, TEMPORARIES),
     patch(
         remat_layers,
         "keeps_every_product",
         {"@jax.checkpoint": f"@lambda step: jax.checkpoint(step, policy={PRODUCTS})"},
-        HELD,
+        TEMPORARIES,
     ),
     patch(
         remat_layers, "checkpoints_twice", {"lax.scan(step": "jax.checkpoint(lax.scan, static_argnums=0)(step"}, "FLOPs"
     ),
-    patch(remat_layers, "stops_gradients_of_remat", NO_GRADIENT, "FLOPs", *GRADIENTS, HELD),
+    patch(remat_layers, "stops_gradients_of_remat", NO_GRADIENT, "FLOPs", *GRADIENTS, TEMPORARIES),
     patch(remat_layers, "leaves_out_the_last_of_twelve", BUT_THE_LAST, *GRADIENTS, "values"),
     patch(
         scaled_step,

@@ -126,7 +126,7 @@ _PRECISE = (
     "Softmaxes, norms, the loss and sums over many elements must be in float32, in the backward pass too: a gradient "
     "is summed in the dtype of the array that it belongs to, so where do you cast?"
 )
-_KEPT = "What is kept for the backward pass in float32 that could be in bfloat16? Look at the largest array first."
+_RESIDUALS = "What is kept for the backward pass in float32 that could be in bfloat16? Look at the largest array first."
 
 
 def _functions(e: Evidence) -> dict[tuple[str, ...], int]:
@@ -144,12 +144,12 @@ def _functions(e: Evidence) -> dict[tuple[str, ...], int]:
 
 def _of_whole_leaves(e: Evidence) -> Fact:
     """Relative error of each leaf's gradient as a whole: the norm of the difference over the expected norm."""
-    off = {}
+    errors = {}
     for name in (name for name in e.expected if name.startswith("gradients/")):
         measured, expected = (side[name].astype(np.float64) for side in (e.measured, e.expected))
-        off[name] = np.linalg.norm(measured - expected) / max(np.linalg.norm(expected), 1e-30)
-    name = max(off, key=lambda name: (not np.isfinite(off[name]), off[name]))
-    error, message = float(off[name]), ""
+        errors[name] = np.linalg.norm(measured - expected) / max(np.linalg.norm(expected), 1e-30)
+    name = max(errors, key=lambda name: (not np.isfinite(errors[name]), errors[name]))
+    error, message = float(errors[name]), ""
     if not error <= OF_A_LEAF:
         message = (
             f"in the case {e.case.name!r} leaf {name.partition('/')[2]} is off by {error:.2g} of its norm, more than "
@@ -165,7 +165,7 @@ def mixed_precision_facts(evidence: TaskEvidence) -> list[Fact]:
         facts.worst([_of_whole_leaves(e) for e in evidence.cases], "gradient error", Kind.GRADIENTS),
         facts.products_of("product dtypes", evidence.cases, "bf16", _PRODUCTS),
         facts.precise_in("float32 functions and sums", evidence.cases, "f32", _PRECISE, _functions),
-        limits.temporaries_within(evidence, 0.7, _KEPT, than=limits.NAIVE),
+        limits.temporaries_within(evidence, 0.7, _RESIDUALS, than=limits.NAIVE),
     ]
 
 
@@ -253,7 +253,7 @@ def scaling_oracle(inputs: dict[str, Any], case: Case[Scaling]) -> dict[str, Any
     """Every step in float32, where nothing overflows; the bad ones are known beforehand and skipped."""
     step = _of_both_halves(case.sizes.weight_bits)
     params, scale, good, rate = inputs["params"], float(inputs["scale"]), 0, halves_rate(case)
-    found = []
+    states = []
     for i in range(STEPS):
         loss, gradients = step(params, jax.tree.map(lambda a, i=i: a[i], inputs["batches"]))
         if i in case.sizes.bad:
@@ -263,8 +263,8 @@ def scaling_oracle(inputs: dict[str, Any], case: Case[Scaling]) -> dict[str, Any
             good += 1
             if good == case.sizes.growth_interval:
                 scale, good = 2 * scale, 0
-        found.append((params, np.asarray(loss), np.float32(scale), np.int32(good)))
-    values, losses, scales, counts = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
+        states.append((params, np.asarray(loss), np.float32(scale), np.int32(good)))
+    values, losses, scales, counts = jax.tree.map(lambda *leaves: np.stack(leaves), *states)
     # Losses are compared separately, because an outlier's loss is larger than any error in the others.
     return {"values": values, "losses": by_step(losses), "scale": scales, "good_steps": counts}
 
@@ -284,18 +284,18 @@ def _skipped(e: Evidence) -> Fact:
             f"in the case {e.case.name!r}, step {step} has a gradient that is not finite, but leaf {leaf} changes. "
             "Does one bad element anywhere stop the whole update?"
         )
-    right, how = len(bad) - len({step for _, step in moved}), {"direction": Direction.ALL, "unit": Unit.STEPS}
-    return facts.case_fact(e, "skipped steps", Kind.VALUES, message, right, len(bad), **how)
+    right, options = len(bad) - len({step for _, step in moved}), {"direction": Direction.ALL, "unit": Unit.STEPS}
+    return facts.case_fact(e, "skipped steps", Kind.VALUES, message, right, len(bad), **options)
 
 
 def _kept_in_float32(e: Evidence) -> Fact:
     """Require the steps before the first bad one to leave parameters with zero gradient bitwise unchanged."""
-    good = min(e.case.sizes.bad, default=STEPS)
+    first_bad = min(e.case.sizes.bad, default=STEPS)
     names = [name for name in e.expected if name.startswith("values/") and name.endswith("/up")]
     moved = [
         (name.partition("/")[2], step)
         for name in names
-        for step in range(good)
+        for step in range(first_bad)
         if not np.array_equal(e.measured[name][step][UNUSED], e.expected[name][step][UNUSED])
     ]
     message = ""
@@ -305,8 +305,8 @@ def _kept_in_float32(e: Evidence) -> Fact:
             f"in the case {e.case.name!r}, step {step} changes elements of leaf {leaf} whose gradient is zero. In "
             "which dtype are the parameters between two steps, and what is subtracted from them?"
         )
-    right, how = len(names) - len({leaf for leaf, _ in moved}), {"direction": Direction.ALL, "unit": Unit.LEAVES}
-    return facts.case_fact(e, "float32 parameters", Kind.VALUES, message, right, len(names), **how)
+    right, options = len(names) - len({leaf for leaf, _ in moved}), {"direction": Direction.ALL, "unit": Unit.LEAVES}
+    return facts.case_fact(e, "float32 parameters", Kind.VALUES, message, right, len(names), **options)
 
 
 _SCALE = "A skipped step halves it, but never below 1; the last of `growth_interval` good steps in a row doubles it."
@@ -319,10 +319,10 @@ def _by_step(name: str, rule: str, e: Evidence) -> Fact:
     fact = facts.arrays_match(name, [e], leaf, rule, tolerance=0)
     if fact.passed or fact.unit != Unit.RELATIVE:
         return fact
-    found, right = e.measured[leaf], e.expected[leaf]
-    step = int(np.argmax(found != right))
-    said = "" if e.secret else f": measured {found[step]:g}, expected {right[step]:g}"
-    message = f"in the case {e.case.name!r} it is first wrong at step {step}, counted from 0{said}. {rule}"
+    measured, expected = e.measured[leaf], e.expected[leaf]
+    step = int(np.argmax(measured != expected))
+    figures = "" if e.secret else f": measured {measured[step]:g}, expected {expected[step]:g}"
+    message = f"in the case {e.case.name!r} it is first wrong at step {step}, counted from 0{figures}. {rule}"
     return replace(fact, message=message)
 
 

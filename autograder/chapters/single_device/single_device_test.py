@@ -29,15 +29,15 @@ def test_oracle_of_chunked_attention_is_jaxs_own_attention(number):
     assert np.max(np.abs(own - expected)) < TOLERANCE / 4 * np.max(np.abs(expected))
 
 
-def test_what_is_written_out_as_often_as_it_runs_is_no_loop():
+def test_products_written_out_as_often_as_they_run_are_not_a_loop():
     cases = load("single_device").task("scan_layers").cases
 
     def judged(written):
         """The verdict on a program with this many products written in each case, which run once for each layer."""
         evidence = []
         for case in cases[:2]:
-            found = Costs(0, 0, 0, (), {"f32 x f32": case.sizes.num_layers}, written, written={"dot_general": written})
-            evidence.append(Evidence(case, (), (), {}, {}, found, Memory(0, 0, 0, 0, ())))
+            costs = Costs(0, 0, 0, (), {"f32 x f32": case.sizes.num_layers}, written, written={"dot_general": written})
+            evidence.append(Evidence(case, (), (), {}, {}, costs, Memory(0, 0, 0, 0, ())))
         return does_not_grow(TaskEvidence(evidence, None, {}), SHALLOW, DEEP, "depth", "").passed
 
     assert [judged(written) for written in (1, 8, 24, 25, 48)] == [True, True, True, False, False]
@@ -46,12 +46,12 @@ def test_what_is_written_out_as_often_as_it_runs_is_no_loop():
 def test_oracle_of_scaled_step_follows_the_rules_by_hand():
     task = TASKS["scaled_step"]
     case, lowest, high = task.cases
-    found = {c.name: task.oracle(task.draw(np.random.default_rng(0), c), c) for c in task.cases}
-    bits = np.log2(found[case.name]["scale"])
-    assert (list(bits), list(found[case.name]["good_steps"])) == ([17, 18, 18, 17, 17, 18], [1, 0, 1, 0, 1, 0])
-    bits = np.log2(found[lowest.name]["scale"])
-    assert (list(bits), list(found[lowest.name]["good_steps"])) == ([0, 0, 0, 1, 0, 0], [0, 1, 2, 0, 0, 0])
-    assert list(np.log2(found[high.name]["scale"])) == [59, 58, 57, 56, 55, 54]
+    expected = {c.name: task.oracle(task.draw(np.random.default_rng(0), c), c) for c in task.cases}
+    bits = np.log2(expected[case.name]["scale"])
+    assert (list(bits), list(expected[case.name]["good_steps"])) == ([17, 18, 18, 17, 17, 18], [1, 0, 1, 0, 1, 0])
+    bits = np.log2(expected[lowest.name]["scale"])
+    assert (list(bits), list(expected[lowest.name]["good_steps"])) == ([0, 0, 0, 1, 0, 0], [0, 1, 2, 0, 0, 0])
+    assert list(np.log2(expected[high.name]["scale"])) == [59, 58, 57, 56, 55, 54]
 
 
 def test_bad_steps_have_a_finite_loss_and_good_ones_are_well_within_float16():
@@ -86,8 +86,8 @@ def test_tolerance_of_mixed_precision_leaves_room_and_not_too_much():
             loss, gradients = step(inputs["params"], inputs["batch"])
             assert abs(loss - expected["values"]) < 2**-10 * expected["values"]
             pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(expected["gradients"]), strict=True)
-            times = inputs["upstream"]
-            worst = max(float(np.max(np.abs(times * a - b)) / np.max(np.abs(b))) for a, b in pairs)
+            upstream = inputs["upstream"]
+            worst = max(float(np.max(np.abs(upstream * a - b)) / np.max(np.abs(b))) for a, b in pairs)
             assert 2**-9 < worst < 2**-5
 
 
@@ -96,13 +96,13 @@ def test_reference_of_accumulation_holds_one_microbatch_and_one_gradient():
         rows = jax.tree.leaves(batch)[0].shape[0] // num_microbatches
         return jax.value_and_grad(loss_fn)(params, jax.tree.map(lambda leaf: leaf[:rows], batch))
 
-    analysed = TASKS["accumulate_gradients"].at_scale
-    assert analysed
-    case = analysed[0]
+    at_scale = TASKS["accumulate_gradients"].at_scale
+    assert at_scale
+    case = at_scale[0]
     gradient = sum(4 * np.prod(leaf.shape) for leaf in jax.tree.leaves(params_of(case)))
-    one = look(TASKS["accumulate_gradients"], one_microbatch)["temporaries"]
+    temporaries = look(TASKS["accumulate_gradients"], one_microbatch)["temporaries"]
     reference = references("single_device")["accumulate_gradients"]["temporaries"]["reference"]
-    assert reference <= 1.15 * (one + gradient)
+    assert reference <= 1.15 * (temporaries + gradient)
     assert case.sizes.num_microbatches == 8
 
 
@@ -137,10 +137,10 @@ def test_unseen_gradients_are_infinite_or_undefined_in_single_elements_of_any_le
         inputs = task.draw(np.random.default_rng(seed), case)
         gradient = jax.jit(jax.grad(halves_loss(case.sizes.weight_bits)))
         for step in range(STEPS):
-            found = gradient(inputs["params"], jax.tree.map(lambda a, step=step: a[step], inputs["batches"]))
+            gradients = gradient(inputs["params"], jax.tree.map(lambda a, step=step: a[step], inputs["batches"]))
             bad = {
                 (path[0].key, path[1].key, kind, int(test(leaf).sum()))
-                for path, leaf in jax.tree.leaves_with_path(found)
+                for path, leaf in jax.tree.leaves_with_path(gradients)
                 for kind, test in (("infinite", np.isinf), ("undefined", np.isnan))
                 if test(leaf).any()
             }

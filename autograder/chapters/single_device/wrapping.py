@@ -78,8 +78,8 @@ class Heads(Sizes):
 
 def _on_one_device(local: Callable[..., dict[str, Any]], inputs: dict[str, Any], *results: str) -> Wrapped:
     """``local``, which takes ``inputs`` in order and returns ``results``, inside ``shard_map`` over one device."""
-    given = {name: (shapes, P()) for name, shapes in inputs.items()}
-    return on_mesh(local, _ONE_DEVICE, given, dict.fromkeys(results, P()), {"params": "state"})
+    shapes_and_specs = {name: (shapes, P()) for name, shapes in inputs.items()}
+    return on_mesh(local, _ONE_DEVICE, shapes_and_specs, dict.fromkeys(results, P()), {"params": "state"})
 
 
 def _float32_scalar(name: str, loss: Any) -> Any:
@@ -93,15 +93,15 @@ def _float32_scalar(name: str, loss: Any) -> Any:
     return loss
 
 
-def _like(name: str, found: Any, expected: Any, case: Case[Any]) -> Any:
-    """Return ``found`` if it is an array like ``expected``.
+def _like(name: str, result: Any, expected: Any, case: Case[Any]) -> Any:
+    """Return ``result`` if it is an array like ``expected``.
 
     Raises:
         Mismatch: It is not one.
     """
-    if (getattr(found, "shape", None), getattr(found, "dtype", None)) != (expected.shape, expected.dtype):
-        raise Mismatch(f"{name} returned {describe(found)}, expected {describe(expected)} in the case {case.name}")
-    return found
+    if (getattr(result, "shape", None), getattr(result, "dtype", None)) != (expected.shape, expected.dtype):
+        raise Mismatch(f"{name} returned {describe(result)}, expected {describe(expected)} in the case {case.name}")
+    return result
 
 
 def transformer_params(case: Case[Batch]) -> Any:
@@ -156,8 +156,8 @@ def wrap_accumulation(function: Any, case: Case[Batch]) -> Wrapped:
     def local(params, batch):
         # Where rows are tokens, one leaf gets three dims: it must be split along the first, and along no other.
         deep = {**batch, "targets": batch["targets"][:, None]}
-        given = (loss_of_deep, params, deep) if case.sizes.seq else (model_loss(case), params, batch)
-        result = function(*given, case.sizes.num_microbatches)
+        arguments = (loss_of_deep, params, deep) if case.sizes.seq else (model_loss(case), params, batch)
+        result = function(*arguments, case.sizes.num_microbatches)
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise Mismatch(f"accumulate_gradients returned {describe(result)}, expected a tuple (loss, gradients)")
         loss, gradients = result
@@ -215,7 +215,7 @@ def halves_loss(weight_bits: int) -> Callable[[Any, Any], jax.Array]:
         outputs = (hidden @ params["down"]).astype(targets.dtype)
         return 0.5 * jnp.mean(jnp.sum(jnp.square(outputs - targets), axis=-1))
 
-    def nothing(leaf, probe, pivots):
+    def zero_with_bad_gradient(leaf, probe, pivots):
         infinite, undefined = probe == pivots[0], probe == pivots[1]
         zero = leaf - jax.lax.stop_gradient(leaf)
         root = jnp.sqrt(jnp.where(infinite, zero, jnp.where(undefined, 0 * zero, 1)))
@@ -223,8 +223,10 @@ def halves_loss(weight_bits: int) -> Callable[[Any, Any], jax.Array]:
 
     def loss(params, batch):
         first, second = (half_loss(params[half], batch["inputs"], batch["targets"][half]) for half in HALVES)
-        none = jax.tree.map(lambda leaf, probe: nothing(leaf, probe, batch["pivots"]), params, batch["probe"])
-        return weight * (first + second + sum(jax.tree.leaves(none)))
+        zeros = jax.tree.map(
+            lambda leaf, probe: zero_with_bad_gradient(leaf, probe, batch["pivots"]), params, batch["probe"]
+        )
+        return weight * (first + second + sum(jax.tree.leaves(zeros)))
 
     return loss
 
@@ -257,8 +259,8 @@ def wrap_scaled_step(function: Any, case: Case[Scaling]) -> Wrapped:
 
     def local(params, scale, batches):
         start = params, {"scale": scale, "good_steps": jnp.zeros((), jnp.int32)}
-        _, (every, state, losses) = jax.lax.scan(step, start, batches)
-        return {"values": every, "losses": by_step(losses), **state}
+        _, (params_by_step, state, losses) = jax.lax.scan(step, start, batches)
+        return {"values": params_by_step, "losses": by_step(losses), **state}
 
     inputs = {
         "params": params,

@@ -56,14 +56,14 @@ def by_subtracting(params, axis_name, min_size):
 def in_one_message(tree, specs):
     """Divides by the number of copies, and adds up over all axes at once."""
     named = [jax.tree.leaves(tuple(spec)) for spec in jax.tree.leaves(specs)]
-    every = sorted({axis for axes in named for axis in axes})
+    all_axes = sorted({axis for axes in named for axis in axes})
     total: Any = 0.0
     for leaf, axes in zip(jax.tree.leaves(tree), named, strict=True):
-        copies = math.prod(lax.axis_size(axis) for axis in every if axis not in axes)
+        copies = math.prod(lax.axis_size(axis) for axis in all_axes if axis not in axes)
         total += jnp.vdot(leaf, leaf) / copies
-    for axis in every:
+    for axis in all_axes:
         total = as_varying(total, axis)
-    return jnp.linalg.norm(jnp.sqrt(lax.psum(total, tuple(every)))[None])
+    return jnp.linalg.norm(jnp.sqrt(lax.psum(total, tuple(all_axes)))[None])
 
 
 def by_flat_groups(tree, specs):
@@ -96,7 +96,7 @@ def by_flat_parts(params, gradients, state, specs, axis_name, config):
     ]
     kinds = tree.flatten_up_to(specs)
     dims = [spec.index(axis_name) if axis_name in spec else None for spec in kinds]
-    found: list = [None] * len(leaves)
+    results: list = [None] * len(leaves)
 
     def flat(trees, places):
         return jnp.concatenate([tree.flatten_up_to(trees)[i].ravel() for i in places])
@@ -115,8 +115,8 @@ def by_flat_parts(params, gradients, state, specs, axis_name, config):
             shape = leaves[i].shape
             blocks = [block.reshape(shape) for block in pieces[0]]
             whole = jnp.concatenate(blocks, dims[i]) if split else blocks[0]
-            found[i] = whole, pieces[1].reshape(shape), pieces[2].reshape(shape)
-    new, m, v = (tree.unflatten(column) for column in zip(*found, strict=True))
+            results[i] = whole, pieces[1].reshape(shape), pieces[2].reshape(shape)
+    new, m, v = (tree.unflatten(column) for column in zip(*results, strict=True))
     return new, {"m": m, "v": v, "count": state["count"] + 1}, norm
 
 
@@ -212,23 +212,23 @@ def with_loops_over_numbers(params, state, specs, batch, model, axis_name, num_m
         x, embed_back = jax.vjp(lambda p: model.embed(p, rows["inputs"]), params["embed"])
 
         def forward(i, carry):
-            x, kept = carry
-            return model.layer(at(params["layers"], i), x), put(kept, x, i)
+            x, layer_inputs = carry
+            return model.layer(at(params["layers"], i), x), put(layer_inputs, x, i)
 
         def backward(back, carry):
             i = model.num_layers - 1 - back
             g, layers = carry
-            of_layer, g = jax.vjp(model.layer, at(params["layers"], i), at(kept, i))[1](g)
+            of_layer, g = jax.vjp(model.layer, at(params["layers"], i), at(layer_inputs, i))[1](g)
             return g, jax.tree.map(lambda t, new: put(t, new, i), layers, plus(at(layers, i), of_layer, own))
 
-        kept = jnp.stack([x * 0] * model.num_layers)
-        x, kept = lax.fori_loop(0, model.num_layers, forward, (x, kept))
-        more, head_back = jax.vjp(lambda p, x: model.loss(p, x, rows["targets"]), params["head"], x)
-        of_head, g = head_back(as_varying_like(jnp.ones(()), more))
+        layer_inputs = jnp.stack([x * 0] * model.num_layers)
+        x, layer_inputs = lax.fori_loop(0, model.num_layers, forward, (x, layer_inputs))
+        part_loss, head_back = jax.vjp(lambda p, x: model.loss(p, x, rows["targets"]), params["head"], x)
+        of_head, g = head_back(as_varying_like(jnp.ones(()), part_loss))
         g, layers = lax.fori_loop(0, model.num_layers, backward, (g, total["layers"]))
         embed = plus(total["embed"], embed_back(g)[0], specs["embed"])
         head = plus(total["head"], of_head, specs["head"])
-        return loss + more / num_microbatches, {"embed": embed, "layers": layers, "head": head}
+        return loss + part_loss / num_microbatches, {"embed": embed, "layers": layers, "head": head}
 
     start = jnp.sum(batch["inputs"] * 0).astype("float32"), jax.tree.map(jnp.zeros_like, state["m"])
     loss, gradients = lax.fori_loop(0, num_microbatches, microbatch, start)
@@ -246,7 +246,7 @@ def microbatch_by_microbatch(params, state, specs, batch, model, axis_name, num_
     for rows in zip(*(jnp.split(batch[name], num_microbatches) for name in ("inputs", "targets")), strict=True):
         (inputs, targets), _ = lax.optimization_barrier((rows, total))
         x, embed_back = jax.vjp(lambda p, inputs=inputs: model.embed(p, inputs), params["embed"])
-        x, kept = lax.scan(lambda x, layer: (model.layer(layer, x), x), x, params["layers"])
+        x, layer_inputs = lax.scan(lambda x, layer: (model.layer(layer, x), x), x, params["layers"])
         loss, (head, g) = jax.value_and_grad(model.loss, argnums=(0, 1))(params["head"], x, targets)
 
         def backward(carry, now):
@@ -258,7 +258,7 @@ def microbatch_by_microbatch(params, state, specs, batch, model, axis_name, num_
                 jax.tree.map(lambda t, new, s: t.at[i].add(scattered(new, s, axis_name)), total, of_layer, own),
             ), None
 
-        now = params["layers"], kept, jnp.arange(model.num_layers)
+        now = params["layers"], layer_inputs, jnp.arange(model.num_layers)
         (g, layers), _ = lax.scan(backward, (g, total["layers"]), now, reverse=True)
         ends = {"embed": embed_back(g)[0], "head": head}
         sums = jax.tree.map(lambda g, s: scattered(g, s, axis_name), ends, {end: specs[end] for end in ends})

@@ -48,10 +48,10 @@ def gathers_every_leaf(tree, specs):
 def counts_every_copy(tree, specs):
     """One sum over all devices, although some of them hold copies."""
     total: Any = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree))
-    every = {axis for spec in jax.tree.leaves(specs) for axis in jax.tree.leaves(tuple(spec))}
-    for axis in every:
+    all_axes = {axis for spec in jax.tree.leaves(specs) for axis in jax.tree.leaves(tuple(spec))}
+    for axis in all_axes:
         total = as_varying(total, axis)
-    return jnp.sqrt(lax.psum(total, tuple(every)))
+    return jnp.sqrt(lax.psum(total, tuple(all_axes)))
 
 
 def gathers_moments_and_gradients(params, gradients, state, specs, axis_name, config):
@@ -175,7 +175,7 @@ WHOLE_AT_THE_END = "g if axis_name in s else lax.pmean(g, axis_name)"
 
 STATE = ("split dims", "state bytes per device")
 GATHERED, SCATTERED_BYTES, REDUCED_BYTES = "all-gather bytes", "reduce-scatter bytes", "all-reduce bytes"
-OTHERS, HELD = "other collectives", "live temporaries"
+OTHERS, TEMPORARIES = "other collectives", "live temporaries"
 GRADIENTS = ("gradients", "gradient norm", "values")
 
 MUTANTS = (
@@ -260,7 +260,7 @@ MUTANTS = (
     patch(sharded_adamw, "sums_padded_parts", {PUT_TOGETHER: PADDED}, GATHERED, REDUCED_BYTES),
     patch(sharded_adamw, "gathers_in_bfloat16", {PUT_TOGETHER: IN_BFLOAT16}, "values", GATHERED),
     patch(sharded_adamw, "sends_the_norm_round", {"}, norm": f"}}, {there_and_back('norm', 'axis_name')}"}, OTHERS),
-    mutant("zero1_step", updates_whole_leaves, GATHERED, HELD),
+    mutant("zero1_step", updates_whole_leaves, GATHERED, TEMPORARIES),
     patch(
         zero1_step,
         "reduces_whole_gradients",
@@ -281,9 +281,9 @@ MUTANTS = (
         "gradient norm",
     ),
     patch(zero1_step, "sends_the_loss_round", {MEAN_LOSS: there_and_back(MEAN_LOSS, "axis_name")}, OTHERS),
-    mutant("zero2_step", keeps_whole_gradients_between_microbatches, HELD, SCATTERED_BYTES),
-    mutant("zero2_step", scatters_after_each_backward_pass, HELD),
-    mutant("zero2_step", stacks_the_parts_of_a_microbatch, HELD),
+    mutant("zero2_step", keeps_whole_gradients_between_microbatches, TEMPORARIES, SCATTERED_BYTES),
+    mutant("zero2_step", scatters_after_each_backward_pass, TEMPORARIES),
+    mutant("zero2_step", stacks_the_parts_of_a_microbatch, TEMPORARIES),
     patch(
         zero2_step,
         "fetches_parameters_in_every_microbatch",
@@ -297,7 +297,7 @@ MUTANTS = (
             'params["layers"], inputs': 'whole["layers"], inputs',
         },
         GATHERED,
-        HELD,
+        TEMPORARIES,
     ),
     patch(
         zero2_step,
@@ -308,7 +308,7 @@ MUTANTS = (
             'jax.tree.map(jnp.zeros_like, state["m"])': "jax.tree.map(jnp.zeros_like, params)",
             "g if axis_name in s else": "part_of(g, s, None) if axis_name in s else",
         },
-        HELD,
+        TEMPORARIES,
         SCATTERED_BYTES,
     ),
     patch(
@@ -322,7 +322,7 @@ MUTANTS = (
             '(dx, of_layers), _ = lax.scan(backward, (dx, total["layers"])': "dx, of_layers = lax.scan(backward, dx",
             "jnp.arange(model.num_layers)": 'total["layers"]',
         },
-        HELD,
+        TEMPORARIES,
     ),
     patch(zero2_step, "sums_microbatches", {"x / num_microbatches": "x"}, *GRADIENTS),
     patch(zero2_step, "sums_gradients_of_devices", {MEAN_OF_PARTS: "return total"}, *GRADIENTS),

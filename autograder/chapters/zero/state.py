@@ -50,13 +50,13 @@ def shard_optimizer_state_facts(evidence: TaskEvidence) -> list[Fact]:
         specs = rules(e) if split else [P()] * len(shapes)
         return sum(resident_bytes(s, spec, e.case.mesh) for s, spec in zip(shapes, specs, strict=True))
 
-    def given(case: Case[Any]) -> str:
+    def arguments(case: Case[Any]) -> str:
         return f"axis_name {axis_given(case)!r}, min_size {case.sizes.min_size}"
 
     cases = evidence.cases
     return [
         facts.arrays_match("values", cases, "values", "What does the optimizer know before the first update? "),
-        facts.specs_match(cases, rules, given),
+        facts.specs_match(cases, rules, arguments),
         byte_facts.state_bytes(cases, resident, lambda e: resident(e, split=False)),
         byte_facts.only_collectives("communication", cases, ()),
     ]
@@ -64,8 +64,8 @@ def shard_optimizer_state_facts(evidence: TaskEvidence) -> list[Fact]:
 
 def _unseen_leaves(rng: np.random.Generator) -> Case[StateLeaves]:
     unit, low = int(rng.choice([12, 24, 40])), int(rng.choice([32, 96, 128]))
-    turn, every = int(rng.integers(1, 8)), bool(rng.integers(2))
-    return unseen_case(rng, StateLeaves(unit=unit, min_size=low, turn=turn, every_axis=every), *ODD)
+    turn, every_axis = int(rng.integers(1, 8)), bool(rng.integers(2))
+    return unseen_case(rng, StateLeaves(unit=unit, min_size=low, turn=turn, every_axis=every_axis), *ODD)
 
 
 SHARD_OPTIMIZER_STATE = Task(
@@ -105,13 +105,13 @@ def norm_of(tree: Any) -> np.float32:
 def _norm_question(cases: list[Evidence]) -> str:
     """The question about the first case with wrong norms: whether nothing, too little, or too much is reduced."""
     for e in cases:
-        off = e.measured["values"] / e.expected["values"] - 1
-        if not np.all(np.abs(off) <= facts.TOLERANCE):
+        errors = e.measured["values"] / e.expected["values"] - 1
+        if not np.all(np.abs(errors) <= facts.TOLERANCE):
             if not e.costs.collectives:
                 return "No device knows the parts of the others: over which axes is each leaf's sum added up?"
-            if np.ptp(off) > facts.TOLERANCE:
+            if np.ptp(errors) > facts.TOLERANCE:
                 return "Devices disagree: for which leaves are parts missing? An entry of a spec can name several axes."
-            if np.all(off > 0):
+            if np.all(errors > 0):
                 return (
                     "It is too large: which leaf is added up over devices that have the same part of it? "
                     "And is the root taken once, of the sum of all squares?"

@@ -61,8 +61,8 @@ def adamw(params: Any, state: Any, gradients: Any, case: Case[StepSizes]) -> tup
         return tuple(np.float32(x) for x in (after, m, v))
 
     trees = params, state["m"], state["v"], gradients
-    found = {part: jax.tree.map(partial(update, part), *(tree[part] for tree in trees)) for part in params}
-    params, m, v = jax.tree.transpose(jax.tree.structure(params), jax.tree.structure((0, 0, 0)), found)
+    updates = {part: jax.tree.map(partial(update, part), *(tree[part] for tree in trees)) for part in params}
+    params, m, v = jax.tree.transpose(jax.tree.structure(params), jax.tree.structure((0, 0, 0)), updates)
     return params, {"m": m, "v": v, "count": np.int32(count)}, norm
 
 
@@ -98,14 +98,14 @@ def results(params: Any, state: Any, norm: Any, case: Case[StepSizes]) -> dict[s
 
 def step_oracle(inputs: dict[str, Any], case: Case[StepSizes]) -> dict[str, Any]:
     """Steps on one device, on all rows at once, with the gradients of all steps added up."""
-    params, state, losses, norms, every = inputs["params"], inputs["state"], [], [], []
+    params, state, losses, norms, all_gradients = inputs["params"], inputs["state"], [], [], []
     for number in range(case.sizes.steps):
         batch = jax.tree.map(lambda rows, i=number: rows[i], inputs["batch"])
         loss, gradients = jax.tree.map(np.asarray, loss_and_gradients(case.sizes.model)(params, batch))
         params, state, norm = adamw(params, state, gradients, case)
-        losses, norms, every = [*losses, loss], [*norms, norm], [*every, gradients]
+        losses, norms, all_gradients = [*losses, loss], [*norms, norm], [*all_gradients, gradients]
     values = results(params, state, np.stack(norms), case) | {"loss": on_each(np.stack(losses), case)}
-    return {"values": values, "gradients": of_parts(jax.tree.map(lambda *g: np.sum(g, 0), *every), case)}
+    return {"values": values, "gradients": of_parts(jax.tree.map(lambda *g: np.sum(g, 0), *all_gradients), case)}
 
 
 def split_and_whole(e: Evidence) -> tuple[int, int]:
@@ -132,7 +132,7 @@ def sent_facts(evidence: list[Evidence], scatters: Callable[[Evidence], int], nu
         return e.case.sizes.steps * all_reduce_bytes(devices_of(e.case), size)
 
     kinds = ("all_gather", "all_reduce", *(["reduce_scatter"] if whole else []))
-    found = [
+    traffic_facts = [
         byte_facts.bytes_sent("all-gather bytes", evidence, "all_gather", one_way, axes=axes_of),
         byte_facts.bytes_sent("all-reduce bytes", evidence, "all_reduce", reduced),
         byte_facts.only_collectives("other collectives", evidence, kinds),
@@ -145,8 +145,8 @@ def sent_facts(evidence: list[Evidence], scatters: Callable[[Evidence], int], nu
             lambda e: scatters(e) * one_way(e),
             hint="How many times is each element of a gradient sent?",
         )
-        found.insert(0, scattered)
-    return found
+        traffic_facts.insert(0, scattered)
+    return traffic_facts
 
 
 UPDATE = "The gradients are right, so look at the update: the clipping, the two corrections, the decay. "
@@ -257,8 +257,8 @@ def _unseen(rng: np.random.Generator) -> Case[StepSizes]:
     )
 
 
-def _task(name: str, **how: Any) -> Task:
-    return Task(wrapping=WRAPPINGS[name], unseen=_unseen, given=lambda case: encode_specs(specs_of(case)), **how)
+def _task(name: str, **settings: Any) -> Task:
+    return Task(wrapping=WRAPPINGS[name], unseen=_unseen, given=lambda case: encode_specs(specs_of(case)), **settings)
 
 
 SHARDED_ADAMW = _task(

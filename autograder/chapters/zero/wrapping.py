@@ -91,14 +91,14 @@ def config_of(case: Case[StepSizes]) -> AdamW:
     return AdamW(**{name: getattr(case.sizes, name) for name in AdamW._fields})
 
 
-def _state(what: str, state: Any, like: Any) -> None:
+def _check_state(function_name: str, state: Any, like: Any) -> None:
     """Raise unless it is a dict of two trees like the parameters, and a count."""
     expected = {**dict.fromkeys(MOMENTS, like), "count": COUNT}
     if not isinstance(state, dict) or set(state) != set(expected):
         shown = f"a dict of {', '.join(map(repr, state))}" if isinstance(state, dict) else output_checks.describe(state)
-        raise Mismatch(f"{what}: its state is {shown}, expected a dict of 'm', 'v' and 'count'")
+        raise Mismatch(f"{function_name}: its state is {shown}, expected a dict of 'm', 'v' and 'count'")
     for name, tree in expected.items():
-        output_checks.same_tree(f"{what}, {name!r}", state[name], tree)
+        output_checks.same_tree(f"{function_name}, {name!r}", state[name], tree)
 
 
 def wrap_state(function: Any, case: Case[StateLeaves]) -> Wrapped:
@@ -106,7 +106,7 @@ def wrap_state(function: Any, case: Case[StateLeaves]) -> Wrapped:
 
     def local(params):
         state, specs = output_checks.tuple_of(name, function(params, axis, case.sizes.min_size), "state", "specs")
-        _state(name, state, params)
+        _check_state(name, state, params)
         specs = output_checks.same_tree("specs", specs, params, is_leaf=lambda s: isinstance(s, P))
         for (path, part), spec in zip(jax.tree.leaves_with_path(state["m"]), jax.tree.leaves(specs), strict=True):
             output_checks.check_spec(f"leaf {path_name('', path)} {case.place}", part, spec, axes_of(case))
@@ -147,25 +147,25 @@ def _signature(case: Case[StepSizes]) -> tuple[Any, dict[str, tuple[Any, Any]], 
     specs = decode_specs(case, shapes)
     state = {**dict.fromkeys(MOMENTS, shapes), "count": COUNT}
     inputs = {"params": (shapes, P()), "state": (state, {**dict.fromkeys(MOMENTS, specs), "count": P()})}
-    kept = {**dict.fromkeys(MOMENTS, _stacked(specs, axes)), "count": P(axes)}
-    return specs, inputs, {"params": P(axes), "state": kept, "norm": P(axes)}
+    state_specs = {**dict.fromkeys(MOMENTS, _stacked(specs, axes)), "count": P(axes)}
+    return specs, inputs, {"params": P(axes), "state": state_specs, "norm": P(axes)}
 
 
-def _checked(name: str, params: Any, state: Any, norm: Any, given: tuple[Any, Any], case: Case[Any]) -> None:
+def _check_update(name: str, params: Any, state: Any, norm: Any, arguments: tuple[Any, Any], case: Case[Any]) -> None:
     """Raise unless parameters and state have the form of those that were given, and the norm is a scalar."""
-    output_checks.same_shapes(name, output_checks.same_tree("params", params, given[0]), given[0], case)
-    _state(name, state, given[0])
-    for part, like in given[1].items():
+    output_checks.same_shapes(name, output_checks.same_tree("params", params, arguments[0]), arguments[0], case)
+    _check_state(name, state, arguments[0])
+    for part, like in arguments[1].items():
         output_checks.same_shapes(f"{name}, {part!r}", state[part], like, case)
     output_checks.scalar(name, norm, "the global norm")
 
 
 def _results(params: Any, state: Any, norm: Any, specs: Any, axes: tuple[str, ...]) -> dict[str, Any]:
     params, state, norm = varying((params, state, norm), axes)
-    kept = {moment: _copies(state[moment], specs) for moment in MOMENTS}
+    moments = {moment: _copies(state[moment], specs) for moment in MOMENTS}
     return {
         "params": jax.tree.map(lambda leaf: leaf[None], params),
-        "state": {**kept, "count": state["count"][None]},
+        "state": {**moments, "count": state["count"][None]},
         "norm": norm[None],
     }
 
@@ -175,10 +175,10 @@ def wrap_adamw(function: Any, case: Case[StepSizes]) -> Wrapped:
     axes, config = axes_of(case), config_of(case)
 
     def local(params, state, gradients):
-        given = varying(params, axes), state
-        found = function(given[0], gradients, state, specs, axis_given(case), config)
-        params, state, norm = output_checks.tuple_of("sharded_adamw", found, "params", "state", "norm")
-        _checked("sharded_adamw", params, state, norm, given, case)
+        arguments = varying(params, axes), state
+        result = function(arguments[0], gradients, state, specs, axis_given(case), config)
+        params, state, norm = output_checks.tuple_of("sharded_adamw", result, "params", "state", "norm")
+        _check_update("sharded_adamw", params, state, norm, arguments, case)
         return {"values": _results(params, state, norm, specs, axes)}
 
     inputs["gradients"] = (inputs["params"][0], specs)
@@ -195,28 +195,28 @@ def wrap_step(name: str, microbatches: bool) -> Callable[[Any, Case[StepSizes]],
     def wrap(function: Any, case: Case[StepSizes]) -> Wrapped:
         specs, inputs, results = _signature(case)
         axes, config, model = axes_of(case), config_of(case), model_of(case)
-        several: Any = (case.sizes.num_microbatches,) if microbatches else ()
+        extra_arguments: Any = (case.sizes.num_microbatches,) if microbatches else ()
 
-        def one(carry, rows):
-            found = function(*carry, specs, rows, model, axis_given(case), *several, config)
-            params, state, loss, norm = output_checks.tuple_of(name, found, "params", "state", "loss", "norm")
-            _checked(name, params, state, norm, carry, case)
+        def one_step(carry, rows):
+            result = function(*carry, specs, rows, model, axis_given(case), *extra_arguments, config)
+            params, state, loss, norm = output_checks.tuple_of(name, result, "params", "state", "loss", "norm")
+            _check_update(name, params, state, norm, carry, case)
             output_checks.scalar(name, loss, "the mean loss")
             after = varying((params, state, loss, norm), axes)
             clipped = jnp.maximum(1, norm / config.clip) / (1 - config.beta1)
-            used = jax.tree.map(lambda new, old: (new - config.beta1 * old) * clipped, state["m"], carry[1]["m"])
-            return after[:2], (*after[2:], varying(used, axes))
+            gradients = jax.tree.map(lambda new, old: (new - config.beta1 * old) * clipped, state["m"], carry[1]["m"])
+            return after[:2], (*after[2:], varying(gradients, axes))
 
         def local(params, state, batches):
             carry = varying((params, state), axes)
             if case.sizes.steps == 1:
-                carry, found = one(carry, jax.tree.map(lambda rows: rows[0], batches))
-                found = jax.tree.map(lambda leaf: leaf[None], found)
+                carry, step_results = one_step(carry, jax.tree.map(lambda rows: rows[0], batches))
+                step_results = jax.tree.map(lambda leaf: leaf[None], step_results)
             else:
-                carry, found = lax.scan(one, carry, batches)
-            (after, state), (losses, norms, used) = carry, found
+                carry, step_results = lax.scan(one_step, carry, batches)
+            (after, state), (losses, norms, gradients) = carry, step_results
             values = _results(after, state, norms, specs, axes) | {"loss": losses[None]}
-            return {"values": values, "gradients": _copies(jax.tree.map(lambda g: g.sum(0), used), specs)}
+            return {"values": values, "gradients": _copies(jax.tree.map(lambda g: g.sum(0), gradients), specs)}
 
         rows = case.sizes.rows * devices_of(case)
         inputs["batch"] = (batch_shapes(case.sizes, rows, case.sizes.steps), P(None, axes))

@@ -54,10 +54,10 @@ def test_the_oracle_updates_as_optax_does(place):
     task = TASKS["zero1_step"]
     case = task.cases[place]
     inputs = task.draw(np.random.default_rng(0), case)
-    found = task.oracle(inputs, case)["values"]
-    trees = found["params"], found["state"]["m"], *optax_steps(inputs, case)
-    for params, m, wanted, mean in zip(*map(jax.tree.leaves, trees), strict=True):
-        np.testing.assert_allclose(same(params, wanted), wanted, rtol=0, atol=1e-5)
+    values = task.oracle(inputs, case)["values"]
+    trees = values["params"], values["state"]["m"], *optax_steps(inputs, case)
+    for params, m, expected, mean in zip(*map(jax.tree.leaves, trees), strict=True):
+        np.testing.assert_allclose(same(params, expected), expected, rtol=0, atol=1e-5)
         np.testing.assert_allclose(same(m, mean), mean, rtol=0, atol=1e-5 * np.max(np.abs(mean)))
 
 

@@ -80,8 +80,8 @@ def wrap_loss(function: Any, case: Case[StepSizes]) -> Wrapped:
         uneven = lambda: loss_of(params, replace(model, num_layers=odd))  # noqa: E731
         ended = REFUSED if stages_of(case) == 1 else refusal(uneven, odd, stages_of(case))
         ends = {name: jax.tree.map(lambda g: g[None], gradients[name]) for name in ENDS}
-        found = jax.tree.map(lambda g: g[None], {"layers": gradients["layers"], **ends})
-        return {"values": varying(loss, case.mesh)[None], "gradients": found, "refused": jnp.int32(ended)}
+        stacked = jax.tree.map(lambda g: g[None], {"layers": gradients["layers"], **ends})
+        return {"values": varying(loss, case.mesh)[None], "gradients": stacked, "refused": jnp.int32(ended)}
 
     groups = groups_of(case, pipe_of)
     inputs = {
@@ -96,22 +96,24 @@ def wrap_loss(function: Any, case: Case[StepSizes]) -> Wrapped:
 def wrap_step(function: Any, case: Case[StepSizes]) -> Wrapped:
     """The steps over several batches; every holder of a leaf returns its copy, to detect copies that drift apart."""
     axis, model, rows, others = pipe_of(case), model_of(case), row_axes(case), others_of(case, pipe_of)
-    held = by_part(case, layers=P(rows, axis), ends=P((*others, axis)))
-    results = {"values": {"loss": P((*others, axis)), "params": held}, "gradients": held}
+    param_specs = by_part(case, layers=P(rows, axis), ends=P((*others, axis)))
+    results = {"values": {"loss": P((*others, axis)), "params": param_specs}, "gradients": param_specs}
 
     def local(params, batch, key, learning_rate):
         key = jax.random.wrap_key_data(key)
 
-        def one(params, step):
-            number, part = step
-            own = jax.random.fold_in(key, number)
-            found = function(params, part, own, model, case.sizes.num_microbatches, axis, *others, learning_rate)
-            return varying(state_and_loss("pipeline_train_step", "params", found, params, case), case.mesh)
+        def one_step(params, step):
+            number, step_batch = step
+            step_key = jax.random.fold_in(key, number)
+            result = function(
+                params, step_batch, step_key, model, case.sizes.num_microbatches, axis, *others, learning_rate
+            )
+            return varying(state_and_loss("pipeline_train_step", "params", result, params, case), case.mesh)
 
         numbers = np.arange(case.sizes.steps, dtype=np.int32)
-        after, losses, gradients = sgd_steps(one, varying(params, case.mesh), (numbers, batch), learning_rate)
-        lead = jax.tree.map(lambda leaf: leaf[None], {"values": {"params": after}, "gradients": gradients})
-        return {**lead, "values": {"loss": losses[None], **lead["values"]}}
+        after, losses, gradients = sgd_steps(one_step, varying(params, case.mesh), (numbers, batch), learning_rate)
+        stacked = jax.tree.map(lambda leaf: leaf[None], {"values": {"params": after}, "gradients": gradients})
+        return {**stacked, "values": {"loss": losses[None], **stacked["values"]}}
 
     inputs = {
         "params": (params_of(case), specs_of(case)),

@@ -76,12 +76,12 @@ def wrap_split(function: Any, case: Case[Blocks]) -> Wrapped:
     devices, count, rows = split_sizes(case)
 
     def local(batch):
-        found = same_tree("microbatches", function(batch, count), batch)
+        microbatches = same_tree("microbatches", function(batch, count), batch)
         like = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, rows // count, *a.shape[1:]), a.dtype), batch)
-        same_shapes("split_microbatches", found, like, case)
+        same_shapes("split_microbatches", microbatches, like, case)
         uneven = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), split_shapes(case, rows + 1))
         ended = REFUSED if count == 1 else refusal(lambda: function(uneven, count), rows + 1, count)
-        return {"values": found, "refused": jnp.int32(ended)}
+        return {"values": microbatches, "refused": jnp.int32(ended)}
 
     shapes = split_shapes(case, devices * rows)
     return on_mesh(local, case, {"batch": (shapes, P(axes))}, {"values": P(None, axes), "refused": P()})
@@ -129,18 +129,18 @@ def wrap_tick(function: Any, case: Case[Blocks]) -> Wrapped:
 
     def local(weights, microbatches, arrived, upstream, counted):
         def ticks(weights, microbatches, arrived):
-            def one(_, inputs):
+            def one_tick(_, inputs):
                 tick, arrived, counted = inputs
-                found = _tick(function(stage_of(weights, case), microbatches, arrived, tick, axis), arrived, case)
-                return None, jax.tree.map(lambda counts, a: jnp.where(counts, a, 0), counted, found)
+                results = _tick(function(stage_of(weights, case), microbatches, arrived, tick, axis), arrived, case)
+                return None, jax.tree.map(lambda counts, a: jnp.where(counts, a, 0), counted, results)
 
             numbers = jnp.arange(number_of_ticks, dtype=jnp.int32)
             own = jax.tree.map(lambda a: a[:, 0], counted)
-            return lax.scan(one, None, (numbers, arrived, own))[1]
+            return lax.scan(one_tick, None, (numbers, arrived, own))[1]
 
         values, back = jax.vjp(ticks, weights[0], varying(microbatches, [axis]), arrived[:, 0])
-        found = back(jax.tree.map(lambda a: a[:, 0], upstream))
-        gradients = dict(zip(("weights", "microbatches", "arrived"), found, strict=True))
+        cotangents = back(jax.tree.map(lambda a: a[:, 0], upstream))
+        gradients = dict(zip(("weights", "microbatches", "arrived"), cotangents, strict=True))
         return jax.tree.map(lambda a: a[None], {"values": values, "gradients": gradients})
 
     each = P(None, axis)
@@ -149,10 +149,10 @@ def wrap_tick(function: Any, case: Case[Blocks]) -> Wrapped:
     return on_mesh(local, case, inputs, {"values": P(axis), "gradients": P(axis)})
 
 
-def _tick(found: Any, like: Any, case: Case[Blocks]) -> dict[str, Any]:
-    named: dict[str, Any] = dict(zip(("y", "sent"), tuple_of("pipeline_tick", found, "y", "sent"), strict=True))
-    same_shapes("pipeline_tick", named, {"y": like, "sent": like}, case)
-    return named
+def _tick(result: Any, like: Any, case: Case[Blocks]) -> dict[str, Any]:
+    outputs: dict[str, Any] = dict(zip(("y", "sent"), tuple_of("pipeline_tick", result, "y", "sent"), strict=True))
+    same_shapes("pipeline_tick", outputs, {"y": like, "sent": like}, case)
+    return outputs
 
 
 def execute_shapes(case: Case[Blocks]) -> dict[str, Any]:
@@ -170,11 +170,13 @@ def wrap_execute(function: Any, case: Case[Blocks]) -> Wrapped:
         number = lax.axis_index(axis)
 
         def run(weights, microbatches):
-            found = function(stage_of(weights, case), microbatches, axis)
-            if not hasattr(found, "shape"):
-                raise Mismatch(f"execute_pipeline returned {describe(found)}, expected the outputs of all microbatches")
-            same_shapes("execute_pipeline", {"outputs": found}, {"outputs": microbatches}, case)
-            return jnp.where(number == stages_of(case) - 1, found, 0)
+            result = function(stage_of(weights, case), microbatches, axis)
+            if not hasattr(result, "shape"):
+                raise Mismatch(
+                    f"execute_pipeline returned {describe(result)}, expected the outputs of all microbatches"
+                )
+            same_shapes("execute_pipeline", {"outputs": result}, {"outputs": microbatches}, case)
+            return jnp.where(number == stages_of(case) - 1, result, 0)
 
         weights, own = varying(weights, others), varying(microbatches, [axis])
         if upstream is None:
