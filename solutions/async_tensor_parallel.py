@@ -466,8 +466,8 @@ if __name__ == "__main__":
         gradients, y = jax.jit(jax.grad(loss, has_aux=True))(layers, entering)
         return y, gradients["up"]["kernel"]
 
-    def off(found, wanted):
-        return float(jnp.max(jnp.abs(found - wanted)) / jnp.max(jnp.abs(wanted)))
+    def off(result, expected):
+        return float(jnp.max(jnp.abs(result - expected)) / jnp.max(jnp.abs(expected)))
 
     expected = value_and_gradient(one_device)
     for axes in ({"data": 1, "tensor": 8}, {"data": 4, "tensor": 2}, {"data": 8, "tensor": 1}):

@@ -53,11 +53,11 @@ if __name__ == "__main__":
         return lax.ppermute(x, "data", [(i, (i + 1) % size) for i in range(size)])
 
     mesh = make_mesh({"data": 8})
-    held = jnp.arange(8) * 10
+    numbers = jnp.arange(8) * 10
     passed = jax.jit(jax.shard_map(pass_to_the_next, mesh=mesh, in_specs=P("data"), out_specs=P("data")))
     print("device      ", *(f"{device:3}" for device in range(8)))
-    print("holds       ", *(f"{number:3}" for number in held))
-    print("after a step", *(f"{number:3}" for number in passed(held)))
+    print("holds       ", *(f"{number:3}" for number in numbers))
+    print("after a step", *(f"{number:3}" for number in passed(numbers)))
 
 # %% [markdown]
 # ## Rules for all four
@@ -502,15 +502,15 @@ if __name__ == "__main__":
         )
         return predict(program, "8xH100")
 
-    found = {}
+    predictions = {}
     for name, (ring, own) in collectives.items():
         rows = 1024 if name == "all_gather" else 8192  # 64 MiB when whole
         for which, function in (("ring", ring), ("jax", own)):
-            found[f"{which} {name}"] = prediction = predicted(function, rows)
-            seconds, held = prediction.timeline.seconds, prediction.memory.temporaries / 2**20
-            print(f"{which:4} {name:15} {1e6 * seconds:7.1f} us on 8xH100, {held:6.1f} MiB of temporaries")
+            predictions[f"{which} {name}"] = prediction = predicted(function, rows)
+            seconds, mebibytes = prediction.timeline.seconds, prediction.memory.temporaries / 2**20
+            print(f"{which:4} {name:15} {1e6 * seconds:7.1f} us on 8xH100, {mebibytes:6.1f} MiB of temporaries")
 
 # %%
 if __name__ == "__main__":
-    display(HTML(side_by_side({name: found[name].timeline for name in ("ring all_reduce", "jax all_reduce")})))
-    display(HTML(memory_svg(found["ring all_reduce"].memory)))
+    display(HTML(side_by_side({name: predictions[name].timeline for name in ("ring all_reduce", "jax all_reduce")})))
+    display(HTML(memory_svg(predictions["ring all_reduce"].memory)))

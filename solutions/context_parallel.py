@@ -187,24 +187,24 @@ def ring_attention(q: jax.Array, k: jax.Array, v: jax.Array, order: Order, axis_
     size = lax.axis_size(axis_name)
     to_next = [(i, (i + 1) % size) for i in range(size)]
 
-    def held(step):
+    def chunks_at(step):
         return jnp.array(order)[(lax.axis_index(axis_name) - step) % size]
 
     def send(arrays):
         return jax.tree.map(lambda x: lax.ppermute(x, axis_name, to_next), arrays)
 
     def forward(q, k, v):
-        def add(found, block, step):
-            return merge_attention(found, attend_chunks(q, block[0], block[1], held(0), held(step)))
+        def add(partial_result, block, step):
+            return merge_attention(partial_result, attend_chunks(q, block[0], block[1], chunks_at(0), chunks_at(step)))
 
         def pass_on(carry, step):
-            found, travelling = carry
+            partial_result, travelling = carry
             coming = send(travelling)
-            return (add(found, travelling, step), coming), None
+            return (add(partial_result, travelling, step), coming), None
 
         nothing = vary_alike(jnp.zeros_like(q), jnp.full(q.shape[:-1], -jnp.inf), q)[:2]
-        (found, last), _ = lax.scan(pass_on, (nothing, (k, v)), jnp.arange(size - 1))
-        out, lse = add(found, last, size - 1)
+        (partial_result, last), _ = lax.scan(pass_on, (nothing, (k, v)), jnp.arange(size - 1))
+        out, lse = add(partial_result, last, size - 1)
         return out, (q, k, v, out, lse)
 
     def backward(saved, upstream):
@@ -212,7 +212,7 @@ def ring_attention(q: jax.Array, k: jax.Array, v: jax.Array, order: Order, axis_
 
         def own(block, step):
             k, v = block
-            of_q, *of_kv = attend_chunks_backward(q, k, v, out, lse, upstream, held(0), held(step))
+            of_q, *of_kv = attend_chunks_backward(q, k, v, out, lse, upstream, chunks_at(0), chunks_at(step))
             return of_q, tuple(of_kv)
 
         def pass_on(carry, step):
@@ -493,8 +493,8 @@ if __name__ == "__main__":
         return predict(program, machine("8xH100"))
 
     predictions = {"contiguous": predicted(tuple((i,) for i in range(8))), "zigzag": predicted(zigzag_order(8))}
-    for name, found in predictions.items():
+    for name, prediction in predictions.items():
         print(name)
-        for figure, value in found.figures().items():
+        for figure, value in prediction.figures().items():
             print(f"    {figure:24} {value}")
     predictions["zigzag"]

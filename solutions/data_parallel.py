@@ -257,8 +257,8 @@ def train_step_dp(
 
     def accumulate(total, microbatch):
         share = jnp.sum(microbatch["mask"]) / count
-        found = jax.value_and_grad(lambda p: share * full_loss(model, p, microbatch))(varying)
-        return jax.tree.map(jnp.add, total, found), None
+        loss_and_gradients = jax.value_and_grad(lambda p: share * full_loss(model, p, microbatch))(varying)
+        return jax.tree.map(jnp.add, total, loss_and_gradients), None
 
     nothing = jax.tree.map(jnp.zeros_like, (lax.pcast(jnp.zeros(()), axis_name, to="varying"), varying))
     total, _ = lax.scan(accumulate, nothing, microbatches)
@@ -357,8 +357,8 @@ def overlapped_gradients(
         return jnp.sum(part["mask"]) / count
 
     def accumulate(total, microbatch):
-        found = jax.value_and_grad(lambda p: share(microbatch) * full_loss(model, p, microbatch))(params)
-        return jax.tree.map(jnp.add, total, found), None
+        loss_and_gradients = jax.value_and_grad(lambda p: share(microbatch) * full_loss(model, p, microbatch))(params)
+        return jax.tree.map(jnp.add, total, loss_and_gradients), None
 
     nothing = jax.tree.map(jnp.zeros_like, (lax.pcast(jnp.zeros(()), axis_name, to="varying"), params))
     (loss, total), _ = lax.scan(accumulate, nothing, earlier)

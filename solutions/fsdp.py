@@ -488,14 +488,14 @@ if __name__ == "__main__":
 
     def split(run, params, mesh, min_size):
         """Return the parts that ``shard_params`` keeps, and their specs."""
-        found = {}
+        captured = {}
 
         def parts(params):
             cut = shard_map_with_specs(lambda p: shard_params(p, "data", min_size), mesh, in_specs=(P(),))
-            shards, found["specs"] = cut(params)
+            shards, captured["specs"] = cut(params)
             return shards
 
-        return run(parts, params), found["specs"]
+        return run(parts, params), captured["specs"]
 
     def now(function, params):
         return jax.jit(function)(params)
@@ -505,8 +505,8 @@ if __name__ == "__main__":
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         print(f"{name:32} {shard.shape!s:16} on each device {shard.addressable_shards[0].data.shape}")
     whole = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(shards))
-    print(f"whole model {whole:,} bytes, on each device {held:,} bytes: {held / whole:.3f} of it")
+    on_each = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(shards))
+    print(f"whole model {whole:,} bytes, on each device {on_each:,} bytes: {on_each / whole:.3f} of it")
 
 # %% [markdown]
 # ## Lab: the same losses everywhere

@@ -447,8 +447,8 @@ if __name__ == "__main__":
         num_ticks = max(num_microbatches, num_stages) + num_microbatches + num_stages - 1
         print(f"{num_stages} stages, {num_microbatches} microbatches, 2 repeats (' marks the second repeat)")
         for place in range(num_stages):
-            found = [loop_position(t, place, num_stages, num_microbatches, 2) for t in range(num_ticks)]
-            row = [f"{at[0]}{chr(39) * at[1]}" if at else "." for at in found]
+            positions = [loop_position(t, place, num_stages, num_microbatches, 2) for t in range(num_ticks)]
+            row = [f"{at[0]}{chr(39) * at[1]}" if at else "." for at in positions]
             print(f"  stage {place}:", " ".join(f"{cell:2}" for cell in row))
 
         def visits(microbatches, count=num_stages):
@@ -489,15 +489,15 @@ if __name__ == "__main__":
         def varying(tree):
             return jax.tree.map(lambda leaf: as_varying(as_varying(leaf, "data"), "pipe"), tree)
 
-        held = varying({**params, "layers": jax.tree.map(lambda leaf: leaf[:, 0], params["layers"])})
-        after, loss = looping_train_step(held, batch, jax.random.key(0), model, 4, "pipe", "data", jnp.float32(rate))
+        own = varying({**params, "layers": jax.tree.map(lambda leaf: leaf[:, 0], params["layers"])})
+        after, loss = looping_train_step(own, batch, jax.random.key(0), model, 4, "pipe", "data", jnp.float32(rate))
         after = {**after, "layers": jax.tree.map(lambda leaf: leaf[:, None], after["layers"])}
         return jax.tree.map(lambda leaf: leaf[None], varying(after)), loss
 
     def placed(params, num_stages, num_repeats):
         """Arrange layers by stage, ``[num_repeats, num_stages, layers_per_stage, ...]``."""
-        held = [layers_of_stage(place, num_stages, num_repeats, 8) for place in range(num_stages)]
-        order = jnp.asarray([[of_stage[repeat] for of_stage in held] for repeat in range(num_repeats)])
+        by_stage = [layers_of_stage(place, num_stages, num_repeats, 8) for place in range(num_stages)]
+        order = jnp.asarray([[of_stage[repeat] for of_stage in by_stage] for repeat in range(num_repeats)])
         return {**params, "layers": jax.tree.map(lambda leaf: leaf[order], params["layers"])}
 
     def train(pipelines, num_stages):
@@ -505,10 +505,10 @@ if __name__ == "__main__":
         places, kept = layouts(params)
         local = partial(on_each_device, model=model, rate=0.05)
         step = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(places, P("data")), out_specs=(kept, P())))
-        held, losses = placed(params, num_stages, 2), []
+        parts, losses = placed(params, num_stages, 2), []
         for batch in batches:
-            after, loss = jax.block_until_ready(step(held, batch))  # one step at a time: few cores, many devices
-            held = jax.tree.map(lambda leaf: leaf[0], after)
+            after, loss = jax.block_until_ready(step(parts, batch))  # one step at a time: few cores, many devices
+            parts = jax.tree.map(lambda leaf: leaf[0], after)
             losses.append(loss)
         return losses
 

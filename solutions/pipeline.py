@@ -528,8 +528,9 @@ if __name__ == "__main__":
         )
 
     for name, idle_does_nothing in (("useless work", False), ("nothing", True)):
-        found = predict(program(idle_does_nothing), "8xH100")
-        print(f"idle stages do {name}: {found.costs.flops:.3g} FLOPs per device, {1e6 * found.timeline.seconds:.0f} us")
+        prediction = predict(program(idle_does_nothing), "8xH100")
+        microseconds = 1e6 * prediction.timeline.seconds
+        print(f"idle stages do {name}: {prediction.costs.flops:.3g} FLOPs per device, {microseconds:.0f} us")
 
 # %% [markdown]
 # The step takes just as long, with about half the FLOPs: the bubble costs time whether or not idle stages work. Doing
@@ -572,16 +573,16 @@ if __name__ == "__main__":
 
     rows, counts = (jax.ShapeDtypeStruct((2 * 8 * 256, *dims), np.float32) for dims in ((512,), ()))
     # Every device returns its own copy: a leaf's type still says "varying".
-    held = {"params": P("data", "pipe"), "loss": P()}
+    out_specs = {"params": P("data", "pipe"), "loss": P()}
     mapped = jax.shard_map(
-        one_step, mesh=abstract_mesh({"data": 2, "pipe": 4}), in_specs=(tree_specs, P("data")), out_specs=held
+        one_step, mesh=abstract_mesh({"data": 2, "pipe": 4}), in_specs=(tree_specs, P("data")), out_specs=out_specs
     )
     step = export(
         lambda params, batch: mapped(params, batch),
         {"params": shapes, "batch": {"inputs": rows, "targets": rows, "mask": counts}},
         {"params": tree_specs, "batch": P("data")},
         mesh={"data": 2, "pipe": 4},
-        out_specs=held,
+        out_specs=out_specs,
     )
     prediction = predict(step, machine("8xH100"))
     for name, figure in prediction.figures().items():

@@ -277,9 +277,9 @@ if __name__ == "__main__":
                 lambda w, b, f=way: f(w, b).reshape(1), mesh=four, in_specs=(P(), P("data")), out_specs=out_specs
             )
         )
-        held = [float(shard.data[0]) for shard in gradient(jnp.ones(()), numbers).addressable_shards]
+        on_devices = [float(shard.data[0]) for shard in gradient(jnp.ones(()), numbers).addressable_shards]
         reductions = gradient.lower(jnp.ones(()), numbers).as_text().count("stablehlo.all_reduce")
-        print(f"{way.__name__:21} on the devices {held!s:26} all-reduces: {reductions}")
+        print(f"{way.__name__:21} on the devices {on_devices!s:26} all-reduces: {reductions}")
     # --8<-- [end:use_gradients]
 
 # %% [markdown]

@@ -619,8 +619,8 @@ if __name__ == "__main__":
         weights, inputs, targets = problem(schedule.num_repeats)
         step = jax.jit(as_a_table_says(tabulate(schedule), make_mesh({"data": 2, "pipe": 4})))
         losses, gradients = jax.block_until_ready(step(weights, inputs, targets))
-        loss, wanted = jax.value_and_grad(on_one_device)(weights, inputs, targets)
-        pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(wanted), strict=True)
+        loss, expected = jax.value_and_grad(on_one_device)(weights, inputs, targets)
+        pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(expected), strict=True)
         largest = max(float(jnp.max(jnp.abs(g.mean(0) - w)) / jnp.max(jnp.abs(w))) for g, w in pairs)
         print(f"{name:17} loss {losses.reshape(2, 4)[:, -1].mean():.5f} ({loss:.5f}), gradients apart by {largest:.0e}")
 

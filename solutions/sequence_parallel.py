@@ -461,8 +461,8 @@ if __name__ == "__main__":
         "selective_recompute": lambda params, x, key: selective_recompute(params, x, key, 0.1, "tensor"),
     }
     for name, block in stacks.items():
-        found = stack(block)
-        resident, seconds = found.memory.temporaries / 2**20, found.timeline.seconds
+        prediction = stack(block)
+        resident, seconds = prediction.memory.temporaries / 2**20, prediction.timeline.seconds
         print(f"{name:24} {resident:6.0f} MiB live at once, {1e3 * seconds:.1f} ms predicted")
 
 # %% [markdown]
@@ -484,6 +484,6 @@ if __name__ == "__main__":
             in_specs=(part, part, part),
             out_specs=part,
         )
-        found = jax.jit(mapped)(q, k, v)
-        error = jnp.max(jnp.abs(found - jax.nn.dot_product_attention(q, k, v, is_causal=True)))
+        result = jax.jit(mapped)(q, k, v)
+        error = jnp.max(jnp.abs(result - jax.nn.dot_product_attention(q, k, v, is_causal=True)))
         print(f"{kv_heads} key heads: largest difference {error:.1e}")

@@ -223,8 +223,8 @@ def accumulate_gradients(
         return leaf.reshape(num_microbatches, leaf.shape[0] // num_microbatches, *leaf.shape[1:])
 
     def step(total, microbatch):
-        found = jax.value_and_grad(loss_fn)(params, microbatch)
-        return jax.tree.map(jnp.add, total, found), None
+        loss_and_gradients = jax.value_and_grad(loss_fn)(params, microbatch)
+        return jax.tree.map(jnp.add, total, loss_and_gradients), None
 
     nothing = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
     total, _ = lax.scan(step, nothing, jax.tree.map(cut, batch))
@@ -558,8 +558,8 @@ if __name__ == "__main__":
         """A step in four microbatches."""
         return lambda params, batch: named(accumulate_gradients(loss_with(layers), params, batch, 4))
 
-    def named(found):
-        return dict(zip(("loss", "gradients"), found, strict=True))
+    def named(pair):
+        return dict(zip(("loss", "gradients"), pair, strict=True))
 
     steps = {
         "scan": whole(scan_layers),
@@ -567,8 +567,8 @@ if __name__ == "__main__":
         "scan, remat": whole(remat_layers),
         "scan, remat, 4 microbatches": in_four(remat_layers),
     }
-    found = {name: predicted(step, name) for name, step in steps.items()}
-    for name, p in found.items():
+    predictions = {name: predicted(step, name) for name, step in steps.items()}
+    for name, p in predictions.items():
         print(f"{name:30} peak {p.memory.peak / 2**30:6.2f} GiB   predicted {1e3 * p.timeline.seconds:6.1f} ms")
 
 # %% [markdown]
@@ -578,7 +578,7 @@ if __name__ == "__main__":
 # %%
 if __name__ == "__main__":
     first, last = "scan", "scan, remat, 4 microbatches"
-    display(HTML(comparison_html("One training step", {last: found[last], first: found[first]})))
+    display(HTML(comparison_html("One training step", {last: predictions[last], first: predictions[first]})))
 
 # %% [markdown]
 # And it trains: `mixed_precision_loss` in four microbatches next to float32, on a small model with plain SGD. The two

@@ -418,8 +418,8 @@ def vocab_parallel_loss(
 
     local = targets - lax.axis_index(axis_name) * bias.size
     mine = (local >= 0) & (local < bias.size)
-    found = jnp.take_along_axis(logits, jnp.where(mine, local, 0)[..., None], axis=-1)[..., 0]
-    right = lax.psum(jnp.where(mine, found, 0), axis_name)
+    own_logits = jnp.take_along_axis(logits, jnp.where(mine, local, 0)[..., None], axis=-1)[..., 0]
+    right = lax.psum(jnp.where(mine, own_logits, 0), axis_name)
     return jnp.mean(jnp.log(total) + highest - right)
     ### END SOLUTION
 
@@ -646,8 +646,8 @@ if __name__ == "__main__":
         return predict(step, "8xH100")
 
     predictions = {"one after the other": predicted(False), "in parallel": predicted(True)}
-    for name, found in predictions.items():
+    for name, prediction in predictions.items():
         print(name)
-        for figure, value in found.figures().items():
+        for figure, value in prediction.figures().items():
             print(f"    {figure:24} {value}")
     predictions["in parallel"]

@@ -146,8 +146,8 @@ def init_3d(
 
     def placed(tree, specs, skipped):
         leaves, form = jax.tree.flatten(tree)
-        found = [part(*both, skipped) for both in zip(leaves, form.flatten_up_to(specs), strict=True)]
-        return form.unflatten([one for one, _ in found]), form.unflatten([spec for _, spec in found])
+        pairs = [part(*both, skipped) for both in zip(leaves, form.flatten_up_to(specs), strict=True)]
+        return form.unflatten([one for one, _ in pairs]), form.unflatten([spec for _, spec in pairs])
 
     split = tensor_specs(params, tensor_axis)
     stacks = jax.tree.map(lambda leaf: leaf.reshape(num_repeats, num_stages, each, *leaf.shape[1:]), params["layers"])
@@ -489,18 +489,18 @@ def layers_3d(
 
     def run_back(saved, of_outputs):
         parts, inputs, whole = saved  # weights that are still whole at the end need not be gathered again
-        carry, found, of_own, complete = (jnp.zeros_like(of_outputs), jnp.zeros_like(of_outputs[0])), [], None, {}
+        carry, of_layers, of_own, complete = (jnp.zeros_like(of_outputs), jnp.zeros_like(of_outputs[0])), [], None, {}
         for repeat in reversed(range(num_repeats)):
-            parts, carry, found[2:] = lax.optimization_barrier((parts, carry, found[2:]))
+            parts, carry, of_layers[2:] = lax.optimization_barrier((parts, carry, of_layers[2:]))
             for i in range(repeat, max(repeat - 2 - late, -1), -1):
                 if i not in complete:
                     again, complete[i] = jax.vjp(enter, parts_of(parts, i))
                     whole = {i: again} | whole
             before = whole.get(repeat - 1) if late else None
-            given = inputs[repeat], of_outputs[: 0 if found else len(of_outputs)], repeat, pipe_axis
+            given = inputs[repeat], of_outputs[: 0 if of_layers else len(of_outputs)], repeat, pipe_axis
             carry, of_before, of_own = run_ticks_back(compute, before, whole[repeat], carry, of_own, *given)
-            found, of_own = [*complete[repeat](of_own), *found], of_before
-        return jax.tree.map(lambda *groups: jnp.stack(groups)[:, None], *found), carry[0]
+            of_layers, of_own = [*complete[repeat](of_own), *of_layers], of_before
+        return jax.tree.map(lambda *groups: jnp.stack(groups)[:, None], *of_layers), carry[0]
 
     layers = jax.custom_vjp(lambda parts, x: run(parts, x)[0])
     layers.defvjp(run, run_back)
@@ -712,8 +712,8 @@ if __name__ == "__main__":
         for choice in (Choice(8, 1, 1, 1, 8, "none", 3), Choice(1, 1, 8, 1, 8, "none", 0)):
             name = f"{rows:2} sequences, {choice.data} x {choice.pipe} x {choice.tensor}:"
             try:
-                found = estimate(small, h100, rows, choice, COURSE)
-                print(name, f"{1e3 * found.seconds:6.1f} ms, MFU {found.mfu:.0%}, fits: {found.fits}")
+                estimated = estimate(small, h100, rows, choice, COURSE)
+                print(name, f"{1e3 * estimated.seconds:6.1f} ms, MFU {estimated.mfu:.0%}, fits: {estimated.fits}")
             except ValueError as error:
                 print(name, error)
 
@@ -762,11 +762,11 @@ def choose_mesh(sizes: Sizes, num_devices: int, batch: int, estimate: Callable[[
         for microbatches, repeats, remat, zero in itertools.product(*counts, ("none", "block"), (0, 3)):
             choice = Choice(data, pipe, num_devices // data // pipe, microbatches, repeats, remat, zero)
             try:
-                found = estimate(choice)
+                estimated = estimate(choice)
             except ValueError:
                 continue
-            if found.fits and (best is None or found.seconds < best.seconds):
-                best = found
+            if estimated.fits and (best is None or estimated.seconds < best.seconds):
+                best = estimated
     if best is None:
         raise ValueError(f"a model of {sizes.count:,} parameters does not fit on {num_devices} devices in any way")
     return best.choice
@@ -809,16 +809,16 @@ if __name__ == "__main__":
     stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *every)
 
     def train(sizes, num_repeats, options):
-        mesh, found = make_mesh(dict(zip(axes, sizes, strict=True))), []
+        mesh, captured = make_mesh(dict(zip(axes, sizes, strict=True))), []
         place = shard_map_with_specs(lambda params: init_3d(params, num_repeats, 64, *axes), mesh, (P(),))
 
         def placed(params):
             parts, specs = place(params)
-            found.append(specs)
+            captured.append(specs)
             return parts
 
         parts = jax.jit(placed)(params)
-        specs = found[0]
+        specs = captured[0]
 
         def local(parts, batches):
             def one(parts, batch):

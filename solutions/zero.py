@@ -493,14 +493,14 @@ if __name__ == "__main__":
     stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *batches)
 
     def train(step, axes, axis_name, *how):
-        mesh, found = make_mesh(axes), {}
+        mesh, captured = make_mesh(axes), {}
 
         def on_device(params):
             state, specs = shard_optimizer_state(params, axis_name, 1024)
             return state, {"m": specs, "v": specs, "count": P()}
 
         def begin(params):
-            state, found["specs"] = shard_map_with_specs(on_device, mesh, in_specs=(P(),))(params)
+            state, captured["specs"] = shard_map_with_specs(on_device, mesh, in_specs=(P(),))(params)
             return state
 
         def varying(tree):
@@ -516,7 +516,7 @@ if __name__ == "__main__":
             return lax.scan(one, varying((params, state)), batches)[1]
 
         state = jax.jit(begin)(params)
-        specs = found["specs"]
+        specs = captured["specs"]
         mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(), specs, P(None, tuple(axes))), out_specs=P())
         return jax.jit(mapped)(params, state, stacked)
 
@@ -575,6 +575,6 @@ if __name__ == "__main__":
         )
         return predict(exported, "8xH100")
 
-    for name, found in (("ZeRO-1", program(zero1_step)), ("ZeRO-2, 4 microbatches", program(zero2_step, 4))):
-        kept, more = found.memory.arguments / count, found.memory.temporaries / count
+    for name, prediction in (("ZeRO-1", program(zero1_step)), ("ZeRO-2, 4 microbatches", program(zero2_step, 4))):
+        kept, more = prediction.memory.arguments / count, prediction.memory.temporaries / count
         print(f"{name:24} {kept:.2f} bytes per parameter, and {more:.2f} more at the peak")

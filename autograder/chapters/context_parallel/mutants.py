@@ -128,7 +128,7 @@ merge, ring, step = (partial(patch, f) for f in (merge_attention, ring_attention
 LARGEST = "largest = jnp.where(largest == -jnp.inf, 0, largest)"
 HOPS = "lax.ppermute(x, axis_name, to_next)"
 IN_BFLOAT16 = "lax.ppermute(x.astype(jnp.bfloat16), axis_name, to_next).astype(x.dtype)"
-FORWARD = "coming = send(travelling)\n            return (add(found, travelling, step), coming), None"
+FORWARD = "coming = send(travelling)\n            return (add(partial_result, travelling, step), coming), None"
 
 MUTANTS = (
     merge(
@@ -154,10 +154,14 @@ MUTANTS = (
     mutant("ring_attention", gathers_keys_and_values, SENT, OTHERS, HELD, LATE),
     mutant("ring_attention", saves_every_block, SENT, HELD),
     ring("sends_to_the_wrong_side", {"(i, (i + 1) % size)": "(i, (i - 1) % size)"}, *NUMBERS),
-    ring("skips_the_last_block", {"out, lse = add(found, last, size - 1)": "out, lse = found"}, *NUMBERS),
+    ring(
+        "skips_the_last_block",
+        {"out, lse = add(partial_result, last, size - 1)": "out, lse = partial_result"},
+        *NUMBERS,
+    ),
     ring(
         "adds_its_own_block_twice",
-        {"add(found, last, size - 1)": "add(add(found, last, size - 1), (k, v), 0)"},
+        {"add(partial_result, last, size - 1)": "add(add(partial_result, last, size - 1), (k, v), 0)"},
         *NUMBERS,
     ),
     ring("leaves_gradients_one_device_early", {"return of_q, *send(of_kv)": "return of_q, *of_kv"}, "gradients"),
@@ -166,8 +170,9 @@ MUTANTS = (
         "waits_for_the_transfer",
         {
             FORWARD: (
-                "found = add(found, travelling, step)\n"
-                "            return (found, send(lax.optimization_barrier((found, travelling))[1])), None"
+                "partial_result = add(partial_result, travelling, step)\n"
+                "            behind = lax.optimization_barrier((partial_result, travelling))[1]\n"
+                "            return (partial_result, send(behind)), None"
             ),
             "own(travelling, step)": "own(lax.optimization_barrier((coming, arriving, travelling))[2], step)",
         },

@@ -148,7 +148,12 @@ MUTANTS = (
     patch(
         train_step_dp,
         "averages_every_microbatchs_loss",
-        {"found), None": '(lax.pcast(lax.pmean(found[0], axis_name), axis_name, to="varying"), found[1])), None'},
+        {
+            "loss_and_gradients), None": (
+                '(lax.pcast(lax.pmean(loss_and_gradients[0], axis_name), axis_name, to="varying"), '
+                "loss_and_gradients[1])), None"
+            )
+        },
         *ALL_REDUCES,
     ),
     patch(train_step_dp, "averages_shares", {TOTAL: TOTAL.replace("psum", "pmean")}, *GRADIENTS, "values"),

@@ -182,7 +182,7 @@ MUTANTS = (
         },
         "live temporaries",
     ),
-    layers("drops_what_late_stages_add", {"*found], of_before": "*found], None"}, *GRADIENTS),
+    layers("drops_what_late_stages_add", {"*of_layers], of_before": "*of_layers], None"}, *GRADIENTS),
     layers(
         "numbers_a_stages_layers_in_a_row",
         {"(repeat * num_stages + index)": "(index * num_repeats + repeat)"},
@@ -197,8 +197,8 @@ MUTANTS = (
     layers(
         "completes_what_late_stages_add_apart",
         {
-            "found, of_own = [*complete[repeat](of_own), *found], of_before": (
-                "found = [*complete[repeat](of_own), *found]\n"
+            "of_layers, of_own = [*complete[repeat](of_own), *of_layers], of_before": (
+                "of_layers = [*complete[repeat](of_own), *of_layers]\n"
                 "            more = complete[repeat - 1](of_before)[0] if before else None\n"
                 "            of_own = jax.tree.map(lambda g, part: g + 0 * part.sum(), of_before, more)"
             )
@@ -315,9 +315,11 @@ MUTANTS = (
         "all-reduce bytes",
     ),
     step("reports_the_loss_of_its_rows", {"lax.pmean(loss, data_axis)": "loss"}, "values"),
-    choose("takes_the_fastest_whatever_it_holds", {"if found.fits and (": "if ("}, "memory fits"),
+    choose("takes_the_fastest_whatever_it_holds", {"if estimated.fits and (": "if ("}, "memory fits"),
     choose(
-        "holds_as_little_as_possible", {"found.seconds < best.seconds": "found.bytes < best.bytes"}, "predicted MFU"
+        "holds_as_little_as_possible",
+        {"estimated.seconds < best.seconds": "estimated.bytes < best.bytes"},
+        "predicted MFU",
     ),
     choose("always_recomputes", {'("none", "block")': '("block",)'}, "predicted MFU"),
     choose("never_shards_state", {"(0, 3)": "(0,)"}, "predicted MFU"),
