@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from course.sizes import Sizes
 
 
-def print_plans(found: Plans, where: Machine, sizes: Sizes, batch: int, every: bool, reached: str) -> None:
+def print_plans(plans: Plans, where: Machine, sizes: Sizes, batch: int, every: bool, reached: str) -> None:
     """Print the best configuration of each mesh, or every one, and the reasons for rejecting the others."""
     from rich.text import Text
 
@@ -26,17 +26,17 @@ def print_plans(found: Plans, where: Machine, sizes: Sizes, batch: int, every: b
     tokens = batch * sizes.seq
     active = f", {sizes.active:,} of them for each token" if sizes.experts else ""
     model = f"{sizes.count:,} parameters{active}"
-    show(Text(f"{model}, {tokens:,} tokens a step, {where.name}: {found.count:,} configurations"))
+    show(Text(f"{model}, {tokens:,} tokens a step, {where.name}: {plans.count:,} configurations"))
     show(Text(f"{reached}\n", style="dim"))
-    best = [found.best] if found.best is not None else []
+    best = [plans.best] if plans.best is not None else []
     if every:
-        show(_configurations([*best, *found.rejected], lambda rejected: rejected.reason))
+        show(_configurations([*best, *plans.rejected], lambda rejected: rejected.reason))
         return
-    show(_configurations(found.by_mesh().values(), lambda rejected: rejected.summary))
-    if found.best is None:
+    show(_configurations(plans.by_mesh().values(), lambda rejected: rejected.summary))
+    if plans.best is None:
         show(Text(f"\nnothing fits in {capacity_text(where.memory_bytes)} with the margin", style="red"))
-    show(Text("\nrejected", style="bold"), _groups_table(found))
-    axes = _axes(found.by_mesh().values())
+    show(Text("\nrejected", style="bold"), _groups_table(plans))
+    axes = _axes(plans.by_mesh().values())
     order = f"Mesh: {' x '.join(axes)}. " if len(axes) > 3 else ""
     footer = (
         f"\n{order}M: microbatches, R: repeats, ZeRO: its stage. GB: counted, without the margin. "

@@ -51,11 +51,11 @@ def installation() -> dict[str, Any]:
     }
 
 
-def in_words(found: dict[str, Any]) -> dict[str, str]:
+def in_words(installed: dict[str, Any]) -> dict[str, str]:
     """The lines of a card that describe what ``installation`` returns."""
-    listed = ", ".join(f"{package} {found['versions'][package]}" for package in ("jax", "jaxlib", "python"))
-    set_to = ", ".join(f"{flag}={value}" for flag, value in found["flags"].items()) or "none"
-    return {"installation": f"{listed}; {found['date']}", "flags": set_to}
+    listed = ", ".join(f"{package} {installed['versions'][package]}" for package in ("jax", "jaxlib", "python"))
+    set_to = ", ".join(f"{flag}={value}" for flag, value in installed["flags"].items()) or "none"
+    return {"installation": f"{listed}; {installed['date']}", "flags": set_to}
 
 
 def write(path: Path, data: dict[str, Any]) -> None:

@@ -14,17 +14,17 @@ from course.sizes import Sizes
 SIZES = ("layers", "width", "hidden", "heads", "kv_heads", "vocab", "seq")
 
 
-def plan_card(found: Estimate, sizes: Sizes, machine: Machine, batch: int, training: Training) -> dict[str, Any]:
+def plan_card(estimate: Estimate, sizes: Sizes, machine: Machine, batch: int, training: Training) -> dict[str, Any]:
     """The card of one configuration of a step: ``course/measurements/README.md`` describes the format.
 
     Args:
-        found: The estimate.
+        estimate: The estimate.
         sizes: Sizes of the model.
         machine: The machine it was estimated for.
         batch: Sequences per step, over all devices.
         training: Settings that are the same on every mesh.
     """
-    choice = found.choice
+    choice = estimate.choice
     device = {"platform": "predicted", "kind": machine.name}
     device |= {"count": machine.num_devices, "memory": machine.memory_bytes}
     row = {
@@ -43,15 +43,15 @@ def plan_card(found: Estimate, sizes: Sizes, machine: Machine, batch: int, train
         "rings": training.rings,
         "dtypes": training.precision,
         "optimizer": training.optimizer,
-        "seconds": found.seconds,
-        "tokens_per_second": batch * sizes.seq / found.seconds,
-        "model_flops": found.flops,
+        "seconds": estimate.seconds,
+        "tokens_per_second": batch * sizes.seq / estimate.seconds,
+        "model_flops": estimate.flops,
         "peak_flops": machine.peak(training.dtype) * machine.num_devices,
-        "mfu": found.mfu,
-        "bytes": found.bytes,
-        "margin": found.training.margin,
-        "parts": found.parts,
-        "resident": found.resident,
+        "mfu": estimate.mfu,
+        "bytes": estimate.bytes,
+        "margin": estimate.training.margin,
+        "parts": estimate.parts,
+        "resident": estimate.resident,
         "predicted": "by closed forms",
         "unit": "seconds and bytes",
         "card": 0,

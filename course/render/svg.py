@@ -202,6 +202,6 @@ def _luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def safe(said: str) -> str:
+def safe(value: str) -> str:
     """Text for XML: escaped, and without the control characters that XML cannot represent."""
-    return escape(printable(said), quote=True)
+    return escape(printable(value), quote=True)

@@ -52,10 +52,10 @@ def write(rows: list[Figure]) -> None:
     keep(Recorded(versions(), rows, gaps()))
 
 
-def keep(found: Recorded) -> None:
+def keep(result: Recorded) -> None:
     """Record a result unchanged, and write the page from it."""
-    RESULTS.write_text(json.dumps(msgspec.to_builtins(found), indent=1, ensure_ascii=False) + "\n")
-    page.write(found.rows)
+    RESULTS.write_text(json.dumps(msgspec.to_builtins(result), indent=1, ensure_ascii=False) + "\n")
+    page.write(result.rows)
 
 
 def show(rows: Iterable[Figure]) -> list[Figure]:

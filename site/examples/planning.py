@@ -94,9 +94,9 @@ def cluster(devices: int):
     return at_efficiency(where, factors()[where.device].factor)
 
 
-def mesh_of(found) -> str:
+def mesh_of(estimate) -> str:
     """The axes of a mesh that split something."""
-    return " ".join(f"{axis}={size}" for axis, size in found.choice.mesh.items() if size > 1)
+    return " ".join(f"{axis}={size}" for axis, size in estimate.choice.mesh.items() if size > 1)
 
 
 @example("predicted, calibrated")

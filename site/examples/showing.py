@@ -223,9 +223,9 @@ def holdings(mesh: dict[str, int], **drawn: tuple[tuple[int, ...], Any, tuple[st
         draw(name, holdings_svg(shape, spec, mesh, labels=labels or (), show_spec=True), "diagram")
 
 
-def sent(found: Prediction) -> float:
+def sent(prediction: Prediction) -> float:
     """Bytes that a device sends."""
-    return sum(c.total_bytes for c in found.costs.collectives)
+    return sum(c.total_bytes for c in prediction.costs.collectives)
 
 
 MEASURES: dict[str, Callable[[Any], Any]] = {
@@ -245,11 +245,11 @@ COMPILED: dict[str, Callable[[Any], Any]] = {
 MEASURES["busy"] = MEASURES["computing"]
 
 
-def compare(head: str, found: Mapping[str, Prediction], *columns: str, base: str = "") -> Table:
+def compare(head: str, predictions: Mapping[str, Prediction], *columns: str, base: str = "") -> Table:
     """Predictions side by side; units default to the first column's; ``times`` and ``... of`` refer to ``base``."""
     table, unit = Table(head, *columns), columns[0].rpartition(" ")[0].partition(", ")[2]
-    first = found[base] if base else next(iter(found.values()))
-    for name, prediction in found.items():
+    first = predictions[base] if base else next(iter(predictions.values()))
+    for name, prediction in predictions.items():
         figures = []
         for column, _ in table.columns:
             key, _, own = column.partition(", ")

@@ -262,12 +262,12 @@ def ladder() -> dict[str, object]:
     return tables
 
 
-def parts(held):
+def parts(memory):
     """Bytes of the state, of gradients and their total, and of everything else that is alive at the peak."""
     leaves = jax.tree.leaves(study.parameters(Sizes()))
     shapes = {leaf.shape for leaf in leaves} | {leaf.shape[1:] for leaf in leaves if len(leaf.shape) > 1}
-    gradients = sum(alive.bytes for alive in held.alive if alive.dtype == "f32" and alive.shape in shapes)
-    return held.peak - held.temporaries, gradients, held.temporaries - gradients
+    gradients = sum(alive.bytes for alive in memory.alive if alive.dtype == "f32" and alive.shape in shapes)
+    return memory.peak - memory.temporaries, gradients, memory.temporaries - gradients
 
 
 def picture():

@@ -131,11 +131,11 @@ def collective_puzzle(name: str, collective: str, over: int) -> Task:
     return _of_picture(name, lambda case: (collective, axes_of(case)[over]), explain)
 
 
-def collective_means(case: Case[Any], found: Any, blocks: list[tuple[int, ...]], right: tuple[str, str]) -> str:
+def collective_means(case: Case[Any], answer: Any, blocks: list[tuple[int, ...]], right: tuple[str, str]) -> str:
     """A wrong collective's result on a device, compared with the picture."""
-    if not isinstance(found, tuple) or len(found) != 2:
+    if not isinstance(answer, tuple) or len(answer) != 2:
         return "Expected two strings: JAX's name for the collective, and the axis that it runs over."
-    name, axis = found
+    name, axis = answer
     if isinstance(name, str) and name not in MEANS and name.removeprefix("jax.").removeprefix("lax.") in MEANS:
         return f"Give the name alone, without the module: not {name!r}."
     if not isinstance(name, str) or name not in MEANS:

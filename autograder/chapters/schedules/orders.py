@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from autograder.chapters.schedules.wrapping import MOST, Asked
+from autograder.chapters.schedules.wrapping import MOST, OrderSizes
 from autograder.contract import value_facts, value_tasks
 from autograder.contract.case import UNSEEN
 from autograder.contract.facts import unmeasured
@@ -78,7 +78,7 @@ def refused(name: str, question: Question) -> bool:
     return name == "interleaved" and bool(question[1] % question[0])
 
 
-def questions(case: Case[Asked]) -> list[Question]:
+def questions(case: Case[OrderSizes]) -> list[Question]:
     """Questions with fewer and with more microbatches than stages, and 2 to 4 repeats if the case has repeats."""
     stages, most = case.sizes.num_stages, case.sizes.most
     if case.sizes.num_repeats == 1:
@@ -215,15 +215,15 @@ def _facts(name: str) -> Callable[[TaskEvidence], list[Fact]]:
 
 
 def _task(name: str, points: float, point: Sequence[str], cases: Sequence[tuple[int, int, int]]) -> Task:
-    def case(stages: int, most: int, repeats: int, title: str = "", quick: bool = False) -> Case[Asked]:
+    def case(stages: int, most: int, repeats: int, title: str = "", quick: bool = False) -> Case[OrderSizes]:
         title = title or f"{count_of(stages, 'stage')}, up to {count_of(most, 'microbatch', 'microbatches')}"
-        return Case(title, {"pipe": stages}, Asked(num_stages=stages, most=most, num_repeats=repeats), quick)
+        return Case(title, {"pipe": stages}, OrderSizes(num_stages=stages, most=most, num_repeats=repeats), quick)
 
-    def unseen(rng: np.random.Generator) -> Case[Asked]:
+    def unseen(rng: np.random.Generator) -> Case[OrderSizes]:
         stages, most = int(rng.choice([2, 5, 6, 7])), int(rng.integers(3, 17))
         return case(stages, most, int(rng.integers(2, 5)) if cases[0][2] > 1 else 1, UNSEEN)
 
-    def oracle(_: Any, case: Case[Asked]) -> dict[str, Any]:
+    def oracle(_: Any, case: Case[OrderSizes]) -> dict[str, Any]:
         return {"values": value_tasks.encode(tuple(known(name, question) for question in questions(case)), MOST)}
 
     return Task(

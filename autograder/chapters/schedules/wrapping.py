@@ -28,7 +28,7 @@ MOST = 32_768
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked(Sizes):
+class OrderSizes(Sizes):
     """The questions about an order: ``num_stages``, and several numbers of microbatches up to ``most``."""
 
     num_stages: int
@@ -268,10 +268,10 @@ _ORDER = "(num_stages, num_microbatches)"
 _EXECUTE = "(stage, loss, table, weights, microbatches, axis_name)"
 _VERSIONS = "(stage, loss, table, versions, microbatches, learning_rate, pipe_axis, data_axis)"
 WRAPPINGS = (
-    Wrapping("one_f_one_b", _ORDER, partial(_order, "one_f_one_b"), Asked),
-    Wrapping("interleaved", "(num_stages, num_microbatches, num_repeats)", partial(_order, "interleaved"), Asked),
+    Wrapping("one_f_one_b", _ORDER, partial(_order, "one_f_one_b"), OrderSizes),
+    Wrapping("interleaved", "(num_stages, num_microbatches, num_repeats)", partial(_order, "interleaved"), OrderSizes),
     Wrapping("split_backward", "(activation)", wrap_split, Layer),
-    Wrapping("zero_bubble", _ORDER, partial(_order, "zero_bubble"), Asked),
+    Wrapping("zero_bubble", _ORDER, partial(_order, "zero_bubble"), OrderSizes),
     Wrapping("execute_schedule", _EXECUTE, wrap_execute, Executed),
     Wrapping("two_weight_versions_step", _VERSIONS, wrap_versions, Executed),
 )

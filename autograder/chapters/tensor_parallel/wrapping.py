@@ -92,7 +92,7 @@ class StepSizes(ModelSizes):
     rate_scale: float = 1.0
 
 
-def held_spec(spec: P, case: Case[Any]) -> P:
+def stacked_spec(spec: P, case: Case[Any]) -> P:
     """Spec of a leaf that each of its holders returns, stacked along a new first dim."""
     axis, others = tensor_of(case), others_of(case)
     return P(others or None, *spec) if axis in spec else P((*others, axis))
@@ -174,7 +174,7 @@ def wrap_layer(name: str, function: Any, case: Case[Any]) -> Wrapped:
     ]
     results: dict[str, Any] = {"values": y_spec}
     if case.sizes.backward:
-        param_specs = jax.tree.map(lambda spec: held_spec(spec, case), layer.specs)
+        param_specs = jax.tree.map(lambda spec: stacked_spec(spec, case), layer.specs)
         results["gradients"] = {"x": x_spec, "params": param_specs}
 
     def local(params, x, upstream=None):
@@ -254,7 +254,7 @@ def wrap_step(function: Any, case: Case[StepSizes]) -> Wrapped:
     """The step over several batches; every holder of a leaf returns its copy, to detect copies that drift apart."""
     axis, (data_axis,), model, specs = tensor_of(case), others_of(case), model_of(case), specs_of(case)
     rows, name = (data_axis, axis), "tp_train_step"
-    copy_specs = jax.tree.map(lambda spec: held_spec(spec, case), specs)
+    copy_specs = jax.tree.map(lambda spec: stacked_spec(spec, case), specs)
     results = {"values": {"loss": P(rows), "params": copy_specs}, "gradients": copy_specs}
 
     def local(params, batch, learning_rate):

@@ -17,8 +17,8 @@ from autograder.chapters.transformer_3d.layouts import (
     SIZES,
     cut,
     given_specs,
-    held_by_each,
     model_in_parts,
+    parts_of_each_device,
     places_of,
     specs_of,
     unseen,
@@ -276,9 +276,9 @@ def layers_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
     def on_stage(x, stage):
         whole = x.reshape(inputs["x"].shape)
         on_this_stage = [place[axes_of(case)[1]] == stage for place in places_of(case)]
-        return held_by_each(whole, case, rows) * np.reshape(on_this_stage, (-1, 1, 1, 1, 1)).astype(np.float32)
+        return parts_of_each_device(whole, case, rows) * np.reshape(on_this_stage, (-1, 1, 1, 1, 1)).astype(np.float32)
 
-    gradients = {"layers": held_by_each(in_stages(mean, case)["layers"], case, specs), "x": on_stage(of_x, 0)}
+    gradients = {"layers": parts_of_each_device(in_stages(mean, case)["layers"], case, specs), "x": on_stage(of_x, 0)}
     return {"values": on_stage(y, stages - 1), "gradients": gradients}
 
 

@@ -101,7 +101,7 @@ def places_of(case: Case[Sizes]) -> list[dict[str, int]]:
     return [dict(zip(case.mesh, place, strict=True)) for place in product(*map(range, case.mesh.values()))]
 
 
-def held_by_each(tree: Any, case: Case[Sizes], specs: Any = None) -> Any:
+def parts_of_each_device(tree: Any, case: Case[Sizes], specs: Any = None) -> Any:
     """Each device's parts of whole arrays in stages, in the mesh's order: ``[devices, *part]``."""
 
     def stack_parts(leaf, spec):
@@ -193,7 +193,11 @@ def run_on_one_device(inputs: dict[str, Any], case: Case[Sizes], steps: int = 1)
     scalars = inputs.get("learning_rate", np.float32(0)), inputs.get("largest_norm", far)
     results = on_one_device(case, steps)(whole, inputs["batch"], inputs["key"], *scalars)
     after, losses, gradients = jax.tree.map(np.asarray, results)
-    return held_by_each(in_stages(after, case), case), losses, held_by_each(in_stages(gradients, case), case)
+    return (
+        parts_of_each_device(in_stages(after, case), case),
+        losses,
+        parts_of_each_device(in_stages(gradients, case), case),
+    )
 
 
 def _in_a_row(leaf: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.transformer_3d import CONTRACT
 from autograder.chapters.transformer_3d.communication import gathered, permuted, ticks_of
-from autograder.chapters.transformer_3d.layouts import held_by_each, part_bytes, specs_of
+from autograder.chapters.transformer_3d.layouts import part_bytes, parts_of_each_device, specs_of
 from autograder.chapters.transformer_3d.wrapping.model import axes_of, in_stages, named, sizes_of, stacked_of
 from autograder.contract.case_builders import params_by_head
 from autograder.proof.central_differences import check, places, returned
@@ -84,7 +84,7 @@ def test_oracles_of_its_parts_equal_central_differences(place, wrt):
         if place == 1:  # values are the layers' contributions
             values = values + inputs["x"]
         if place == 2:
-            upstream = held_by_each(upstream, case, P(None, *(axes_of(case)[i] for i in (0, 2))))
+            upstream = parts_of_each_device(upstream, case, P(None, *(axes_of(case)[i] for i in (0, 2))))
         return returned(values, {"upstream": upstream}) / mean
 
     def gradients(results):
@@ -114,7 +114,7 @@ def test_oracle_of_a_step_subtracts_the_clipped_gradient_on_every_device():
     after, rate = whole_again(result["values"]["params"], one_step), inputs["learning_rate"]
     expected = jax.tree.map(lambda old, g: old - rate * g, inputs["params"], gradients)
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), after, expected)
-    device_parts = held_by_each(inputs["params"], one_step)
+    device_parts = parts_of_each_device(inputs["params"], one_step)
     jax.tree.map(np.testing.assert_array_equal, whole_again(device_parts, one_step), inputs["params"])
 
 

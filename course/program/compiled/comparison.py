@@ -47,10 +47,10 @@ class Side:
         return self.products + self.others
 
 
-def predicted(found: Timeline, memory: Memory) -> Side:
+def predicted(timeline: Timeline, memory: Memory) -> Side:
     """Predictions of the timeline and the liveness analysis."""
-    busiest = max(found.devices, key=lambda device: device.busy)
-    bars = [bar for bar in found.bars if (bar.device, bar.stream) == (busiest.device, "compute") and bar.bytes]
+    busiest = max(timeline.devices, key=lambda device: device.busy)
+    bars = [bar for bar in timeline.bars if (bar.device, bar.stream) == (busiest.device, "compute") and bar.bytes]
     products = sum(bar.end - bar.start for bar in bars if bar.flops)
     return Side(
         len(bars),
