@@ -168,7 +168,7 @@ def test_numbers_are_short_and_exact_where_whole():
 @pytest.mark.parametrize(
     ("fact", "expected"),
     [
-        (Fact("gradients", Kind.GRADIENTS, False, "missing", "present"), "Wrong gradients earn no points"),
+        (Fact("gradients", Kind.GRADIENTS, False, "missing", "present"), "No points for wrong gradients"),
         (Fact("bubble", Kind.TIME, False, 0.5, 0.4, core=True), "At most half of the points without “bubble”"),
         (Fact("bytes", Kind.COMMUNICATION, False, 5, 4), ""),
     ],
@@ -250,9 +250,9 @@ def test_in_a_terminal_what_passes_is_one_line_and_a_command_stays_on_its_own():
         Fact("time", Kind.TIME, None),
     )
     command = f'meshcraft site sequence_parallel "{"A block that saves parts, " * 4}"'
-    judgement = Report("c", (Result("f", 1, 2, PARTIAL, facts),), notes=(f"f: to read on, `{command}`",))
+    judgement = Report("c", (Result("f", 1, 2, PARTIAL, facts),), notes=(f"f: read more, `{command}`",))
     console = Console(file=io.StringIO(), width=80)
     console.print(facts_table(judgement), crop=False)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "2 other facts pass; not measured: time" in shown and "values" not in shown
-    assert f"to read on:\n  {command}\n" in shown
+    assert f"read more:\n  {command}\n" in shown

@@ -155,7 +155,7 @@ def test_gradients_that_are_wrong_or_not_there_leave_no_points_to_any_other_fact
     ):
         assert (good.passed, bad.passed, bad.kind) == (True, False, Kind.GRADIENTS)
         assert conclude("f", 4, [good, bad]).points == 0
-        assert conclude("f", 4, [good, bad]).reason == "Wrong gradients earn no points, whatever other limits are met."
+        assert conclude("f", 4, [good, bad]).reason == "No points for wrong gradients, whatever other limits are met."
 
 
 @pytest.mark.parametrize(
@@ -208,9 +208,11 @@ def test_facts_that_may_have_one_cause_are_reported_together_with_the_first_to_e
     few, many = (fact("bytes", Kind.COMMUNICATION, sent, (8, 9)) for sent in (3, 12))
     other = fact("other collectives", Kind.COMMUNICATION, 1, 0)
     assert together(values) == ""
-    assert together(values, back) == "“values” and “gradients” may have one cause: begin with “values”."
+    assert together(values, back) == "“values” and “gradients” may have the same cause: begin with “values”."
     assert together(replace(values, about=(About.LATER_LOSSES,)), back).endswith("begin with “gradients”.")
-    assert together(values, back, few).startswith("“values”, “gradients” and “bytes” may have one cause: less is sent")
+    assert together(values, back, few).startswith(
+        "“values”, “gradients” and “bytes” may have the same cause: less is sent"
+    )
     assert "more is sent" in together(values, many, other) and "sent" not in together(values, few, other)
     assert "sent" not in together(values, back, replace(few, case="data=2"))
     assert together(few, other) == ""
@@ -256,10 +258,10 @@ def test_a_partial_answer_says_what_each_missed_fact_costs_and_that_adds_up():
         Fact("bubble", Kind.TIME, False, core=True),
         Fact("bytes", Kind.COMMUNICATION, False, weight=2),
     ]
-    expected = "Of 8 points 2.22 are lost with “bubble” and 1.78 with “bytes”: 4 left."
+    expected = "“bubble” costs 2.22 and “bytes” 1.78 of 8 points: 4 left."
     assert conclude("f", 8, facts).reason.endswith(expected)
-    assert conclude("f", 2, [facts[0], facts[2]]).reason == "Of 2 points 0.5 are lost with “bytes”: 1.5 left."
-    assert conclude("f", 1, [facts[0], facts[2]]).reason.startswith("Of 1 point 0.25")
+    assert conclude("f", 2, [facts[0], facts[2]]).reason == "“bytes” costs 0.5 of 2 points: 1.5 left."
+    assert conclude("f", 1, [facts[0], facts[2]]).reason.startswith("“bytes” costs 0.25 of 1 point:")
     assert conclude("f", 2, [facts[0]]).reason == ""
 
 

@@ -275,9 +275,9 @@ class Result(_AsJson):
         if self.verdict == STUDENT_ERROR:
             return ""
         if self.wrong:
-            return f"{self.wrong.capitalize()} earn no points, whatever other limits are met. {self.together}".strip()
+            return f"No points for {self.wrong}, whatever other limits are met. {self.together}".strip()
         point = [f"“{fact.name}”" for fact in self.missed if fact.core]
-        half = f"At most half of the points without {join_words(point)}: the exercise is about that." if point else ""
+        half = f"At most half of the points without {join_words(point)}, which the exercise is about." if point else ""
         return f"{half} {self._costs}".strip()
 
     @property
@@ -286,7 +286,7 @@ class Result(_AsJson):
         wrong = {kind: _WRONG[kind] for kind in _WRONG if any(fact.kind == kind for fact in self.missed)}
         values = [fact.name for fact in self.missed if fact.kind is Kind.VALUES]
         if values and "values" not in values:
-            wrong[Kind.VALUES] = f"wrong {join_words(values)}"
+            wrong[Kind.VALUES] = "wrong " + join_words(f"“{name}”" for name in values)
         return " and ".join(wrong.values())
 
     @property
@@ -299,11 +299,10 @@ class Result(_AsJson):
         # One of them also absorbs the rounding and, if the exercise is about it, the points that halving takes.
         bears = next((at for at, fact in enumerate(self.missed) if fact.core), 0)
         costs[bears] = round(costs[bears] + self.max_points - self.points - sum(costs), 2)
-        first, *more = [f"with “{fact.name}”" for fact in self.missed]
-        each = [f"{costs[0]:g} {'is' if costs[0] == 1 else 'are'} lost {first}"]
-        each += [f"{cost:g} {fact}" for cost, fact in zip(costs[1:], more, strict=True)]
+        verbs = ["costs ", *[""] * (len(costs) - 1)]
+        each = [f"“{f.name}” {verb}{cost:g}" for f, verb, cost in zip(self.missed, verbs, costs, strict=True)]
         points = "point" if self.max_points == 1 else "points"
-        return f"Of {self.max_points:g} {points} {join_words(each)}: {self.points:g} left."
+        return f"{join_words(each)} of {self.max_points:g} {points}: {self.points:g} left."
 
     @property
     def together(self) -> str:
@@ -315,7 +314,7 @@ class Result(_AsJson):
         names = [f"“{fact.name}”" for fact in (*wrong, *sent)]
         if len(names) < 2:
             return ""
-        may = f"{join_words(names)} may have one cause"
+        may = f"{join_words(names)} may have the same cause"
         back = next((fact for fact in wrong if fact.kind is Kind.GRADIENTS), wrong[0])
         first = back if {About.LATER_LOSSES, About.WRONG_GRADIENTS} & {*wrong[0].about} else wrong[0]
         if sent and sent[0].amiss < 0:

@@ -65,7 +65,7 @@ def test_message_for_a_wrong_number_explains_what_it_means():
     assert "cut into 4 equal parts" in block_means(case, (32, 16), P(("data", "tensor")), (8, 16))
     assert "as many dims as the array, here 2" in block_means(case, (32, 16), P("data"), (8,))
     assert "which has size 32" in block_means(case, (32, 16), P("data"), (128, 16))
-    assert "There would be 8 different blocks" in copies_mean(case, (32,), P("data"), 1)
+    assert "Then there would be 8 different blocks" in copies_mean(case, (32,), P("data"), 1)
     assert "cannot be divided into groups of 3" in copies_mean(case, (32,), P("data"), 3)
 
 

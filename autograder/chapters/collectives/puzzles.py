@@ -192,7 +192,7 @@ def copies_mean(case: Case[Any], shape: tuple[int, ...], spec: P, answer: Any) -
     if type(answer) is not int or answer < 1 or devices % answer:
         return f"{prefix}{devices} devices cannot be divided into groups of {show(answer)}."
     blocks = "one block" if answer == devices else f"{devices // answer} different blocks"
-    return f"{prefix}There would be {blocks} then: into how many does the spec cut the array?"
+    return f"{prefix}Then there would be {blocks}: into how many does the spec cut the array?"
 
 
 _MESHES = (

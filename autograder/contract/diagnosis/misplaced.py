@@ -14,7 +14,7 @@ from autograder.contract.task import Evidence
 from autograder.contract.text import join_words
 from course.program import Leaf
 
-NOTHING, UNKNOWN = "nothing but zeros", "something else"
+NOTHING, UNKNOWN = "only zeros", "something else"
 # Limits on the parts of a device named in a sentence, and on the numbers compared.
 _FEW, _COMPARED = 3, 10**7
 
@@ -171,7 +171,9 @@ def _of_inputs(e: Evidence, result_layout: Layout, measured: np.ndarray, expecte
         ):
             at, _, (belongs, *_) = zip(*group, strict=True)
             place = (
-                f"{_numbered('place', at)} {'has' if len(at) == 1 else 'have'}" if measured_parts.shape[1] > 1 else "is"
+                f"{_numbered('place', at)} {'has' if len(at) == 1 else 'have'}"
+                if measured_parts.shape[1] > 1
+                else "has"
             )
             known = phrases or len(at) > 1 or label.startswith(belongs)
             phrases.append(f"{place} {label}" + ("" if known else f", where {belongs} belongs"))
@@ -237,7 +239,7 @@ def _of_results(result_layout: Layout, measured: np.ndarray, expected: np.ndarra
             have = "has" if len(indices) == 1 else "have"
             location = "" if other == device else f" on {result_layout.devices[other]}"
             if not long:
-                phrases.append(f"is what belongs{location}")
+                phrases.append(f"has what belongs{location}")
             elif len(long) == 1:
                 dim = "" if phrases else f" of dim {result_layout.local[long[0]]}"
                 phrases.append(
@@ -284,7 +286,12 @@ def _sentence(device: str, phrases: Sequence[str], wrong: np.ndarray, right: np.
     A device that has only zeros, where zeros are right, shows nothing and does not count.
     """
     more = f"; {len(phrases) - _FEW} more are wrong" if len(phrases) > _FEW else ""
-    text = f"On {device} {'; '.join(phrases[:_FEW])}{more}." if device else f"Its {'; '.join(phrases[:_FEW])}{more}."
+    text = f"{'; '.join(phrases[:_FEW])}{more}."
+    if text.startswith("has ") and device:
+        verb = "have" if device.startswith("the devices") else "has"
+        text = f"{device[0].upper()}{device[1:]} {verb}{text.removeprefix('has')}"
+    else:
+        text = f"On {device}, {text}" if device else f"Its {text}"
     amiss = np.any(wrong, axis=1)
     wrong_others, all_others = int(np.sum(amiss)) - 1, int(np.sum(amiss | np.any(right, axis=(1, 2)))) - 1
     if not all_others:
@@ -293,4 +300,6 @@ def _sentence(device: str, phrases: Sequence[str], wrong: np.ndarray, right: np.
         return f"{text} The other device is {'wrong, too' if wrong_others else 'right'}."
     if wrong_others in (0, all_others):
         return f"{text} The other devices are {'wrong, too' if wrong_others else 'right'}."
-    return f"{text} Of the {all_others} other devices {wrong_others} {'is' if wrong_others == 1 else 'are'} wrong, too."
+    return (
+        f"{text} Of the {all_others} other devices, {wrong_others} {'is' if wrong_others == 1 else 'are'} wrong, too."
+    )

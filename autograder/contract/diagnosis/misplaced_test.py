@@ -57,38 +57,38 @@ def changed(array, *parts):
             changed(GATHERED, ((2, 1), OWN[3, 0]), ((2, 3), OWN[1, 0])),
             GATHERED,
             OWN[:, :1],
-            "On device 2 place 1 has the chunk of device 3, where the chunk of device 1 belongs; place 3 has the chunk "
-            "of device 1. The other devices are right.",
+            "On device 2, place 1 has the chunk of device 3, where the chunk of device 1 belongs; place 3 has the "
+            "chunk of device 1. The other devices are right.",
         ),
         (
             changed(GATHERED, ((0, slice(1, None)), 0), ((1, 2), 0)),
             GATHERED,
             OWN[:, :1],
-            "On device 0 places 1 to 3 have nothing but zeros. Of the 3 other devices 1 is wrong, too.",
+            "On device 0, places 1 to 3 have only zeros. Of the 3 other devices, 1 is wrong, too.",
         ),
         (
             SUMMED[:, None] - OWN[range(N), range(N)][:, None],
             SUMMED[:, None],
             OWN,
-            "On device 0 is the sum of chunk 0 without that of device 0. The other devices are wrong, too.",
+            "Device 0 has the sum of chunk 0 without that of device 0. The other devices are wrong, too.",
         ),
         (
             changed(SUMMED[:, None], (3, SUMMED[3] + OWN[1, 3])),
             SUMMED[:, None],
             OWN,
-            "On device 3 is the sum of chunk 3, with that of device 1 more than once. The other devices are right.",
+            "Device 3 has the sum of chunk 3, with that of device 1 more than once. The other devices are right.",
         ),
         (
             changed(SUMMED[:, None], (0, OWN[range(N), range(N)].sum(0))),
             SUMMED[:, None],
             OWN,
-            "On device 0 is the sum of chunk 0 of device 0, chunk 1 of device 1, chunk 2 of device 2 and so on.",
+            "Device 0 has the sum of chunk 0 of device 0, chunk 1 of device 1, chunk 2 of device 2 and so on.",
         ),
         (
             changed(OWN.swapaxes(0, 1), (1, OWN[1])),
             OWN.swapaxes(0, 1),
             OWN,
-            "On device 1 place 0 has chunk 0 of device 1, where chunk 1 of device 0 belongs; place 2 has chunk 2 of",
+            "On device 1, place 0 has chunk 0 of device 1, where chunk 1 of device 0 belongs; place 2 has chunk 2 of",
         ),
     ],
 )
@@ -103,11 +103,9 @@ def test_parts_that_no_device_started_with_are_located_elsewhere_in_the_result()
     expected = np.random.default_rng(4).standard_normal((2, N, ROWS, WIDTH)).astype(np.float32)
     measured = changed(expected, ((1, slice(1, 4)), expected[1, :3]), ((1, 0), 7))
     text = describe(measured, expected, OWN, mesh={"pipe": 2, "data": N}, split="pipe")
-    assert "pipe 1 indices 3 to 11 of dim 0 have what belongs at indices 0 to 8. The other device is right." in text
+    assert "pipe 1, indices 3 to 11 of dim 0 have what belongs at indices 0 to 8. The other device is right." in text
     turned = describe(expected[::-1], expected, OWN, mesh={"pipe": 2, "data": N}, split="pipe")
-    assert (
-        "On the devices at pipe 0 is what belongs on the devices at pipe 1. The other device is wrong, too." in turned
-    )
+    assert "The devices at pipe 0 have what belongs on the devices at pipe 1. The other device is wrong, too." in turned
     whole = describe(changed(expected, (1, expected[0])), expected, OWN, split="")
     assert "Its index 1 of dim 0 has what belongs at index 0." in whole
 

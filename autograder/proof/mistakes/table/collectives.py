@@ -110,19 +110,19 @@ MISTAKES = {
         ),
         "stub": Mistake(r"not started"),
         "chunks in the wrong places": Mistake(
-            r"On device 0 place 1 has the chunk of device 7, where the chunk of device 1 belongs",
+            r"On device 0, place 1 has the chunk of device 7, where the chunk of device 1 belongs",
             {"(index - step) % size": "(index + step) % size"},
         ),
         "last chunk left out": Mistake(
-            r"Wherever it is wrong it is zero.*On device 0 place 1 has nothing but zeros, where the chunk of device 1",
+            r"Wherever it is wrong it is zero.*On device 0, place 1 has only zeros, where the chunk of device 1",
             {"    return place(whole, last, size - 1)": "    return whole"},
         ),
         "ring that does not close": Mistake(
-            r"On device 0 places 1 to 7 have nothing but zeros",
+            r"On device 0, places 1 to 7 have only zeros",
             {"[(i, (i + 1) % size) for i in range(size)]": "[(i, i + 1) for i in range(size - 1)]"},
         ),
         "own chunk in every place": Mistake(
-            r"On device 0 places 2 to 7 have the chunk of device 0",
+            r"On device 0, places 2 to 7 have the chunk of device 0",
             {"return place(whole, chunk, step)": "return place(whole, x, step)"},
         ),
         "as many steps as elements": Mistake(
@@ -130,7 +130,7 @@ MISTAKES = {
             {"lax.fori_loop(0, size - 1, pass_on": "lax.fori_loop(0, x.size, pass_on"},
         ),
         "JAX's own collective": Mistake(
-            r"Collectives that are not allowed earn no points.*all-gather.*allowed here: permute",
+            r"No points for collectives that are not allowed.*all-gather.*allowed here: permute",
             {"    return place(whole, last, size - 1)": "    return lax.all_gather(x, axis_name, tiled=True)"},
             EDITED,
         ),
@@ -188,19 +188,19 @@ MISTAKES = {
             line="return lax.dynamic_slice_in_dim(x, number % size * length, length, 0)",
         ),
         "one step too few": Mistake(
-            r"may have one cause: less is sent.*On device 0 is the sum of chunk 1 without that of device 1",
+            r"may have the same cause: less is sent.*Device 0 has the sum of chunk 1 without that of device 1",
             {"lax.fori_loop(1, size, pass_on": "lax.fori_loop(1, size - 1, pass_on"},
         ),
         "as many steps as rows": Mistake(
-            r"may have one cause: more is sent than should be\. Does a loop run too often",
+            r"may have the same cause: more is sent than should be\. Does a loop run too often",
             {"lax.fori_loop(1, size, pass_on": "lax.fori_loop(1, len(x), pass_on"},
         ),
         "each step adds another chunk": Mistake(
-            r"On device 0 is the sum of chunk 7 of device 0, chunk 0 of device 1",
+            r"Device 0 has the sum of chunk 7 of device 0, chunk 0 of device 1",
             {"own(index - 1 - step)": "own(index - 1)"},
         ),
         "finished on the device before": Mistake(
-            r"On device 0 is the sum of chunk 1, where the sum of chunk 0 belongs",
+            r"Device 0 has the sum of chunk 1, where the sum of chunk 0 belongs",
             {"own(index - 1 - step)": "own(index - step)", "pass_on, own(index - 1))": "pass_on, own(index))"},
         ),
         "mean for sum": Mistake(
@@ -258,11 +258,11 @@ MISTAKES = {
             EDITED,
         ),
         "put where it would be sent": Mistake(
-            r"On device 0 place 1 has chunk 0 of device 7, where chunk 0 of device 1 belongs",
+            r"On device 0, place 1 has chunk 0 of device 7, where chunk 0 of device 1 belongs",
             {"arriving, (index - shift) %": "arriving, (index + shift) %"},
         ),
         "the same chunk to everybody": Mistake(
-            r"On device 0 place 1 has chunk 1 of device 1, where chunk 0 of device 1 belongs",
+            r"On device 0, place 1 has chunk 1 of device 1, where chunk 0 of device 1 belongs",
             {"(x, (index + shift) % size * length": "(x, index * length"},
         ),
         "only one device answers in a branch": Mistake(
@@ -293,7 +293,7 @@ MISTAKES = {
             line=EDITED,
         ),
         "own part of the sum everywhere": Mistake(
-            r"less is sent than should be.*On device 0 places 1 to 7 have the sum of chunk 0",
+            r"less is sent than should be.*On device 0, places 1 to 7 have the sum of chunk 0",
             {
                 "return ring_all_gather(ring_reduce_scatter(x, axis_name), axis_name)": (
                     "part = ring_reduce_scatter(x, axis_name)\n"
@@ -317,7 +317,7 @@ MISTAKES = {
     },
     "puzzle_copies": {
         "counts the axes that split": Mistake(
-            r"you say that a block is held by 4 of 8 devices\. There would be 2 different blocks then",
+            r"you say that a block is held by 4 of 8 devices\. Then there would be 2 different blocks",
             {"not in split": "in split"},
         )
     },

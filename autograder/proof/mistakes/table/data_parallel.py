@@ -18,7 +18,7 @@ MISTAKES = {
             r"the mean of what they should be|tensor", {"if name not in split_over": "if True"}
         ),
         "no reduction": Mistake(
-            r"may have one cause: less is sent than should be",
+            r"may have the same cause: less is sent than should be",
             {"return lax.pmean(gradient, replicated_over) if replicated_over else gradient": "return gradient"},
         ),
     },

@@ -19,7 +19,7 @@ MISTAKES = {
             r"takes \d|argument", {"lax.axis_index(axis_name)": "lax.axis_index(axis_name, 0)"}, EDITED
         ),
         "the next device's part": Mistake(
-            r"On device 0 is what belongs on device 1",
+            r"Device 0 has what belongs on device 1",
             {"lax.axis_index(axis_name)": "(lax.axis_index(axis_name) + 1) % lax.axis_size(axis_name)"},
         ),
     },

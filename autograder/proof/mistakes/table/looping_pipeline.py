@@ -6,7 +6,7 @@ from autograder.proof.mistakes import Mistake
 MISTAKES = {
     "execute_looping_pipeline": {
         "nothing waits at stage 0": Mistake(
-            r"\(on the device at pipe 3\)\. On device 3 indices 0 to 3 of dim 0 .*With more microbatches than stages, what comes back is early",
+            r"\(on the device at pipe 3\)\. On device 3, indices 0 to 3 of dim 0 .*With more microbatches than stages, what comes back is early",
             {"waiting[microbatch], arrived)": "jnp.where(repeat == 0, microbatches[microbatch], arrived), arrived)"},
             never="dropout|other devices are right",
         ),

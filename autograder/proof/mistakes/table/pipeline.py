@@ -44,7 +44,7 @@ MISTAKES = {
             },
         ),
         "sends to the stage before": Mistake(
-            r"On device 1 index 2 of dim 1 has what belongs at index 2 on device 3",
+            r"On device 1, index 2 of dim 1 has what belongs at index 2 on device 3",
             {"[(i, i + 1) for i in range(num_stages - 1)]": "[(i + 1, i) for i in range(num_stages - 1)]"},
         ),
     },
@@ -72,14 +72,14 @@ MISTAKES = {
             never="takes too long",
         ),
         "results kept from one tick too early": Mistake(
-            r"On device 3 indices 1 to 5 of dim 0 have what belongs at indices 0 to 4",
+            r"On device 3, indices 1 to 5 of dim 0 have what belongs at indices 0 to 4",
             {"outputs[num_stages - 1 :]": "outputs[num_stages - 2 : -1]"},
         ),
         "carries what it computed": Mistake(
-            r"“permute bytes” may have one cause: less is sent than should be", {"return sent, y": "return y, y"}
+            r"“permute bytes” may have the same cause: less is sent than should be", {"return sent, y": "return y, y"}
         ),
         "first results kept": Mistake(
-            r"On device 3 indices 3 to 5 of dim 0 have what belongs at indices 0 to 2",
+            r"On device 3, indices 3 to 5 of dim 0 have what belongs at indices 0 to 2",
             {"outputs[num_stages - 1 :]": "outputs[:num_microbatches]"},
         ),
         "garbage times zero": Mistake(

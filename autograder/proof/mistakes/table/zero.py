@@ -19,7 +19,7 @@ MISTAKES = {
             never="broadcasting",
         ),
         "split along the first dim": Mistake(
-            r"Wrong split dims earn no points.*leaf .* on mesh data=8: measured P\('data'\)",
+            r"No points for wrong “split dims”.*leaf .* on mesh data=8: measured P\('data'\)",
             {
                 "parts, specs = shard_params(params, axis_name, min_size)": (
                     "parts, specs = shard_params(params, axis_name, min_size)\n"
