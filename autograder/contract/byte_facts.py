@@ -120,10 +120,10 @@ def times_sent(
         most = max(sent, key=lambda c: c.count, default=None)
         message = ""
         if not (count <= required if fewer else count == required):
-            should = f"may run {required} at most" if fewer else f"should run {required}"
+            should = f"should run at most {required}" if fewer else f"should run {required}"
             message = f"{e.case.place} a device runs {count_of(count, plain_kind(kind))} and {should}"
             question = (inserted(most) if most else "") or hint
-            message += f"; most often {described(most)}. {question}" if most else f". {hint}"
+            message += f"; the most frequent is {described(most)}. {question}" if most else f". {hint}"
         direction = Direction.AT_MOST if fewer else Direction.EXACTLY
         details = {"direction": direction, "line": most.line if most else ""}
         return case_fact(e, name, Kind.COMMUNICATION, message, count, required, **details)
