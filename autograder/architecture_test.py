@@ -74,7 +74,7 @@ def test_chapters_and_what_the_sandbox_shows_of_them_stand_alone():
             assert all(re.match(rf"({fine})(\.|$)", other) for other in imported), (name, imported)
 
 
-def test_a_solution_imports_earlier_ones_alone():
+def test_a_solution_imports_only_earlier_ones():
     for entry in CHAPTERS:
         fine = {"course", *(f"solutions.{before.name}" for before in earlier(entry.name))}
         imported = {name for name in imports(ROOT / "solutions" / f"{entry.name}.py") if name.split(".")[0] in OURS}
@@ -83,7 +83,7 @@ def test_a_solution_imports_earlier_ones_alone():
 
 
 @pytest.mark.parametrize("chapter", [entry.name for entry in CHAPTERS])
-def test_one_word_finds_everything(chapter):
+def test_all_files_of_a_chapter_share_its_name(chapter):
     own = ("__init__.py", "hints.md", "references.json", "mutants.py", "alternatives.py", f"{chapter}_test.py")
     places = [f"solutions/{chapter}.py", f"exercises/{chapter}/{chapter}.ipynb"]
     places += [f"autograder/chapters/{chapter}/{name}" for name in own]
@@ -107,14 +107,60 @@ def test_constraints_pin_everything_that_is_installed_and_name_no_host():
     )
 
 
-def test_nothing_lies_where_it_would_break_something():
+def test_no_file_is_where_it_would_break_something():
     assert not list((ROOT / "site").rglob("__init__.py"))
     assert not list((ROOT / "exercises").rglob("*.py"))
     assert not list(ROOT.glob("uv.lock"))
 
 
-def test_public_functions_of_the_course_say_what_they_do():
+def test_public_functions_of_the_course_have_docstrings():
     for path in (ROOT / "course").rglob("*.py"):
         for node in [] if path.name.endswith("_test.py") else ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 assert ast.get_docstring(node), f"{path.name}: {node.name} has no docstring"
+
+
+# Names that do not say what a value is, and words that leave a docstring without a verb or a noun.
+VAGUE = {"found", "said", "told", "asked", "held", "spent", "beside"}
+OPENERS = re.compile(r"(Whether|What|Who|Whose|How|Where|Which|When)\b")
+WRITTEN_BY_OTHERS = re.compile(r"/(hostile-cells|corpus)/")
+
+
+def problems_of_language(tree):
+    """Vague names and docstrings with a forbidden opening; fields of classes are left out, since data is recorded."""
+    fields = {
+        node.target
+        for owner in ast.walk(tree)
+        if isinstance(owner, ast.ClassDef)
+        for node in owner.body
+        if isinstance(node, ast.AnnAssign)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node not in fields:
+            name = node.id
+        else:
+            name = getattr(node, "arg", None) if isinstance(node, ast.arg) else getattr(node, "name", None)
+        if name in VAGUE:
+            yield f"line {node.lineno}: {name!r} does not say what it is"
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+            text = ast.get_docstring(node) or ""
+            if OPENERS.match(text):
+                yield f"{text.splitlines()[0]!r} begins like a question"
+
+
+@pytest.mark.parametrize("folder", [*OURS, "site"])
+def test_names_say_what_a_value_is_and_docstrings_begin_with_a_verb_or_a_noun(folder):
+    problems = {
+        str(path): messages
+        for path in (ROOT / folder).rglob("*.py")
+        if not WRITTEN_BY_OTHERS.search(str(path))
+        and (messages := list(problems_of_language(ast.parse(path.read_text()))))
+    }
+    assert not problems
+
+
+def test_a_vague_name_and_a_question_are_problems():
+    source = (
+        'def f(found):\n    """Whether it is."""\n    return [said for said in found]\n\nclass Row:\n    found: int\n'
+    )
+    assert len(list(problems_of_language(ast.parse(source)))) == 3

@@ -246,11 +246,11 @@ if __name__ == "__main__":
     forward = 2 * tokens * weights / h100.peak("f32")
     sending = 4 * weights * (devices - 1) / devices / h100.bandwidth_of(tuple(range(devices)))
     for what, compute, collectives in (("forward pass", 1, 1), ("backward pass, with recomputation", 3, 2)):
-        turns, beside = compute * forward + collectives * sending, max(compute * forward, collectives * sending)
+        in_turn, concurrent = compute * forward + collectives * sending, max(compute * forward, collectives * sending)
         print(
             f"{what}: {1e3 * compute * forward:.2f} ms of matmuls, {1e3 * collectives * sending:.2f} ms of transfers;"
         )
-        print(f"    one after the other {1e3 * turns:.2f} ms, concurrently {1e3 * beside:.2f} ms")
+        print(f"    one after the other {1e3 * in_turn:.2f} ms, concurrently {1e3 * concurrent:.2f} ms")
 
 # %% [markdown]
 # Operations can only run concurrently if neither depends on the other. The gather of the *next* layer does not depend

@@ -99,7 +99,7 @@ def _configurations(configurations: Iterable[Estimate | Rejected], reason: Calla
     table = _table(*columns, numbers=("M", "R", "ms", "MFU", "GB"))
     for configuration in configurations:
         estimate, why = (
-            (configuration.found, reason(configuration))
+            (configuration.estimate, reason(configuration))
             if isinstance(configuration, Rejected)
             else (configuration, "the best")
         )
@@ -124,8 +124,8 @@ def _groups_table(plans: Plans) -> Table:
     for (kind, cause), group in sorted(plans.grouped().items(), key=lambda item: -len(item[1])):
         near = group[0]
         name = _mesh_text(near.mesh, axes)
-        if near.found is not None:
-            c = near.found.choice
+        if near.estimate is not None:
+            c = near.estimate.choice
             name += f", M={c.microbatches}, R={c.repeats}, {c.remat}"
             name += f"{'' if c.alone else f', {c.schedule}'}{f', ZeRO {c.zero}' if c.zero else ''}"
         table.add_row(str(len(group)), f"{kind}: {cause}", name)

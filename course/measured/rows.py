@@ -43,7 +43,7 @@ class Report:
 def measure_all(
     card: dict[str, Any],
     path: Path,
-    found: list[Group],
+    groups: list[Group],
     *,
     again: bool,
     deadline: float,
@@ -55,7 +55,7 @@ def measure_all(
     Args:
         card: Description of the devices measured on.
         path: The file for this kind of device.
-        found: The groups to measure.
+        groups: The groups to measure.
         again: Measure rows that already exist, too.
         deadline: On ``time.monotonic()``; no group starts after it, and one that runs past it is ended.
         platform: As for ``fresh.ask``.
@@ -63,12 +63,12 @@ def measure_all(
     """
     data = read(path, card)
     rows = data["rows"]
-    for i, group in enumerate(found, 1):
+    for i, group in enumerate(groups, 1):
         for name in group.rows:
             rows.setdefault(name, {NOT_MEASURED: "not tried yet"})
         missing = [name for name in group.rows if again or NOT_MEASURED in rows[name]]
         left = deadline - time.monotonic()
-        label = f"[{i}/{len(found)}] {group.rows[0]}" + (f" and {len(group.rows) - 1} more" if group.rows[1:] else "")
+        label = f"[{i}/{len(groups)}] {group.rows[0]}" + (f" and {len(group.rows) - 1} more" if group.rows[1:] else "")
         if not missing or left <= 0:
             report.text(f"{label}: {'already there' if not missing else 'no time left'}")
             report.done()
@@ -83,7 +83,7 @@ def measure_all(
         write(path, data)
         report.done()
     write(path, data)
-    return [name for group in found for name in group.rows if NOT_MEASURED in rows[name]]
+    return [name for group in groups for name in group.rows if NOT_MEASURED in rows[name]]
 
 
 def _figures(group: Group, seconds: float, platform: str) -> dict[str, dict[str, Any]]:

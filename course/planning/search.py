@@ -91,7 +91,7 @@ class Rejected:
         why: The deciding factor: the size that an axis does not divide, or what takes most of the memory or of the
             additional time; empty if it is as fast as the best one and needs no less memory.
         amount: Amount of ``why``: bytes, or seconds more than the best one takes.
-        found: The estimate; None if there is none.
+        estimate: The estimate; None if there is none.
         slower: Fraction by which it takes longer than the best one.
     """
 
@@ -99,7 +99,7 @@ class Rejected:
     kind: Kind
     why: Indivisible | str
     amount: float = 0.0
-    found: Estimate | None = None
+    estimate: Estimate | None = None
     slower: float = 0.0
 
     @property
@@ -112,8 +112,8 @@ class Rejected:
         """The full reason."""
         if self.kind is Kind.SLOWER and self.why:
             return f"{self.slower:.1%} slower, most of it {self.why}: {1e3 * self.amount:,.1f} ms more"
-        if self.kind is Kind.TOO_LARGE and self.found:
-            needed = f"{self.found.needed / 1e9:,.1f} of {self.found.memory / 1e9:,.1f} GB"
+        if self.kind is Kind.TOO_LARGE and self.estimate:
+            needed = f"{self.estimate.needed / 1e9:,.1f} of {self.estimate.memory / 1e9:,.1f} GB"
             return f"{needed}, most of it {self.why}: {self.amount / 1e9:,.1f} GB"
         return str(self.why) or "equally fast, with no less memory"
 
@@ -125,7 +125,7 @@ class Rejected:
     def to_json(self) -> dict[str, Any]:
         """The rejection as plain data."""
         mesh = self.mesh._asdict()
-        estimate = self.found.to_json() if self.found else None
+        estimate = self.estimate.to_json() if self.estimate else None
         return {"mesh": mesh, "kind": self.kind, "why": self.cause, "reason": self.reason, "estimate": estimate}
 
 

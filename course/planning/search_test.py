@@ -73,7 +73,7 @@ def test_a_mesh_that_a_model_cannot_be_placed_on_counts_once_and_has_a_reason():
 
 def test_where_nothing_fits_there_is_no_best_and_the_smallest_comes_first():
     plans = search(replace(LARGE, layers=64, width=16_384, heads=128), machine("8xA5000"), 8)
-    large = [rejected.found.bytes for rejected in plans.rejected if rejected.found]
+    large = [rejected.estimate.bytes for rejected in plans.rejected if rejected.estimate]
     assert plans.best is None and large == sorted(large)
     assert {rejected.kind for rejected in plans.rejected} == {Kind.TOO_LARGE}
 
@@ -103,13 +103,13 @@ def test_a_schedule_that_is_not_named_is_the_first_that_the_repeats_allow():
 def test_the_search_considers_all_stages_of_zero_and_schedules():
     plans = search(SIZES, H100, 16, replace(DEFAULT, remats=("none",)))
     assert plans.best
-    considered = [plans.best.choice, *(rejected.found.choice for rejected in plans.rejected if rejected.found)]
+    considered = [plans.best.choice, *(rejected.estimate.choice for rejected in plans.rejected if rejected.estimate)]
     assert {choice.zero for choice in considered} == {0, 1, 2, 3}
     assert {choice.schedule for choice in considered} == {"1f1b", "interleaved", "zero_bubble", "breadth_first"}
     assert len(considered) == len(set(considered))
     fixed = search(SIZES, H100, 16, replace(DEFAULT, zeros=(1,), schedules=("1f1b",)))
-    assert {rejected.found.choice.zero for rejected in fixed.rejected if rejected.found} <= {0, 1}
-    assert {rejected.found.choice.schedule for rejected in fixed.rejected if rejected.found} == {"1f1b"}
+    assert {rejected.estimate.choice.zero for rejected in fixed.rejected if rejected.estimate} <= {0, 1}
+    assert {rejected.estimate.choice.schedule for rejected in fixed.rejected if rejected.estimate} == {"1f1b"}
 
 
 @pytest.mark.parametrize(("sizes", "batch"), [(Sizes(*GPT["1T"], 51_200, 2048), 4096), (MODELS["llama-3-405b"], 2048)])

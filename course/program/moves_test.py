@@ -98,6 +98,6 @@ def test_moves_and_reductions_agree_with_xla(several):
     inputs = [(np.shape(x), next(e for e, name in NAMES.items() if name == x.dtype.name)) for x in arrays]
     program = program_of("\n".join(lines), inputs, [kind for *_, kind in several])
     ours, computed = evaluated(program, arrays), run(program, arrays)
-    for (text, _, _), known, found in zip(several, ours, computed, strict=True):
-        assert known is None or np.array_equal(known, found), (text, known, found)
+    for (text, _, _), known, result in zip(several, ours, computed, strict=True):
+        assert known is None or np.array_equal(known, result), (text, known, result)
     assert sum(known is not None for known in ours) > len(several) / 2

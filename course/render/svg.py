@@ -129,7 +129,7 @@ def torn(x: float, y: float, height: float) -> str:
 
 
 def text(
-    said: str,
+    content: str,
     x: float,
     y: float,
     anchor: str = "start",
@@ -147,7 +147,7 @@ def text(
     attributes += ' fill-opacity="0.75"' if faint else ""
     attributes += f' stroke="{halo}" stroke-width="3" paint-order="stroke"' if halo else ""
     place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
-    return f'<text {place} fill="{fill}"{attributes}>{safe(said)}</text>'
+    return f'<text {place} fill="{fill}"{attributes}>{safe(content)}</text>'
 
 
 def svg(

@@ -122,7 +122,7 @@ def choosing() -> Table:
         plans = search(sizes, where, batch, Training())
         best, alone = plans.best, plans.by_mesh().get(Mesh(devices, 1, 1))
         assert best
-        alone = alone.found if isinstance(alone, Rejected) else alone
+        alone = alone.estimate if isinstance(alone, Rejected) else alone
         ratios.append(alone.mfu / best.mfu if alone else math.nan)
         mesh = " ".join(f"`{axis}={size}`" for axis, size in best.choice.mesh.items() if size > 1)
         figures = 16 * sizes.count / 1e9, mesh, best.choice.zero, best.choice.remat, best.bytes / 1e9, best.mfu

@@ -8,12 +8,12 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from showing import (
     Table,
-    beside,
     by_compiler,
     compare,
     compiled,
     draw_timelines,
     example,
+    how_it_overlaps,
     kept,
     look,
     over,
@@ -84,7 +84,7 @@ def with_compiler() -> dict[str, object]:
     lines = ["all-reduces of the last one, as compiled:"]
     for c in reports[EARLY].collectives:
         where = "in the loop" if c.in_loop else "outside"
-        lines.append(f"  {c.count:3} x {c.operand_bytes / 1e6:6.2f} MB  {where:12} {beside(c)}")
+        lines.append(f"  {c.count:3} x {c.operand_bytes / 1e6:6.2f} MB  {where:12} {how_it_overlaps(c)}")
     large = max(reports[EARLY].collectives, key=lambda c: c.in_loop * c.operand_bytes)
     small = min(reports[EARLY].collectives, key=lambda c: c.operand_bytes / (1e-9 + c.in_loop))
     assert large.spans_matmul and not small.spans_matmul

@@ -11,13 +11,13 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from showing import (
     Table,
-    beside,
     by_compiler,
     compare,
     compiled,
     draw,
     draw_timelines,
     example,
+    how_it_overlaps,
     kept,
     look,
     over,
@@ -126,7 +126,7 @@ def with_compiler() -> dict[str, object]:
     for c in buffered[AFTER].collectives:
         if c.in_loop and c.operand_bytes >= 2**20:
             kind = c.kind.replace("_", "-")
-            lines.append(f"  {c.count:3} x {kind:15}{c.operand_bytes / 2**20:7.0f} MiB  {beside(c)}")
+            lines.append(f"  {c.count:3} x {kind:15}{c.operand_bytes / 2**20:7.0f} MiB  {how_it_overlaps(c)}")
     return {
         "plain": compiled("as it is", plain, *columns, least=2**20),
         "buffered": compiled("loops double-buffered", buffered, *columns, least=2**20),

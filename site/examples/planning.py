@@ -171,7 +171,7 @@ def experts() -> Table:
     assert plans.best
     candidates = [
         plans.best,
-        *(rejected.found for rejected in plans.rejected if rejected.found and rejected.found.fits),
+        *(rejected.estimate for rejected in plans.rejected if rejected.estimate and rejected.estimate.fits),
     ]
     table = Table("expert", "best s", "MFU .1%", "GB .1f", "of the time, expert .1%", "data .1%", "tensor .1%")
     for size in (1, 2, 4, 8):
@@ -204,7 +204,7 @@ def weak_scaling(run):
     where = at_efficiency(run.machine, factors()[run.machine.device].factor)
     plans = search(run.sizes, where, run.batch, replace(run.training, remats=("attention", "block")))
     assert plans.best
-    candidates = [plans.best, *(rejected.found for rejected in plans.rejected if rejected.found)]
+    candidates = [plans.best, *(rejected.estimate for rejected in plans.rejected if rejected.estimate)]
     whole = next(plan for plan in candidates if plan.fits and not plan.choice.fsdp)
     measured = flops / run.seconds / where.num_devices / where.peak("bf16")
     return measured, (run.estimate(where.efficiency.matmul), whole, plans.best)

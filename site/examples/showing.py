@@ -269,7 +269,7 @@ def same_order(table: Table, first: str, second: str) -> bool:
     return len({tuple(order) for order in orders}) == 1
 
 
-def beside(c: Any) -> str:
+def how_it_overlaps(c: Any) -> str:
     """Describe how a compiled collective overlaps."""
     return "overlaps a product" if c.spans_matmul else "alone"
 

@@ -114,7 +114,7 @@ def roofline() -> Table:
 
 @example("predicted, idealised", "counted in the program")
 def policies() -> Table:
-    """What each policy keeps of twelve layers, what it recomputes, and how long that takes on an A100."""
+    """Twelve layers under each policy: the bytes it keeps, the work it recomputes, and the time on an A100."""
     # The size of the exercise ``remat_layers``: attention's share grows with the sequence.
     model = transformer(num_layers=12, width=1024, hidden=4096, num_heads=16, vocab=8, max_seq=1024)
     params, keep = jax.eval_shape(model.init, jax.random.key(0))["layers"], jax.checkpoint_policies
