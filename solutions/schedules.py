@@ -220,7 +220,7 @@ if __name__ == "__main__":
 # Return three functions:
 #
 # - `forward(weights, x)` returns `(y, saved)`: what you save is up to you, in a tree of arrays that a slot can hold.
-#   The function that `jax.vjp` returns is not such a tree: each call returns a different one;
+#   The function that `jax.vjp` returns is not such a tree: each call of `jax.vjp` returns a different one;
 # - `backward_input(weights, saved, dy)` returns `(dx, pending)`: the gradient of `x`, and a tree of arrays with
 #   whatever the last function needs in addition to `saved`;
 # - `backward_weights(saved, pending)` returns the gradients of the weights, a tree like `weights`. It does not get the

@@ -538,7 +538,8 @@ def layers_3d(
 # | exposed over `data`, 8 H100s | at most 0.7 times that of gathering in every tick |
 # | live temporaries | at most 1.3 times the reference's |
 #
-# Values and gradients must equal those of a single device. The gradient that `jax.grad` returns for a leaf is complete.
+# Values and gradients must equal those of a single device. The gradient of every leaf, as `jax.grad` returns it, is
+# complete.
 #
 # Useful: you may distribute the last stage's outputs over the stages with `lax.psum_scatter`, so that each computes the
 # loss of some microbatches.

@@ -173,7 +173,7 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # So with a gradient that is 8 times too large (a sum over devices where a mean was meant), a model trains almost as
-# before. Only the norm, and with it the clipping, and `m` and `v` are wrong. Therefore `check` compares all of these,
+# before. Only the norm (and with it the clipping), `m` and `v` are wrong. Therefore `check` compares all of these,
 # not just the parameters.
 #
 # Write the part of a step that follows the backward pass. `gradients` are this device's parts of the mean gradient;
@@ -264,8 +264,8 @@ def sharded_adamw(
 # ## Stage 1: `zero1_step`
 #
 # Data parallelism all-reduces the gradient, and then every device updates everything. A device that updates only its
-# part needs only its part of the gradient, and afterwards all devices need the new parameters. These are the two halves
-# of an all-reduce. For 100 MB of gradients on 8 devices:
+# part needs only its part of the gradient, and afterwards all devices need the new parameters. These two transfers
+# are the halves of an all-reduce. For 100 MB of gradients on 8 devices:
 
 # %%
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def points_text(points: float) -> str:
 
 
 def short(number: float) -> str:
-    """A number with four digits, or with all if people can still read it: ``0.125``, ``28,800``, ``1.3e+09``."""
+    """Four digits of a number, or its whole part if people can still read it: ``0.125``, ``28,800``, ``1.3e+09``."""
     return f"{number:,.0f}" if 10**4 <= abs(number) < LARGE else f"{number:.4g}"
 
 

@@ -124,9 +124,9 @@ def _of_any(class_costs: list[Costs]) -> tuple[Collective, ...]:
         permutes = [
             [c for c in costs.collectives if (c.kind, c.axes) == ("collective_permute", axes)] for costs in class_costs
         ]
-        longest = max(permutes, key=_total_bytes)
+        most_sent = max(permutes, key=_total_bytes)
         for key in [c for c in heaviest if (c.kind, c.axes) == ("collective_permute", axes)]:
-            own = [c for c in longest if _alike(c) == key]
+            own = [c for c in most_sent if _alike(c) == key]
             heaviest[key] = own or [replace(heaviest[key][0], wire_bytes=0.0)]
     return tuple(collective for collectives in heaviest.values() for collective in collectives)
 

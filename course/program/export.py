@@ -175,8 +175,8 @@ def whole_tracebacks(locate: Locate) -> Iterator[None]:
 def _lines_of_rules(locate: Locate) -> Iterator[None]:
     """Give operations in the rules of a ``jax.custom_vjp`` their own lines; JAX gives them the line of the call.
 
-    While JAX works on an operation, it replaces the traceback of everything that is traced with that operation's. This
-    is right for a derivative made by JAX, but not if it calls a rule: then there is a frame of the learner's inside.
+    While JAX works on an operation, it gives that operation's traceback to everything that it traces. This is right for
+    a derivative made by JAX, but not if it calls a rule: then there is a frame of the learner's inside.
     """
     jax_own: Any = sys.modules[source_info_util.current.__module__]
     current, context, known = jax_own.current, jax_own.user_context, cache(locate)

@@ -92,8 +92,8 @@ def split_axes(
 
     Args:
         sizes: Each axis and its size, in the mesh's order.
-        chosen: The axes that a collective runs over: for each, the number of parts that it is cut into first, and the
-            size of the pieces that each of these parts is cut into, or 0 for all that is left.
+        chosen: The axes that a collective runs over, each with the number of parts that it is cut into first, and the
+            number of pieces of each part that the collective runs over, or 0 for all of them.
 
     Returns:
         The shape, the dims of the chosen axes in their order, and the other dims.

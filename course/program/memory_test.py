@@ -126,7 +126,7 @@ def stacked(p):
 
 ONE, STACK, HIGH = (256, 256), (4, 256, 256), (512, 256)
 WRITTEN = {
-    "accumulated gradients do not fit into the donated state": (accumulated, (ONE, STACK), True, 2),
+    "accumulated gradients live alongside the donated state": (accumulated, (ONE, STACK), True, 2),
     "a loop's carry is in the donated input that it starts from": (
         scanned(lambda p, x: (p + jnp.sin(x @ x), None)),
         (ONE, STACK),

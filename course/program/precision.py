@@ -8,8 +8,8 @@ import numpy as np
 
 from course.program.ir import ELEMENTWISE, Block, Op, Value, makers_of, walk
 
-# A softmax, a loss and a norm's statistics consist of these functions, which turn a small error in their input into a
-# large one, and of long sums.
+# These functions in a softmax, a loss and a norm's statistics turn a small error in their input into a large one; long
+# sums do so too.
 PRECISE = {"exponential", "exponential_minus_one", "log", "log_plus_one", "power", "rsqrt", "sqrt"}
 _MOVED = ("broadcast_in_dim", "reshape", "convert", "transpose", "optimization_barrier", "slice")
 

@@ -12,7 +12,7 @@ from course.schedules.single import each, one_part
 
 
 def one_f_one_b(num_stages: int, num_microbatches: int, num_repeats: int = 1) -> Schedule:
-    """One forward, one backward: each stage begins just enough microbatches to keep the next busy, then alternates.
+    """One forward, one backward: a stage begins just enough microbatches to keep the next stages busy, then alternates.
 
     Source: PipeDream-Flush in Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, 2021, section 3.2;
     Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, 2021, section 2.2.1.

@@ -75,7 +75,7 @@ def test_forward_alone_takes_the_ticks_of_the_formula_also_with_fewer_microbatch
         assert timed.end == num_ticks(stages, microbatches, repeats)
 
 
-def test_zero_bubble_loses_a_third_of_the_time_of_1f1b_and_holds_no_more_than_its_first_stage():
+def test_zero_bubble_loses_a_third_of_the_time_that_1f1b_loses_and_holds_no_more_than_its_first_stage():
     plain, split = (measure(run(make(4, 8))) for make in (one_f_one_b, zero_bubble))
     assert (split.time - 24) / (plain.time - 24) == pytest.approx(1 / 3)
     assert max(split.activations) == max(plain.activations) == 4 and min(split.activations) == 4

@@ -275,7 +275,10 @@ def how_it_overlaps(c: Any) -> str:
 
 
 def compiled(head: str, reports: dict[str, GpuReport], *columns: str, least: int = 0) -> Table:
-    """Compiled programs side by side; columns without unit count collectives of ``least`` bytes that span a product."""
+    """Compiled programs side by side.
+
+    Columns without a unit count those collectives of at least ``least`` bytes that span a product.
+    """
     table = Table(head, *columns)
     table.origins.add("compiled")
     for name, report in reports.items():

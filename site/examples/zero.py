@@ -213,7 +213,7 @@ def microbatches() -> dict[str, Table]:
 
 @example("predicted, idealised", "predicted, calibrated")
 def gradients() -> Table:
-    """Four steps with the same results, which differ in where the gradient is whole."""
+    """Four steps that return the same results and differ in where the gradient is whole."""
     predictions = {name: predicted(function) for name, function in WAYS.items()}
     table = Table(
         "gradients",

@@ -279,7 +279,7 @@ def mlp_facts(evidence: TaskEvidence) -> list[Fact]:
         "every step of a ring that it would not without one?"
     )
     bias = "Which bias belongs to a device's own features and which to finished rows, and how often is each added?"
-    back = "Does each device get the gradient of its own rows, and is a kernel's gradient the sum over all of them?"
+    back = "Does each device get the gradient of its own rows, and is a kernel's gradient the sum over all rows?"
     resident = (
         "How many arrays as large as a kernel does the backward pass have at once, and how many gradients do they form?"
     )

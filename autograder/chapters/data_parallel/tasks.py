@@ -195,7 +195,7 @@ def sync_facts(evidence: TaskEvidence) -> list[Fact]:
     def form(e: Evidence) -> float:
         return sum(all_reduce_bytes(n, size) for n, size in _reduced(e.case))
 
-    hint, cases = "Each leaf that needs a mean needs one, over all of its axes at once.", evidence.cases
+    hint, cases = "One is enough for each leaf that needs a mean, over all axes of that mean at once.", evidence.cases
     return [
         facts.arrays_match("values", cases, "values", "Which axes does this leaf's spec name? ", weight=2),
         byte_facts.times_sent("all-reduces", cases, "all_reduce", lambda e: len(_reduced(e.case)), hint, fewer=True),
@@ -263,10 +263,12 @@ def step_facts(evidence: TaskEvidence) -> list[Fact]:
         return STEPS * (len(params_in(e)) + 2) if axis_size(e.case) > 1 else 0
 
     once = (
-        f"Each of the {STEPS} steps needs one for each leaf, one for the loss and one for the unmasked count: where "
-        "does each of yours run?"
+        f"Each of the {STEPS} steps needs at most one for each leaf, one for the loss and one for the unmasked count: "
+        "where does each of yours run?"
     )
-    counted = "Devices and microbatches hold different numbers of unmasked rows: what does each add to the mean? "
+    counted = (
+        "Devices and microbatches hold different numbers of unmasked rows or tokens: what does each add to the mean? "
+    )
     too_much = "For how many rows are activations in memory at that moment, and how many rows are in a microbatch?"
     sent = byte_facts.bytes_sent(
         "all-reduce bytes", evidence.cases, "all_reduce", lambda e: STEPS * ring_bytes(e, 2), weight=2
@@ -322,7 +324,7 @@ TRAIN_STEP_DP = Task(
 
 # overlapped_gradients: the reductions run during the last microbatch's backward pass.
 
-# Relative to the exposed time of one synchronisation after the backward pass; also used for the compiled schedule.
+# Relative to the exposed time of one synchronisation after the backward pass; as advice also for the compiled schedule.
 EXPOSED = 0.35
 
 
@@ -351,8 +353,10 @@ def overlap_facts(evidence: TaskEvidence) -> list[Fact]:
         "When a reduction begins, which computation is left to hide it behind, and has the sum that it needs been "
         "computed by then? Computations run in the order in which they appear in your program."
     )
-    share = "Each device returns its own share of the mean over all unmasked rows on all devices. "
-    each = "Is every microbatch weighted by its share of all devices' unmasked rows, and is each layer's sum complete? "
+    share = "Each device returns its own share of the mean over all unmasked rows or tokens on all devices. "
+    each = (
+        "Is every microbatch weighted by its share of all devices' unmasked count, and is each layer's sum complete? "
+    )
     return [
         *facts.values_and_gradients(evidence.cases, share, each),
         byte_facts.bytes_sent(

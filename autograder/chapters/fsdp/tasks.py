@@ -300,7 +300,7 @@ def fsdp_train_step_facts(evidence: TaskEvidence) -> list[Fact]:
         size = bytes_of(whole_and_split(e)[0]) + 8
         return e.case.sizes.steps * all_reduce_bytes(axis_size(e.case), size)
 
-    weighted = "A device's rows may all be padding: what does it add to the mean over all unmasked rows? "
+    weighted = "A device's rows may all be padding: what does it add to the mean over all unmasked rows or tokens? "
     each = f"{weighted}Is this leaf split or whole, and where is it averaged? "
     return [
         *facts.values_and_gradients(evidence.cases, weighted, each, step=True),

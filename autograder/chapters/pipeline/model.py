@@ -122,7 +122,9 @@ def shared_bytes(e: Evidence, more: int = 16) -> float:
 
 
 def loss_facts(evidence: TaskEvidence) -> list[Fact]:
-    values = "It is the mean over all unmasked rows, wherever they are in the batch, and the same on every stage."
+    values = (
+        "It is the mean over all unmasked rows or tokens, wherever they are in the batch, and the same on every stage."
+    )
     gradients = "Which stages have a part in the loss, and is each part counted once, weighted by its unmasked count?"
     uneven = "The layer left over would be on no stage, and nobody would notice."
     stretch = "Every stage computes the loss of all rows, but only one of them counts. Could each compute a part?"
@@ -135,7 +137,7 @@ def loss_facts(evidence: TaskEvidence) -> list[Fact]:
     ]
 
 
-_LAST_STAGE = "Only the last stage has activations that count: how many of them does each other stage need?"
+_LAST_STAGE = "Only the last stage has activations that count: how many of them does each of the others need?"
 # In every case the number of rows differs from those of stages and layers. Three stages do not divide it; two do, and
 # one of four groups has no valid rows.
 _MLP: dict[str, Any] = {"width": 16, "hidden": 32, "num_layers": 8, "features": 6, "outputs": 10}

@@ -99,7 +99,7 @@ def permuted(evidence: TaskEvidence) -> Fact:
         return 4 * e.case.sizes.steps * e.case.sizes.rows * e.case.sizes.width if stages_of(e.case) > 1 else 0
 
     def least(e: Evidence) -> float:
-        """A middle stage sends every activation on and every gradient back; with two stages, each sends one less."""
+        """A middle stage sends all activations on and all gradients back; each of two sends one less per microbatch."""
         s = e.case.sizes
         return s.num_microbatches * (2 * s.num_repeats - (stages_of(e.case) == 2)) * microbatch_bytes(e)
 

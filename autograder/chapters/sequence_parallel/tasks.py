@@ -163,9 +163,10 @@ def formula(case: Case[Stack]) -> tuple[int, int]:
 
 
 def most_saved(case: Case[Stack]) -> int:
-    """The formula's bytes for three extra layers, plus two layers' scores: one array of every layer's scores is more.
+    """The formula's bytes for three more layers than there are, plus two layers' scores.
 
-    The extra layers and scores leave room for what one backward pass has at once.
+    Even one array of scores for every layer is more. The extra layers and the scores leave room for what one backward
+    pass has at once.
     """
     plain, scores = formula(case)
     return (case.sizes.num_layers + 3) * plain + 2 * scores

@@ -131,7 +131,7 @@ _RESIDUALS = "What is kept for the backward pass in float32 that could be in bfl
 
 def _functions(e: Evidence) -> dict[tuple[str, ...], int]:
     """Element counts of the exponentials (the scores that each query sees in every softmax, and the logits in the
-    loss), the roots (one per norm) and the logarithms.
+    loss), the roots (one per token in each norm) and the logarithms (one per token).
     """
     s = e.case.sizes
     tokens, layers = s.rows * s.seq, s.num_layers

@@ -226,17 +226,17 @@ def by_hand(parts, specs, x, key, options, data_axis, pipe_axis, tensor_axis, ru
         return jax.vjp(lambda group: whole_weights(group, group_specs, options.dtype, data_axis, (tensor_axis,)), group)
 
     def forward(parts, x):
-        state, states, groups = (x, jnp.zeros_like(x[0])), [], []
+        state, saved_by_repeat, groups = (x, jnp.zeros_like(x[0])), [], []
         for repeat in range(repeats):
             groups.append(gathers(parts, repeat)[0])
             two = groups[-2] if repeat and stages > 1 else None, groups[-1]
             started = state
             state, inputs, outputs = run_ticks(compute, *two, state, repeat, repeat == repeats - 1, pipe_axis)
-            states.append(started if runs_blocks_again else inputs)
-        return outputs[-m:], (parts, states, None if runs_blocks_again else groups[-2:])
+            saved_by_repeat.append(started if runs_blocks_again else inputs)
+        return outputs[-m:], (parts, saved_by_repeat, None if runs_blocks_again else groups[-2:])
 
     def backward(saved, of_outputs):
-        parts, states, last = saved
+        parts, saved_by_repeat, last = saved
         known = dict(enumerate(last, repeats - len(last))) if last else {}
         back = (jnp.zeros_like(of_outputs), jnp.zeros_like(of_outputs[0]))
         of_late, done = None, [None] * repeats
@@ -252,12 +252,12 @@ def by_hand(parts, specs, x, key, options, data_axis, pipe_axis, tensor_axis, ru
                 def block(before, own, state, repeat=repeat):
                     return run_ticks(compute, before, own, state, repeat, repeat == repeats - 1, pipe_axis)
 
-                (_, inputs, outputs), pull = jax.vjp(block, before, own, states[repeat])
+                (_, inputs, outputs), pull = jax.vjp(block, before, own, saved_by_repeat[repeat])
                 of_all = jnp.zeros_like(outputs).at[len(outputs) - len(of_y) :].set(of_y)
                 of_before, of_own, back = pull((back, jax.tree.map(jnp.zeros_like, inputs), of_all))
                 of_own = of_own if of_late is None else jax.tree.map(jnp.add, of_own, of_late)
             else:
-                args = back, of_late, states[repeat], of_y, repeat, pipe_axis
+                args = back, of_late, saved_by_repeat[repeat], of_y, repeat, pipe_axis
                 back, of_before, of_own = run_ticks_back(compute, before, own, *args)
             of_late = of_before
             (done[repeat],) = groups.pop(repeat)[1](of_own)

@@ -78,7 +78,7 @@ def _placed(e: Evidence) -> Fact:
 
 
 def _fits(e: Evidence) -> Fact:
-    """Require at least one choice that can be placed, and each of these to fit with the margin."""
+    """Require at least one choice that can be placed, and each that can be to fit with the margin."""
     messages, estimates = [], _estimates(e)
     if not estimates:
         return case_fact(e, MEMORY, Kind.MEMORY, "no choice can be placed", "no choice", "all choices")

@@ -317,7 +317,7 @@ def bfloat16_facts(
                 f"with dtype bfloat16 there are {low} products of bfloat16 and "
                 f"{count_of(sum(products.values()) - low, 'other')}. "
                 "Products of dense layers, and of a head, should be of bfloat16, forward and backward, and those of "
-                f"attention of float32: there should be between {least} and {most} of float32 here, not {plainly}"
+                f"attention of float32: there should be between {least} and {most} of float32 here; there are {plainly}"
             )
         elif not near.passed:
             return near

@@ -235,7 +235,7 @@ def _of_results(result_layout: Layout, measured: np.ndarray, expected: np.ndarra
             continue
         long = [dim for dim in range(cut) if local[dim] > 1]
         phrases = []
-        for indices, other, origins in runs:
+        for indices, other, homes in runs:
             have = "has" if len(indices) == 1 else "have"
             location = "" if other == device else f" on {result_layout.devices[other]}"
             if not long:
@@ -243,10 +243,10 @@ def _of_results(result_layout: Layout, measured: np.ndarray, expected: np.ndarra
             elif len(long) == 1:
                 dim = "" if phrases else f" of dim {result_layout.local[long[0]]}"
                 phrases.append(
-                    f"{_numbered('index', indices)}{dim} {have} what belongs at {_numbered('index', origins)}{location}"
+                    f"{_numbered('index', indices)}{dim} {have} what belongs at {_numbered('index', homes)}{location}"
                 )
             else:
-                first, last = (list(map(int, np.unravel_index(run[0], local[:cut]))) for run in (indices, origins))
+                first, last = (list(map(int, np.unravel_index(run[0], local[:cut]))) for run in (indices, homes))
                 phrases.append(f"index {first} has what belongs at index {last}{location}")
         return _sentence(result_layout.devices[device], phrases, wrong, expected_parts)
     return ""
@@ -255,7 +255,7 @@ def _of_results(result_layout: Layout, measured: np.ndarray, expected: np.ndarra
 def _moved(
     measured: np.ndarray, expected: np.ndarray, wrong: np.ndarray, device: int, near: float
 ) -> list[tuple[list[int], int, list[int]]]:
-    """Runs of places of a device that belong at a run of places of another: ``(these, that device, those)``."""
+    """Runs of places that have what belongs at a run of places of some device: ``(these, that device, those)``."""
     places = [int(at) for at in np.flatnonzero(wrong) if np.max(np.abs(measured[at])) > near]
     runs: list[tuple[list[int], int, list[int]]] = []
     for at in places if len(places) * expected.size <= _COMPARED else []:

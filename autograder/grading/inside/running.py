@@ -137,7 +137,7 @@ def run_cells(
         cells: The notebook's cells.
         wanted: The functions that will be analysed.
         lab: The course's own statements. Those that do more than import or define run only if ``wanted`` needs
-            them, and none of them rebinds a learner's name.
+            them, and none of them rebinds a name that the learner's own statements bind.
         only_needed: Run only what ``wanted`` needs.
         patience: Processor time, in seconds, for everything ``wanted`` does not need.
         module: The module in which the notebook's names are bound; a new one by default.

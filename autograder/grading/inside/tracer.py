@@ -84,7 +84,7 @@ def _run(request: TraceRequest) -> Ran:
 
 @cache
 def prepare(chapter: str, task: str, case: str, lab: tuple[str, ...]) -> None:
-    """Do the work that every submission needs once: build the contents of a task's case. It runs no student code."""
+    """Do once the work that every submission needs: build the contents of a task's case. It runs no student code."""
     wrapping = wrappings(chapter)[task]
     wrapping.wrap(never_called, from_plain(json.loads(case), wrapping.sizes))
     lab_statements(lab)

@@ -62,7 +62,7 @@ def read_settings(folder: Path) -> Settings:
         known = [each.name for each in fields(Settings)]
         wrong = [name for name in table if name not in known]
         if wrong:
-            raise ValueError(f"it has the unknown settings {', '.join(wrong)}; it may have {', '.join(known)}")
+            raise ValueError(f"it has unknown settings: {', '.join(wrong)}; it may have {', '.join(known)}")
         return checked(msgspec.convert(table, Settings))
     except (ValueError, OSError) as error:
         raise CourseError(f"{path} cannot be used: {error}; correct it") from error

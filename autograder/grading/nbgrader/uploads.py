@@ -24,7 +24,7 @@ from autograder.grading.nbgrader.course import HIDDEN, CourseError, open_gradebo
 from autograder.grading.nbgrader.names import name_problem, same_name
 from autograder.render import one_line
 
-# As Canvas's lib/content_zipper.rb names them; a student's name may have underscores, an anonymous submission has none.
+# As Canvas's lib/content_zipper.rb names them; students' names may have underscores, and anonymous files have no name.
 CANVAS = re.compile(r"^(?P<who>[^/]+?)_(?P<late>LATE_)?(?P<id>\d+)_(?P<number>\d+)_(?P<file>[^/]+)$")
 ANONYMOUS = re.compile(r"^(?:LATE_)?anon_(?P<id>[^_/]+)_(?P<number>\d+)_(?P<file>[^/]+)$")
 MOODLE = re.compile(r"^(?P<who>[^/]+)_(?P<number>\d+)_assignsubmission_file_?(?:/(?:.*/)?)?(?P<file>[^/]+)$")

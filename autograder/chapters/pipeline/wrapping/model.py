@@ -72,7 +72,7 @@ def wrap_loss(function: Any, case: Case[StepSizes]) -> Wrapped:
 
         def loss_of(params, model=model):
             loss = function(params, batch, key, model, case.sizes.num_microbatches, axis)
-            scalar("pipeline_loss", loss, "the mean loss over all unmasked rows")
+            scalar("pipeline_loss", loss, "the mean loss over all unmasked rows or tokens")
             return varying(loss, others)
 
         loss, gradients = pull_back(loss_of, params, upstream[0])
