@@ -137,8 +137,8 @@ def test_exception_is_the_learners_own_line(notebook):
 def test_an_error_in_the_first_case_names_the_page_and_a_hint_and_a_stub_neither(notebook):
     broken = "def shard_params(params, axis_name, min_size):\n    return params / 2"
     (heading, hint, *_) = check_notebook(notebook(HEAD, broken), "fsdp", ["shard_params"]).notes
-    assert heading == 'shard_params: read more, `meshcraft site fsdp "Which leaves, and along which dim"`'
-    assert hint == "shard_params: hints, `meshcraft hint fsdp shard_params`"
+    assert heading == 'Read more about shard_params: `meshcraft site fsdp "Which leaves, and along which dim"`'
+    assert hint == "Hints for shard_params: `meshcraft hint fsdp shard_params`"
     other_form = "def shard_params(params, axis_name, min_size):\n    return params"
     assert check_notebook(notebook(HEAD, other_form), "fsdp", ["shard_params"]).notes[:2] == (heading, hint)
     assert check_notebook(EXERCISE, "fsdp", ["shard_params"]).notes == ()

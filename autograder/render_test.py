@@ -250,9 +250,9 @@ def test_in_a_terminal_what_passes_is_one_line_and_a_command_stays_on_its_own():
         Fact("time", Kind.TIME, None),
     )
     command = f'meshcraft site sequence_parallel "{"A block that saves parts, " * 4}"'
-    judgement = Report("c", (Result("f", 1, 2, PARTIAL, facts),), notes=(f"f: read more, `{command}`",))
+    judgement = Report("c", (Result("f", 1, 2, PARTIAL, facts),), notes=(f"Read more about f: `{command}`",))
     console = Console(file=io.StringIO(), width=80)
     console.print(facts_table(judgement), crop=False)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "2 other facts pass; not measured: time" in shown and "values" not in shown
-    assert f"read more:\n  {command}\n" in shown
+    assert f"Read more about f:\n  {command}\n" in shown

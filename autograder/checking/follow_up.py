@@ -78,11 +78,13 @@ def further_reading(chapter: str, results: Sequence[Result]) -> tuple[str, ...]:
     hinted = (contract_folder(chapter) / "hints.md").exists()
     notes = []
     for result in results:
-        notes += [f"{result.name}: read more, `{site_command(*place)}`" for place in load(chapter).places(result)[:1]]
+        notes += [
+            f"Read more about {result.name}: `{site_command(*place)}`" for place in load(chapter).places(result)[:1]
+        ]
         if hinted and result.unjudged:
             raised = result.line.partition(":")[0]
             name = raised if raised in {task.name for task in load(chapter).tasks} else result.name
-            notes.append(f"{name}: hints, `meshcraft hint {chapter} {name}`")
+            notes.append(f"Hints for {name}: `meshcraft hint {chapter} {name}`")
     return tuple(notes)
 
 

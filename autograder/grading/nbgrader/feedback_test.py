@@ -288,14 +288,14 @@ def test_what_was_not_judged_says_why(verdict):
     phrases = (ABOUT_VERDICTS[verdict][1], MEANING[verdict], "a loop until data says so", "fsdp_loss:3")
     assert [words for words in phrases if words not in page.text] == []
     about, heading = ABOUT_VERDICTS[verdict]
-    assert further_reading("fsdp", [result]) == (f'fsdp_loss: read more, `meshcraft site {about} "{heading}"`',)
+    assert further_reading("fsdp", [result]) == (f'Read more about fsdp_loss: `meshcraft site {about} "{heading}"`',)
 
 
 @pytest.mark.parametrize(("line", "hinted"), [("fsdp_loss:9", "fsdp_loss"), ("gather_params:3", "gather_params")])
 def test_an_error_in_another_function_of_the_chapter_is_sent_to_its_hints(line, hinted):
     error = Result("fsdp_loss", 0.0, 5.0, verdicts.STUDENT_ERROR, (), line, "TypeError: no")
     *_, hint = further_reading("fsdp", [error])
-    assert hint == f"{hinted}: hints, `meshcraft hint fsdp {hinted}`"
+    assert hint == f"Hints for {hinted}: `meshcraft hint fsdp {hinted}`"
 
 
 def test_what_a_person_gave_and_what_being_late_costs_is_there(course):
