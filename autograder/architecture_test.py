@@ -141,7 +141,7 @@ def problems_of_language(tree):
         else:
             name = getattr(node, "arg", None) if isinstance(node, ast.arg) else getattr(node, "name", None)
         if name in VAGUE:
-            yield f"line {node.lineno}: {name!r} does not say what it is"
+            yield f"line {getattr(node, 'lineno', 0)}: {name!r} does not say what it is"
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
             text = ast.get_docstring(node) or ""
             if OPENERS.match(text):
