@@ -136,20 +136,21 @@ def problems_of_language(tree):
         if isinstance(node, ast.AnnAssign)
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node not in fields:
-            name = node.id
-        else:
-            name = getattr(node, "arg", None) if isinstance(node, ast.arg) else getattr(node, "name", None)
+        name = getattr(node, "name", "")  # of a function, a class, an import or a caught exception
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store) and node not in fields:
+            name = node.id if isinstance(node, ast.Name) else node.attr
+        elif isinstance(node, ast.arg):
+            name = node.arg
         if name in VAGUE:
             yield f"line {getattr(node, 'lineno', 0)}: {name!r} does not say what it is"
-        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
             text = ast.get_docstring(node) or ""
             if OPENERS.match(text):
                 yield f"{text.splitlines()[0]!r} begins like a question"
 
 
 @pytest.mark.parametrize("folder", [*OURS, "site"])
-def test_names_say_what_a_value_is_and_docstrings_begin_with_a_verb_or_a_noun(folder):
+def test_no_name_is_vague_and_no_docstring_begins_like_a_question(folder):
     problems = {
         str(path): messages
         for path in (ROOT / folder).rglob("*.py")

@@ -136,7 +136,7 @@ def _note_rich(note: str) -> RenderableType:
     """A note; a command at its end is on its own line, without backticks: print it with ``crop=False``."""
     before, command, *after = [*plain(note).split("`"), ""]
     if command.startswith("meshcraft ") and after == ["", ""]:
-        return Text(f"{before.rstrip(' ,:')}:\n  {command}", style="dim", no_wrap=True, overflow="ignore")
+        return Text(f"{before.rstrip(' :')}:\n  {command}", style="dim", no_wrap=True, overflow="ignore")
     return Prose(note, "dim")
 
 

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from autograder import cli
-from autograder.grading.nbgrader.new_course import due_dates
+from autograder.grading.nbgrader.due_dates import due_dates
 from autograder.grading.nbgrader.settings import read_settings
 from course.curriculum import ROOT
 

@@ -137,7 +137,7 @@ def _percent(text: str | None) -> float | None:
 
 def _dates(texts: list[str], folder: Path, chosen: list[str]) -> dict[str, Any]:
     """The due dates by chapter: one without a name applies to every chapter chosen, or to the whole course."""
-    from autograder.grading.nbgrader.new_course import parse_due
+    from autograder.grading.nbgrader.due_dates import parse_due
     from autograder.grading.nbgrader.settings import chapters_of
 
     dates: dict[str, Any] = {}

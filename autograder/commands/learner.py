@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import sys
 from collections.abc import Callable
-from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -15,7 +12,15 @@ from typing import Annotated, Any, NoReturn
 import msgspec
 import typer
 
-from autograder.commands.hints import read_hints
+from autograder.commands.hints import read_hints, show_hint
+from autograder.commands.notebooks import (
+    back_up,
+    exercise_text,
+    find_notebook,
+    require_notebook,
+    usual_place,
+    with_stub,
+)
 from autograder.commands.terminal import (
     FAULT,
     SHORT,
@@ -31,18 +36,14 @@ from autograder.progress import (
     Best,
     forget,
     graded_cells,
-    hidden_folder,
     is_stub,
     next_function,
     passing,
     recall,
     remember,
-    remember_hint,
 )
-from course.curriculum import CHAPTERS, NOTEBOOKS, ROOT, Function, home
+from course.curriculum import CHAPTERS, NOTEBOOKS, ROOT, Function
 from course.curriculum import chapter as find_chapter
-
-_CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 # Its page_config.json disables nbgrader's instructor features and the prompt about fetching news.
 LABCONFIG = ROOT / "autograder" / "release"
@@ -134,7 +135,7 @@ def start(
 ) -> None:
     """Copy a chapter's exercise, or the primer, into the working folder, unless it exists, and open it."""
     require_chapter(chapter, or_primer=True)
-    target = find_notebook(chapter) or _usual_place(chapter)
+    target = find_notebook(chapter) or usual_place(chapter)
     if target.exists():
         out().print(f"{target} already exists and was not changed", markup=False)
     else:
@@ -229,48 +230,10 @@ def hint(
 ) -> None:
     """Show one more hint for a function: by default, for the first that does not pass yet."""
     require_chapter(chapter)
-    path = notebook or find_notebook(chapter) or _usual_place(chapter)
+    path = notebook or find_notebook(chapter) or usual_place(chapter)
     if function and function.isdecimal():
         function, number = None, int(function)
     show_hint(path, chapter, function, number, every)
-
-
-def show_hint(path: Path, chapter: str, function: str | None, number: int | None = None, every: bool = False) -> None:
-    """Show a function's next hint, the hint with this number, or all hints shown so far."""
-    hints, known = read_hints(chapter), recall(path, chapter)
-    passed = passing(path, chapter)
-    name = function or next_function(hints, passed)
-    if not name:
-        from autograder.render import Prose
-
-        text = f"all functions of {chapter} pass; `meshcraft hint {chapter} FUNCTION` still shows the hints of one"
-        out().print(Prose(text), crop=False)
-        return
-    if name not in hints:
-        raise UsageError(f"{chapter} has no hints for {name!r}, only for: {', '.join(hints)}")
-    tiers, before = hints[name], known.hints.get(name, 0)
-    if every and not before:
-        raise UsageError(f"no hint for {name} has been shown yet; `meshcraft hint {chapter} {name}` shows the first")
-    if number is not None and not 1 <= number <= min(before + 1, len(tiers)):
-        raise UsageError(
-            f"{name} has {len(tiers)} hints, and you have seen {before}; without a number you get the next"
-        )
-    last = number or min(before + 1, len(tiers))
-    shown = range(1, before + 1) if every else [last]
-    remember_hint(path, chapter, name, max(before, *shown))
-    from rich.markdown import Markdown
-
-    from autograder.render import WIDEST, Prose
-
-    console = out()
-    for tier in shown:
-        console.print(f"[bold]{name}[/]  hint {tier} of {len(tiers)}")
-        # Without colours, code keeps its backticks.
-        text = tiers[tier - 1] if console.color_system else _CODE.sub(r"`` `\1` ``", tiers[tier - 1])
-        console.print(Markdown(text), width=min(console.width, WIDEST))
-    next_text = f"`meshcraft hint {chapter} {name}` again shows the next one."
-    last_text = f"That was the last one. `meshcraft site {chapter}` opens the page with the theory behind it."
-    console.print(Prose(last_text if shown[-1] == len(tiers) else next_text, "dim"), crop=False)
 
 
 def reset(
@@ -282,7 +245,7 @@ def reset(
     """Reset the exercise, or one of its functions. Asks first, and backs up your version."""
     require_chapter(chapter, or_primer=True)
     path = require_notebook(chapter, notebook)
-    fresh = _with_stub(path, chapter, function) if function else exercise_text(chapter)
+    fresh = with_stub(path, chapter, function) if function else exercise_text(chapter)
     target = f"{function} in {path}" if function else str(path)
     if not yes:
         typer.confirm(f"Reset {target} to the original?", abort=True)
@@ -293,85 +256,12 @@ def reset(
     out().print(f"reset; your version is in {backup}", markup=False)
 
 
-def back_up(path: Path) -> Path:
-    """Back up a file and print the backup's path."""
-    backup = hidden_folder(path) / "backups" / f"{path.stem}-{datetime.now():%Y%m%d-%H%M%S-%f}{path.suffix}"
-    backup.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(path, backup)
-    return backup
-
-
-def find_notebook(chapter: str) -> Path | None:
-    """The learner's notebook in the working folder."""
-    places = (_usual_place(chapter), Path(f"{chapter}.ipynb"))
-    return next((place for place in places if place.exists()), None)
-
-
-def _usual_place(chapter: str) -> Path:
-    return Path(chapter) / f"{chapter}.ipynb"
-
-
-def require_notebook(chapter: str, given: Path | None) -> Path:
-    """The given notebook, or the learner's.
-
-    Raises:
-        UsageError: There is none.
-    """
-    if given is not None:
-        if given.is_dir():
-            raise UsageError(f"{given} is a folder; name the notebook in it")
-        if not given.is_file():
-            raise UsageError(f"there is no notebook {given}")
-        return given
-    path = find_notebook(chapter)
-    if path is None:
-        raise UsageError(
-            f"there is no {chapter}/{chapter}.ipynb here; `meshcraft start {chapter}` makes it, "
-            "`--notebook FILE` names another one"
-        )
-    return path
-
-
-def exercise_text(chapter: str) -> str:
-    """The released exercise: the committed one, else built from the solution."""
-    committed = home(chapter) / "exercises" / chapter / f"{chapter}.ipynb"
-    if committed.exists():
-        return committed.read_text(encoding="utf-8")
-    from autograder.release.notebook import exercise_text as built
-
-    return built(chapter)
-
-
-def _with_stub(path: Path, chapter: str, function: str) -> str:
-    import nbformat
-
-    from autograder.release.converters import grade_id_of, notebook_text
-
-    def cell_of(notebook: Any) -> Any:
-        return next((cell for cell in notebook.cells if grade_id_of(cell) == function), None)
-
-    stub = cell_of(nbformat.reads(exercise_text(chapter), as_version=4))
-    if stub is None:
-        raise UsageError(f"{chapter} has no function {function!r}")
-    try:
-        notebook = nbformat.read(path, as_version=4)
-    except Exception as error:
-        raise UsageError(
-            f"{path} is not a notebook ({error}); reset the whole notebook: meshcraft reset {chapter}"
-        ) from None
-    cell = cell_of(notebook)
-    if cell is None:
-        raise UsageError(f"{path} has lost the cell of {function}; reset the whole notebook: meshcraft reset {chapter}")
-    cell.source = stub.source
-    return notebook_text(notebook)
-
-
 def chapter_row(name: str) -> dict[str, Any]:
     """A chapter's entry in `list`, as plain data."""
     path, entry = find_notebook(name), next(entry for entry in NOTEBOOKS if entry.name == name)
     row = {"chapter": name, "title": entry.title, "summary": entry.summary, "started": path is not None}
     hints = read_hints(name) if entry.functions else {}
-    known = recall(path or _usual_place(name), name)
+    known = recall(path or usual_place(name), name)
     states = function_states(name, path)
     functions = [
         {
@@ -395,7 +285,7 @@ def chapter_row(name: str) -> dict[str, Any]:
 def function_states(chapter: str, notebook: Path | None) -> dict[str, str]:
     """The state of each function of a chapter: one of ``STATES``."""
     names = next(entry.names for entry in NOTEBOOKS if entry.name == chapter)
-    known = recall(notebook or _usual_place(chapter), chapter)
+    known = recall(notebook or usual_place(chapter), chapter)
     written = graded_cells(notebook) if notebook and names else {}
 
     def state(name: str) -> str:

@@ -37,7 +37,7 @@ def extend(
     section: Annotated[str, typer.Option(help="Everyone in this section of the roster.")] = "",
 ) -> None:
     """Give students or a section more time, before or after they have handed in. It counts at once."""
-    from autograder.grading.nbgrader.new_course import parse_due
+    from autograder.grading.nbgrader.due_dates import parse_due
     from autograder.grading.nbgrader.people import chosen, extend, hours_until
 
     folder, name = course.resolve(), require_chapter(chapter)

@@ -132,7 +132,7 @@ def profile(
     --trace and --save apply to your function. Exit status 1: it cannot be analysed, for the reason shown.
     """
     require_chapter(chapter)
-    from autograder.commands.learner import require_notebook
+    from autograder.commands.notebooks import require_notebook
 
     path = require_notebook(chapter, notebook)
     targets = {"--trace": trace, "--picture": picture, "--save": save}

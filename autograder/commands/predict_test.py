@@ -151,7 +151,7 @@ def test_more_than_the_peak_is_no_utilisation_and_says_so(meshcraft, saved):
 
 
 def test_a_stub_ends_with_one_sentence_and_status_1(meshcraft):
-    from autograder.commands.learner import exercise_text
+    from autograder.commands.notebooks import exercise_text
 
     with open("stub.ipynb", "w") as file:
         file.write(exercise_text("fsdp"))

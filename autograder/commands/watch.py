@@ -19,8 +19,9 @@ from rich.live import Live
 from rich.text import Text
 
 from autograder import check as judge
-from autograder.commands.hints import read_hints
-from autograder.commands.learner import STATES, back_up, chapter_row, function_states, show_functions, show_hint
+from autograder.commands.hints import read_hints, show_hint
+from autograder.commands.learner import STATES, chapter_row, function_states, show_functions
+from autograder.commands.notebooks import back_up
 from autograder.commands.terminal import complain, out, show
 from autograder.contract.task import load
 from autograder.contract.verdict import PASS, Result

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from autograder.commands.learner import ChapterName, NotebookFile, require_notebook
+from autograder.commands.learner import ChapterName, NotebookFile
+from autograder.commands.notebooks import require_notebook
 from autograder.commands.terminal import require_chapter, spinner
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autograder.contract.diagnosis.misplaced import rank_of
+from autograder.contract.diagnosis.layout import rank_of
 from autograder.contract.task import Evidence
 
 

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from autograder.contract.comparing import is_under, norm, rounding, scale_of, shapes_on_a_device
 from autograder.contract.diagnosis import dropout, factors, wrong_values
-from autograder.contract.diagnosis.misplaced import layout, rank_of
+from autograder.contract.diagnosis.layout import layout, rank_of
 from autograder.contract.output_checks import broadcast, show_spec
 from autograder.contract.sentence import About, Sentence
 from autograder.contract.task import Case, Evidence

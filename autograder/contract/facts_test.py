@@ -258,7 +258,7 @@ def test_a_partial_answer_says_what_each_missed_fact_costs_and_that_adds_up():
         Fact("bubble", Kind.TIME, False, core=True),
         Fact("bytes", Kind.COMMUNICATION, False, weight=2),
     ]
-    expected = "“bubble” costs 2.22 and “bytes” 1.78 of 8 points: 4 left."
+    expected = "“bubble” costs 2.22 and “bytes” costs 1.78 of 8 points: 4 left."
     assert conclude("f", 8, facts).reason.endswith(expected)
     assert conclude("f", 2, [facts[0], facts[2]]).reason == "“bytes” costs 0.5 of 2 points: 1.5 left."
     assert conclude("f", 1, [facts[0], facts[2]]).reason.startswith("“bytes” costs 0.25 of 1 point:")

@@ -49,7 +49,7 @@ class Evidence:
         exposed: Seconds that communication over ``Task.exposed_axes`` adds to the timeline.
         form: A canonical form of the Program, to find others equivalent to it.
         drawn: The inputs by name, to locate them in ``measured``; empty for a Program that is only analysed.
-        squeezed: The axis whose dim, of size 1 on each device, the function does not see.
+        squeezed: Axes whose dims, of size 1 on each device, the function does not see.
     """
 
     case: Case[Any]
@@ -66,7 +66,7 @@ class Evidence:
     exposed: float | None = None
     form: str = ""
     drawn: Mapping[str, np.ndarray] = field(default_factory=dict)
-    squeezed: str = ""
+    squeezed: tuple[str, ...] = ()
 
 
 class ChapterError(Exception):

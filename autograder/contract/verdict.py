@@ -299,8 +299,7 @@ class Result(_AsJson):
         # One of them also absorbs the rounding and, if the exercise is about it, the points that halving takes.
         bears = next((at for at, fact in enumerate(self.missed) if fact.core), 0)
         costs[bears] = round(costs[bears] + self.max_points - self.points - sum(costs), 2)
-        verbs = ["costs ", *[""] * (len(costs) - 1)]
-        each = [f"“{f.name}” {verb}{cost:g}" for f, verb, cost in zip(self.missed, verbs, costs, strict=True)]
+        each = [f"“{fact.name}” costs {cost:g}" for fact, cost in zip(self.missed, costs, strict=True)]
         points = "point" if self.max_points == 1 else "points"
         return f"{join_words(each)} of {self.max_points:g} {points}: {self.points:g} left."
 

@@ -49,8 +49,8 @@ def returned_by(function: Callable[..., Any]) -> Iterator[None]:
 class Wrapped:
     """A learner's function, wrapped for export: see ``course.program.export``.
 
-    ``inputs`` holds trees of shapes; ``out_specs`` may be a callable that is called after tracing. ``squeezed`` is an
-    axis whose dim, of size 1 on each device, the function does not see.
+    ``inputs`` holds trees of shapes; ``out_specs`` may be a callable that is called after tracing. ``squeezed`` names
+    axes whose dims, of size 1 on each device, the function does not see.
     """
 
     function: Callable[..., dict[str, Any]]
@@ -59,7 +59,7 @@ class Wrapped:
     out_specs: dict[str, Any] | Callable[[], dict[str, Any]]
     roles: dict[str, str] = field(default_factory=dict)
     donate: tuple[str, ...] = ()
-    squeezed: str = ""
+    squeezed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def on_mesh(
     results: dict[str, Any],
     roles: dict[str, str] | None = None,
     donate: tuple[str, ...] = (),
-    squeezed: str = "",
+    squeezed: tuple[str, ...] = (),
 ) -> Wrapped:
     """Wrap a per-device function for the case's mesh as one function of whole arrays.
 
@@ -119,7 +119,7 @@ def on_mesh(
         results: Specs of the outputs of ``local``.
         roles: ``state``, ``batch`` (the default) or ``key``, by input.
         donate: Inputs whose buffers the step may reuse.
-        squeezed: The axis whose dim ``local`` removes before it calls the function.
+        squeezed: Axes whose dims ``local`` removes before it calls the function.
     """
     shapes = {name: tree for name, (tree, _) in inputs.items()}
     specs = {name: tree for name, (_, tree) in inputs.items()}

@@ -126,7 +126,7 @@ def wrap_sync(function: Any, case: Case[Leaves]) -> Wrapped:
         output_checks.same_shapes("sync_gradients", synced, own, case)
         return {"values": jax.tree.map(lambda leaf: _each_device(leaf, case), synced)}
 
-    return on_mesh(local, case, {"gradients": (stacked, places)}, {"values": places})
+    return on_mesh(local, case, {"gradients": (stacked, places)}, {"values": places}, squeezed=tuple(case.mesh))
 
 
 def wrap_step(function: Any, case: Case[StepSizes]) -> Wrapped:

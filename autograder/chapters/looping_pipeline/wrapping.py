@@ -129,7 +129,7 @@ def wrap_execute(function: Any, case: Case[Looped]) -> Wrapped:
         "upstream": (activations, rows),
         "key": (KEY, P()),
     }
-    return on_mesh(local, case, inputs, results, {"layers": "state"}, squeezed=pipe)
+    return on_mesh(local, case, inputs, results, {"layers": "state"}, squeezed=(pipe,))
 
 
 def _stage(layers: Any, key: jax.Array, case: Case[Looped]) -> Any:
@@ -203,7 +203,7 @@ def wrap_step(function: Any, case: Case[Looped]) -> Wrapped:
         "learning_rate": (LEARNING_RATE, P()),
     }
     results = {"values": {"loss": each, "params": param_specs}, "gradients": param_specs}
-    return on_mesh(local, case, inputs, results, _STATE, squeezed=pipe)
+    return on_mesh(local, case, inputs, results, _STATE, squeezed=(pipe,))
 
 
 _LAYERS = "(stage, num_stages, num_repeats, num_layers)"

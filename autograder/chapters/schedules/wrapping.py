@@ -226,7 +226,7 @@ def wrap_execute(function: Any, case: Case[Executed]) -> Wrapped:
         "microbatches": (rows, P(None, data)),
         "targets": (rows, P(None, data)),
     }
-    return on_mesh(local, case, inputs, results, {"weights": "state"}, squeezed=pipe)
+    return on_mesh(local, case, inputs, results, {"weights": "state"}, squeezed=(pipe,))
 
 
 def wrap_versions(function: Any, case: Case[Executed]) -> Wrapped:
@@ -260,7 +260,7 @@ def wrap_versions(function: Any, case: Case[Executed]) -> Wrapped:
         "targets": (rows, P(None, None, data)),
         "learning_rate": (LEARNING_RATE, P()),
     }
-    return on_mesh(local, case, inputs, results, {"versions": "state"}, squeezed=pipe)
+    return on_mesh(local, case, inputs, results, {"versions": "state"}, squeezed=(pipe,))
 
 
 _order = partial(wrap_questions, expected="a line for each stage", most=MOST)

@@ -56,7 +56,7 @@ def drops(e: Evidence) -> bool:
     return bool(getattr(e.case.sizes, "dropout", 0)) and any(leaf.name.split("/")[0] == "key" for leaf in e.inputs)
 
 
-def without(every: Sequence[Evidence], tolerance: float) -> bool:
+def fails_without(every: Sequence[Evidence], tolerance: float) -> bool:
     """Return True if anything is wrong in a case without dropout, which no mask explains."""
     return any(not is_right(e, leaf, tolerance) for e in every if not drops(e) for leaf in e.expected)
 
@@ -74,7 +74,7 @@ def as_dropped(e: Evidence, expected: np.ndarray, right: np.ndarray, near: float
     return Sentence()
 
 
-def masked(right: np.ndarray) -> Sentence:
+def mixed(right: np.ndarray) -> Sentence:
     """Report right and wrong elements mixed along every dim with errors, as two dropout masks agree by chance."""
     wrong = (np.any(~right, axis=tuple(d for d in range(right.ndim) if d != dim)) for dim in range(right.ndim))
     right = right[np.ix_(*map(np.flatnonzero, wrong))]

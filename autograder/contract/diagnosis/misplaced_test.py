@@ -170,6 +170,21 @@ def test_an_index_leaves_out_the_dim_of_one_that_the_function_does_not_see():
         Memory(0, 0, 0, 0, ()),
         drawn={"weights": expected[0]},
     )
-    for squeezed, at in (("", [2, 0, 4]), ("pipe", [2, 4])):
+    for squeezed, at in (((), [2, 0, 4]), (("pipe",), [2, 4])):
         message = arrays_match("gradients", [replace(e, squeezed=squeezed)], "gradients").message
         assert f"at {at} (on the device at data 1 and pipe 0)" in message
+
+
+def test_an_index_of_a_moment_has_the_dims_of_its_parameter():
+    expected = np.random.default_rng(1).standard_normal((4, 5)).astype(np.float32)
+    moment = Leaf("values/m/weights", (4, 5), "float32", (("data",), ()), "result")
+    e = Evidence(
+        Case("some", {"data": 4}, Sizes()),
+        (Leaf("params/weights", (4, 5), "float32", ((), ()), "state"),),
+        (moment,),
+        {moment.name: changed(expected, ((2, 3), 9.0))},
+        {moment.name: expected},
+        Costs(0, 0, 0, (), {}),
+        Memory(0, 0, 0, 0, ()),
+    )
+    assert "at [0, 3] (on the device at data 2)" in arrays_match("values", [e], "values").message

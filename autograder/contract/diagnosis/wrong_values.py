@@ -14,7 +14,8 @@ from autograder.contract.case import Case
 from autograder.contract.comparing import difference, is_under
 from autograder.contract.diagnosis import dropout
 from autograder.contract.diagnosis.factors import FEW, ROUNDED, distinct, factor, ratios
-from autograder.contract.diagnosis.misplaced import layout, where
+from autograder.contract.diagnosis.layout import layout
+from autograder.contract.diagnosis.misplaced import where
 from autograder.contract.sentence import About, Sentence
 from autograder.contract.task import Evidence
 from autograder.contract.text import join_words, short
@@ -54,7 +55,7 @@ def explain_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evi
         or _rounded((measured - expected) / scale, expected)
         or _never_used(e, leaf)
         or (dropout.as_dropped(e, expected, right, tolerance * scale) if dropout.drops(e) else "")
-        or (dropout.masked(right) if dropout.drops(e) and not dropout.without(every, tolerance) else "")
+        or (dropout.mixed(right) if dropout.drops(e) and not dropout.fails_without(every, tolerance) else "")
         or ("" if whereabouts or not np.any(expected[right]) else _at_one_place(e, leaf, right))
     )
     return (cause if isinstance(cause, Sentence) else Sentence(cause)).then(whereabouts)

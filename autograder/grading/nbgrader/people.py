@@ -14,7 +14,8 @@ from typing import Any
 from autograder.grading.nbgrader import register
 from autograder.grading.nbgrader.bridge import configuration
 from autograder.grading.nbgrader.course import CourseError, open_gradebook, students
-from autograder.grading.nbgrader.new_course import due_dates, init_course, state
+from autograder.grading.nbgrader.due_dates import due_dates
+from autograder.grading.nbgrader.new_course import init_course, state
 from autograder.grading.nbgrader.register import DUE, ENROLLED, EXTENSION, READER, REQUEST, SETTING, Change
 from autograder.render import few
 

@@ -9,8 +9,8 @@ from autograder.grading.nbgrader import batch, people, register
 from autograder.grading.nbgrader.batch_test import fake, grade
 from autograder.grading.nbgrader.conftest import MARCH, POINTS, change, exported, hand_in, states
 from autograder.grading.nbgrader.course import open_gradebook
+from autograder.grading.nbgrader.due_dates import due_dates
 from autograder.grading.nbgrader.export import canvas_csv
-from autograder.grading.nbgrader.new_course import due_dates
 from autograder.grading.nbgrader.rosters import read_students
 from autograder.grading.nbgrader.settings import CourseError
 

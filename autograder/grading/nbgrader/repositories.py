@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from autograder.grading.inside.intake import MAX_BYTES
 from autograder.grading.nbgrader import uploads
 from autograder.grading.nbgrader.course import HIDDEN, CourseError
+from autograder.grading.nbgrader.due_dates import due_dates
 from autograder.grading.nbgrader.names import same_name
-from autograder.grading.nbgrader.new_course import due_dates
 from autograder.grading.nbgrader.uploads import Collected, Upload
 
 COMMIT, FETCH = "commit", "fetch"

@@ -20,10 +20,11 @@ from traitlets.config import Config
 from autograder.grading.nbgrader import booking, bridge
 from autograder.grading.nbgrader.conftest import WHERE, cell, file_and_book, hand_in, report
 from autograder.grading.nbgrader.course import open_gradebook, open_ledger, secret
+from autograder.grading.nbgrader.due_dates import due_dates, parse_due
 from autograder.grading.nbgrader.export import canvas_csv, counts, grades_csv, overview, penalties
 from autograder.grading.nbgrader.feedback import write_feedback
 from autograder.grading.nbgrader.late_penalty import LatePenalty, renew_penalties
-from autograder.grading.nbgrader.new_course import due_dates, init_course, parse_due
+from autograder.grading.nbgrader.new_course import init_course
 from autograder.grading.nbgrader.rosters import read_students
 from autograder.grading.nbgrader.settings import CourseError
 

@@ -18,7 +18,7 @@ import numpy as np
 from autograder.contract.task import Case, ChoiceError, Evidence, Task, TaskEvidence, Variant, load, named, references
 from autograder.contract.text import append_sentence
 from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, STUDENT_ERROR, Fact, Kind, Result, conclude
-from autograder.contract.wrapping import never_called
+from autograder.contract.wrapping import Wrapped, never_called
 from autograder.grading.inside import wire
 from autograder.grading.inside.tracing import Problem, refused
 from autograder.grading.outside.jax_settings import pinned
@@ -220,12 +220,11 @@ def stopped(task: Task, problem: Problem) -> Result:
     )
 
 
-def _load(plan: GradingPlan, case: Case, programs: dict[str, bytes]) -> Program:
+def _load(wrapped: Wrapped, case: Case, programs: dict[str, bytes]) -> Program:
     """Load the case's Program, whose signature must match the contract's exactly."""
     if case.name not in programs:
         raise ProgramError(f"there is no Program for {case.name}")
     program = Program.load(programs[case.name])
-    wrapped = plan.task.wrap(never_called, case)
     expected = signature_of(wrapped.inputs, wrapped.in_specs, wrapped.roles)
     if program.mesh != case.mesh or list(program.mesh) != list(case.mesh):
         raise ProgramError(f"the Program for {case.name} is for mesh {program.mesh}, expected {case.mesh}")
@@ -243,7 +242,8 @@ def _load(plan: GradingPlan, case: Case, programs: dict[str, bytes]) -> Program:
 
 
 def _run(plan: GradingPlan, case: Case, programs: dict[str, bytes], line: str, execute: Execute) -> Evidence:
-    program = _load(plan, case, programs)
+    wrapped = plan.task.wrap(never_called, case)
+    program = _load(wrapped, case, programs)
     drawn = _drawn(plan, case)
     description, blobs = wire.pack(drawn.inputs)
     options = {"data_branches": plan.task.data_branches, "form": plan.official and case is plan.cases[0]}
@@ -256,8 +256,7 @@ def _run(plan: GradingPlan, case: Case, programs: dict[str, bytes], line: str, e
         missing, extra = sorted(set(expected_values) - set(measured)), sorted(set(measured) - set(expected_values))
         raise ProgramError(f"the Program's results are not the contract's: missing {missing}, unknown {extra}")
     leaves, form = (program.inputs, program.outputs), str(answer.get("form", ""))[:32]
-    squeezed = plan.task.wrap(never_called, case).squeezed
-    details = {"secret": plan.official, "form": form, "drawn": drawn.inputs, "squeezed": squeezed}
+    details = {"secret": plan.official, "form": form, "drawn": drawn.inputs, "squeezed": wrapped.squeezed}
     return Evidence(case, *leaves, measured, expected_values, *analysis, line, **details)
 
 
@@ -269,7 +268,7 @@ def _analyse(
     A Program's best order counts, for all facts together: issuing a collective early also takes up memory early.
     """
     assert plan.at_scale and plan.task.at_scale
-    program = _load(plan, plan.at_scale, programs)
+    program = _load(plan.task.wrap(never_called, plan.at_scale), plan.at_scale, programs)
     smaller = programs[plan.task.at_scale[1]]
     outputs_at_scale, small_outputs = (
         [(x.name, x.dtype, x.spec) for x in p.outputs] for p in (program, Program.load(smaller))
