@@ -47,7 +47,7 @@ def audit(program: Program, *, lenient: bool = False) -> Audited:
     return _audited(program, lenient)
 
 
-@lru_cache(maxsize=2)  # the analyses and the compiler read one Program after the other
+@lru_cache(maxsize=8)  # the analyses and the compiler read a Program one after the other, and a check has several
 def _audited(program: Program, lenient: bool) -> Audited:
     program.check_form()
     if program.platform not in PLATFORMS:

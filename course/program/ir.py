@@ -41,6 +41,10 @@ class Value:
     dtype: str
     bits: int
 
+    def copy(self) -> Value:
+        """Another value of the same shape and dtype."""
+        return Value(self.shape, self.dtype, self.bits)
+
     @property
     def elements(self) -> int:
         return math.prod(self.shape)

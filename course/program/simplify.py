@@ -44,7 +44,7 @@ def _slice_added(op: Op, makers: dict[Value, Op]) -> list[Op] | None:
         if update is None or update.kind != "dynamic_update_slice" or not _is_zero(update.operands[0], makers):
             continue
         part, starts = update.operands[1], update.operands[2:]
-        old, new = (Value(part.shape, part.dtype, part.bits) for _ in range(2))
+        old, new = part.copy(), part.copy()
         return [
             Op("dynamic_slice", [whole, *starts], [old], {"slice_sizes": part.shape}, [], op.line),
             Op("add", [old, part], [new], {}, [], op.line),
@@ -99,9 +99,9 @@ def _unrolled(loop: Op, trips: int, same: dict[Value, Value]) -> list[Op]:
     for _ in range(trips):
         own = dict(zip(body.arguments, carried, strict=True))
         for op in body.ops:
-            results = [Value(result.shape, result.dtype, result.bits) for result in op.results]
+            results = [result.copy() for result in op.results]
             operands = [own.get(operand, operand) for operand in op.operands]
-            ops.append(replace(op, operands=operands, results=results))
+            ops.append(Op(op.kind, operands, results, op.attributes, op.regions, op.line, op.function))
             own.update(zip(op.results, results, strict=True))
         carried = [own.get(value, value) for value in body.returns]
     same.update(zip(loop.results, carried, strict=True))

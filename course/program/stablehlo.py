@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,7 @@ from course.program.rules import MAX_DEPTH, MAX_OPS, called, function_name, sour
 from course.program.simplify import add_in_place, unroll_rounds, without_single_trips
 
 _ZERO = re.compile(r"dense<(false|0|0\.0+e[+-]00)>")
+_RETURNS = {"stablehlo.return", "sdy.return", "func.return"}
 _ANNOTATIONS = {"sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier"}
 _AXES = r'(?:"[\w.\-]+"(?:, "[\w.\-]+")*)?'
 _SHARDING = re.compile(rf"<@[\w.]+, \[((?:\{{{_AXES}\}}(?:, \{{{_AXES}\}})*)?)\]>")
@@ -89,6 +92,25 @@ def is_one_shard_map(program: Program) -> bool:
     return True
 
 
+@dataclass(slots=True)
+class _Text:
+    """What MLIR says of an operation; operands and results by hash.
+
+    ``inlined`` is the block that replaces a call or, if it ``captures`` values, a ``shard_map`` on one device.
+    """
+
+    op: Any
+    kind: str
+    operands: list[int]
+    results: dict[int, Value] = field(default_factory=dict)
+    line: str = ""
+    function: str = ""
+    attributes: dict[str, Any] = field(default_factory=dict)
+    regions: list[Any] = field(default_factory=list)
+    inlined: Any = None
+    captures: bool = False
+
+
 class _Reader:
     """Copies MLIR into our own classes, inlining ``func.call``."""
 
@@ -98,6 +120,8 @@ class _Reader:
         self.functions = {op.attributes["sym_name"].value: op for op in tops if op.name == "func.func"}
         self.meshes = {op.attributes["sym_name"].value: op for op in tops if op.name == "sdy.mesh"}
         self.outer = self.functions["main"].regions[0].blocks[0]
+        self.texts: dict[int, list[_Text]] = {}  # by the hash of a block
+        self.types: dict[Any, Value] = {}
         self.count = 0
         self.controls = 0
         self.line = self.function = ""  # of the call being inlined: for a library's ops, which have no location
@@ -210,63 +234,88 @@ class _Reader:
     def _block(self, block: Any, known: dict[int, Value], depth: int) -> Block:
         if depth > MAX_DEPTH:
             raise ProgramError(f"the program nests more than {MAX_DEPTH} deep")
-        result = Block([_value(argument.type) for argument in block.arguments])
+        result = Block([self._type(argument.type).copy() for argument in block.arguments])
         known.update({hash(a): v for a, v in zip(block.arguments, result.arguments, strict=True)})
-        for op in block.operations:
-            self._op(op.operation, result, known, depth)
+        for text in self._texts(block):
+            self._op(text, result, known, depth)
         return result
 
-    def _op(self, op: Any, block: Block, known: dict[int, Value], depth: int) -> None:
+    def _texts(self, block: Any) -> Iterator[_Text]:
+        """The block's operations; those of a function that is called often are read from MLIR once."""
+        if (texts := self.texts.get(hash(block))) is None:
+            texts = []
+            for op in block.operations:
+                texts.append(self._text(op.operation))
+                yield texts[-1]
+            self.texts[hash(block)] = texts
+        else:
+            yield from texts
+
+    def _text(self, op: Any) -> _Text:
+        """Read one operation from MLIR."""
+        operands = [hash(operand) for operand in op.operands]
+        if op.name in _RETURNS:
+            return _Text(op, "return", operands)
+        results = {hash(result): self._type(result.type) for result in op.results}
+        line = source_line(op)
+        text = _Text(op, "", operands, results, line, function_name(op) if line else "")
+        if callee := called(op):
+            text.inlined = self.functions[callee].regions[0].blocks[0]
+        elif self.lenient and op.name == "sdy.manual_computation":  # on one device
+            text.inlined, text.captures = op.regions[0].blocks[0], True
+        elif self.lenient and op.name in _ANNOTATIONS:
+            text.kind = "annotation"
+        else:
+            text.kind = _kind(op, line or self.line, self.lenient)
+            if text.kind in COLLECTIVES:
+                _check_groups(op, text.kind, line or self.line)
+            text.attributes = _attributes(op, self.meshes if self.lenient else {})
+            text.regions = [region.blocks[0] for region in op.regions]
+        return text
+
+    def _type(self, kind: Any) -> Value:
+        """A value of an MLIR type, of which others are copies."""
+        if kind not in self.types:
+            self.types[kind] = _value(kind)
+        return self.types[kind]
+
+    def _op(self, text: _Text, block: Block, known: dict[int, Value], depth: int) -> None:
         self.count += 1
         if self.count > MAX_OPS:
             raise ProgramError(f"the program has more than {MAX_OPS:,} operations; use lax.scan instead of unrolling")
-        operands = [known[hash(operand)] for operand in op.operands]
-        if op.name in ("stablehlo.return", "sdy.return", "func.return"):
+        operands = [known[operand] for operand in text.operands]
+        if text.kind == "return":
             block.returns = operands
-            return
-        values = self._replaced(op, operands, block, known, depth)
-        if values is not None:
-            known.update({hash(r): v for r, v in zip(op.results, values, strict=True)})
-            return
-        results = [_value(result.type) for result in op.results]
-        known.update({hash(r): v for r, v in zip(op.results, results, strict=True)})
-        line = source_line(op)
-        function = function_name(op) if line else self.function
-        line = line or self.line
-        kind = _kind(op, line, self.lenient)
-        if kind in COLLECTIVES:
-            _check_groups(op, kind, line)
-        attributes = _attributes(op, self.meshes if self.lenient else {})
-        if op.name in MATMULS:
-            operands, attributes = as_product(op.name, operands, results[0], attributes)
-        if kind in ("while", "case"):
-            attributes["number"] = self.controls  # in program order, calls inlined, as ``witness`` counts them
-            self.controls += 1
-        regions = [self._block(region.blocks[0], known, depth + 1) for region in op.regions]
-        block.ops.append(Op(kind, operands, results, attributes, regions, line, function))
-
-    def _replaced(
-        self, op: Any, operands: list[Value], block: Block, known: dict[int, Value], depth: int
-    ) -> list[Value] | None:
-        """The results of an op that is replaced by others, such as a call or a sharding annotation; else None."""
-        if callee := called(op):
-            return self._inline(self.functions[callee].regions[0].blocks[0], operands, block, {}, depth, op)
-        if self.lenient and op.name == "sdy.manual_computation":  # on one device
-            return self._inline(op.regions[0].blocks[0], operands, block, known, depth, op)
-        return operands if self.lenient and op.name in _ANNOTATIONS else None
+        elif text.kind == "annotation":
+            known.update(zip(text.results, operands, strict=True))
+        elif text.inlined is not None:
+            values = self._inline(text, operands, block, known if text.captures else {}, depth)
+            known.update(zip(text.results, values, strict=True))
+        else:
+            results = [value.copy() for value in text.results.values()]
+            known.update(zip(text.results, results, strict=True))
+            attributes = dict(text.attributes)
+            if text.op.name in MATMULS:
+                operands, attributes = as_product(text.op.name, operands, results[0], attributes)
+            if text.kind in ("while", "case"):
+                attributes["number"] = self.controls  # in program order, calls inlined, as ``witness`` counts them
+                self.controls += 1
+            regions = [self._block(region, known, depth + 1) for region in text.regions]
+            line, function = (text.line, text.function) if text.line else (self.line, self.function)
+            block.ops.append(Op(text.kind, operands, results, attributes, regions, line, function))
 
     def _inline(
-        self, body: Any, operands: list[Value], block: Block, known: dict[int, Value], depth: int, call: Any
+        self, text: _Text, operands: list[Value], block: Block, known: dict[int, Value], depth: int
     ) -> list[Value]:
         if depth > MAX_DEPTH:
             raise ProgramError(f"calls nest more than {MAX_DEPTH} deep")
-        known.update({hash(a): v for a, v in zip(body.arguments, operands, strict=True)})
+        known.update({hash(a): v for a, v in zip(text.inlined.arguments, operands, strict=True)})
         inner = Block([])
         outer = self.line, self.function
-        if line := source_line(call):
-            self.line, self.function = line, function_name(call)
-        for op in body.operations:
-            self._op(op.operation, inner, known, depth + 1)
+        if text.line:
+            self.line, self.function = text.line, text.function
+        for inlined in self._texts(text.inlined):
+            self._op(inlined, inner, known, depth + 1)
         self.line, self.function = outer
         block.ops += inner.ops
         return inner.returns
