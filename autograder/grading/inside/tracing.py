@@ -135,15 +135,16 @@ def trace_cases(
     except (Exception, SystemExit) as error:
         result = describe_error(error, locate, list(case.mesh) if case else [])
         called = _called(task, function, result)
-        if isinstance(error, NotImplementedError) and not str(error):  # JAX names what it has not implemented
-            subject = f"{called}, which {task.name} calls, is" if called else f"{task.name} is"
-            message = f"{subject} not written yet: it raises NotImplementedError"
-            line = result.line or line
-            unwritten = not called and line.partition(":")[0] in ("", task.name)
-            return Problem("student_error", message, line, unwritten=unwritten)
-        before = f"in {called}, which {task.name} calls{_call(error, task, locate)}: " if called else ""
         runs = next((other.place for other in cases if other.name in programs), "")
         where = f" ({case.place}; {runs} it runs)" if case and runs else ""
+        if isinstance(error, NotImplementedError) and not str(error):  # JAX names what it has not implemented
+            subject = f"{called}, which {task.name} calls, is" if called else f"{task.name} is"
+            is_stub = _is_stub(inspect.unwrap(function).__globals__[called] if called else function)
+            state = "not written yet" if is_stub else "not complete"
+            message = f"{subject} {state}: it raises NotImplementedError{where}"
+            unwritten = is_stub and not called
+            return Problem("student_error", message, result.line or line, unwritten=unwritten)
+        before = f"in {called}, which {task.name} calls{_call(error, task, locate)}: " if called else ""
         secret = case is None or case.name == UNSEEN
         calls = [note for note in getattr(error, "__notes__", ()) if isinstance(note, Call) and not secret]
         where += f" (in the call {textwrap.shorten(calls[0], _LONGEST_CALL, placeholder=' …')})" if calls else ""
@@ -165,11 +166,7 @@ def _call(error: BaseException, task: Traceable, locate: Locate) -> str:
 
 def _return_line(function: Callable[..., Any], line: str) -> str:
     """The line of a function's only ``return``; empty if it has none or several."""
-    try:
-        body = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body[0]
-    except (OSError, TypeError, SyntaxError, ValueError, IndexError):
-        return ""
-    waiting, lines = list(ast.iter_child_nodes(body)), []
+    waiting, lines = _statements(function), []
     while waiting:
         node = waiting.pop()
         lines += [node.lineno] if isinstance(node, ast.Return) else []
@@ -177,6 +174,20 @@ def _return_line(function: Callable[..., Any], line: str) -> str:
             waiting += ast.iter_child_nodes(node)
     label, _, first = line.rpartition(":")
     return f"{label}:{int(first) + lines[0] - 1}" if label and len(lines) == 1 else ""
+
+
+def _is_stub(function: Callable[..., Any]) -> bool:
+    """Return True if a function that raised ``NotImplementedError`` does nothing else, or has no source to read."""
+    return all(isinstance(node, ast.Raise | ast.Expr) for node in _statements(function))
+
+
+def _statements(function: Callable[..., Any]) -> list[ast.AST]:
+    """The statements of a function's body; none if its source cannot be read."""
+    try:
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body
+        return [*getattr(definition, "body", [])]
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return []
 
 
 def refused(error: ProgramError) -> Problem:

@@ -32,7 +32,13 @@ MISTAKES = {
     "init_dense": {
         "same key on every device": Mistake(
             r"same|key|differ", {"fold_key_over_axes(key, (axis_name,)) if split else key": "key"}
-        )
+        ),
+        "one branch is not written yet": Mistake(
+            r"init_dense is not complete: it raises NotImplementedError",
+            {"    shape = d_in // (n": '    if split == "rows":\n        raise NotImplementedError\n    shape = d_in // (n'},
+            line="raise NotImplementedError",
+            never="not started",
+        ),
     },
     "tp_mlp": {
         "another order of the arguments": Mistake(
