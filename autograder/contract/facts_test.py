@@ -265,6 +265,15 @@ def test_a_partial_answer_says_what_each_missed_fact_costs_and_that_adds_up():
     assert conclude("f", 2, [facts[0]]).reason == ""
 
 
+def test_a_message_of_several_facts_is_given_once_and_by_one_that_costs_points():
+    def messages(*weights):
+        facts = [Fact(f"of {w}", Kind.MEMORY, False, weight=w, message="it changes with its sizes") for w in weights]
+        return [fact.message for fact in conclude("f", 2, facts).facts]
+
+    assert messages(2, 1) == ["it changes with its sizes", "the same as for “of 2”"]
+    assert messages(0, 1) == ["the same as for “of 1”", "it changes with its sizes"]
+
+
 @pytest.mark.parametrize(
     ("name", "place"),
     [

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -383,4 +383,17 @@ def conclude(name: str, max_points: float, facts: list[Fact]) -> Result:
         share = min(share, SHARE_WITHOUT_A_CORE_FACT)
     points = round(max_points * share, 2)
     verdict = PASS if counted and len(passed) == len(counted) else PARTIAL if passed else FAIL
-    return Result(name, points, max_points, verdict, tuple(facts))
+    return Result(name, points, max_points, verdict, each_message_once(facts))
+
+
+def each_message_once(facts: Sequence[Fact]) -> tuple[Fact, ...]:
+    """The facts, where a message that several have is that of the first; the others name it. Advice comes last."""
+    first: dict[str, str] = {}
+    for fact in sorted(facts, key=lambda fact: not fact.weight):
+        first.setdefault(fact.message, fact.name)
+
+    def once(fact: Fact) -> Fact:
+        other = first[fact.message] if fact.message else fact.name
+        return fact if other == fact.name else replace(fact, message=f"the same as for “{other}”")
+
+    return tuple(map(once, facts))

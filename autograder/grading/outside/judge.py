@@ -17,7 +17,17 @@ import numpy as np
 
 from autograder.contract.task import Case, ChoiceError, Evidence, Task, TaskEvidence, Variant, load, named, references
 from autograder.contract.text import append_sentence
-from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, STUDENT_ERROR, Fact, Kind, Result, conclude
+from autograder.contract.verdict import (
+    FAIL,
+    LIMIT_EXCEEDED,
+    NEEDS_HUMAN,
+    STUDENT_ERROR,
+    Fact,
+    Kind,
+    Result,
+    conclude,
+    each_message_once,
+)
 from autograder.contract.wrapping import Wrapped, never_called
 from autograder.grading.inside import wire
 from autograder.grading.inside.tracing import Problem, refused
@@ -156,8 +166,8 @@ def _at_scale_refused(problem: Problem, plan: GradingPlan, small: Result) -> Res
     if small.points:
         return stopped(plan.task, problem)
     message = f"the Program of the realistic size is refused: {problem.message}"
-    facts = (replace(f, message=message, line=problem.line) if f.passed is None else f for f in small.facts)
-    return replace(small, facts=tuple(facts))
+    facts = [replace(f, message=message, line=problem.line) if f.passed is None else f for f in small.facts]
+    return replace(small, facts=each_message_once(facts))
 
 
 def _concluded(

@@ -35,7 +35,9 @@ MISTAKES = {
         ),
         "one branch is not written yet": Mistake(
             r"init_dense is not complete: it raises NotImplementedError",
-            {"    shape = d_in // (n": '    if split == "rows":\n        raise NotImplementedError\n    shape = d_in // (n'},
+            {
+                "    shape = d_in // (n": '    if split == "rows":\n        raise NotImplementedError\n    shape = d_in // (n'
+            },
             line="raise NotImplementedError",
             never="not started",
         ),
