@@ -303,12 +303,13 @@ if __name__ == "__main__":
 #   communication hides behind the computations of that same iteration only.
 # - Adding the earlier microbatches' gradients is a computation like any other. So is dividing the result of a
 #   reduction. That division has to wait for the reduction, and outside a loop it delays whatever your program computes
-#   next. Dividing the result of a `lax.scan` costs nothing extra.
+#   next. Dividing the result of a `lax.scan` delays no transfer, and costs one
+#   more pass over the gradients.
 #
 # | budget | |
 # |---|---|
 # | exposed communication on 8 A5000s | at most 0.35 times that of synchronising once after the whole backward pass |
-# | predicted time | at most that version's minus 0.16 times its exposed time: extra work while waiting gains nothing |
+# | predicted time | at most that version's minus 0.1625 times its exposed time; work that fills the wait gains nothing |
 # | bytes sent per device | 2(n-1)/n of the parameters' bytes, and of 4 bytes for the unmasked count |
 # | any other collective | none |
 #

@@ -68,7 +68,7 @@ if __name__ == "__main__":
 # %% [markdown]
 # Write `route`. Everything is exact: the experts, the places, and which choices are dropped.
 #
-# - Ties go to the lower index, as in `lax.top_k`. Choices are in order of their scores.
+# - Ties go to the lower index, as in `lax.top_k`. Choices are in order of their scores, largest first.
 # - The place of a choice is the number of earlier tokens that chose the same expert; if that is `capacity` or more, the
 #   place is `capacity`, and the choice is dropped. A dropped choice keeps its gate.
 # - Gates are *not* divided by the sum of those chosen. With `k = 1` that quotient is the constant 1, and the router
@@ -125,7 +125,7 @@ if __name__ == "__main__":
     print("all tokens together:                ", 2 * jnp.sum(load.mean(0) * gate.mean(0)))
 
 # %% [markdown]
-# The first number penalises the router although both experts are equally busy. In this course, a device's loss is its
+# The first number penalises the router although both experts are equally busy. In this chapter, a device's loss is its
 # own contribution to a *mean over devices*, and the step averages gradients. So return losses for which that is true:
 # **the mean over devices of what you return is the loss over all tokens**, and the mean over devices of its gradients
 # is that loss's gradient. Of `load` and `gate`, which must be over all tokens, and for which is a device's own mean
@@ -323,10 +323,10 @@ def moe_layer(params: PyTree, x: jax.Array, k: int, capacity: int, axis_name: st
 # %% [markdown]
 # ## Tokens on their way: `overlapped_moe`
 #
-# Experts wait for the first all-to-all, and the result waits for the second. The shared expert needs neither, so both
-# the compiler and the timeline move it to where the device would wait, but it is not enough to fill both waits. What
-# else is there to compute? The tokens in other places: if places are cut into chunks, the experts compute one chunk
-# while another travels.
+# Experts wait for the first all-to-all, and the result waits for the second. The shared expert needs neither, so it
+# can be computed during either wait: the compiler moves it there, and the timeline computes it where you call it. But
+# it is not enough to fill both waits. What else is there to compute? The tokens in other places: if places are cut into
+# chunks, the experts compute one chunk while another travels.
 
 # %%
 if __name__ == "__main__":

@@ -247,7 +247,7 @@ def execute_looping_pipeline(
 # The backward pass of a looping pipeline goes through the repeats one after the other, the last one first. When a
 # repeat's last backward tick is over on all stages, its gradients are complete, and could be averaged while *earlier*
 # repeats are still running backward. Only those of repeat 0 have nothing left to hide behind. How long does each part
-# take? For a group of one layer of width 2,048 and hidden size 8,192 on 8 A5000s, 4 groups of 2 stages, with 4
+# take? For a group of one layer of width 2,048 and hidden size 8,192 on 8 A5000s, 4 pipelines of 2 stages, with 4
 # microbatches of 512 rows:
 
 # %%

@@ -291,9 +291,10 @@ if __name__ == "__main__":
 # - **`varying`** keeps each device's own gradient and sends nothing.
 # - **`varying_then_mean`** is right, with one all-reduce.
 #
-# The rule of this course: **parameters are made varying before the loss, the loss is the mean over the device's own
-# rows, and gradients are averaged once, where you decide.** In a loop over microbatches this is the difference between
-# one all-reduce per step and one per microbatch, since JAX inserts its own where the parameter meets the data:
+# The rule of this course for data parallelism: **parameters are made varying before the loss, the loss is the mean over
+# the device's own rows, and gradients are averaged once, where you decide.** In a loop over microbatches this is the
+# difference between one all-reduce per step and one per microbatch, since JAX inserts its own where the parameter meets
+# the data:
 
 
 # %%

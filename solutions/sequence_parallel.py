@@ -20,7 +20,7 @@
 # | `enter_tensor_region` | gathers a split sequence into a whole one, with the right derivative |
 # | `leave_tensor_region` | the reverse: the other half of the pair |
 # | `sp_block` | a layer that saves no whole activations for its backward pass |
-# | `selective_recompute` | the same without the attention scores, for 2% more FLOPs |
+# | `selective_recompute` | the same without the attention scores, for about 2% more FLOPs at the graded size |
 # | `ulysses_attention` | attention over a split sequence, by all-to-alls there and back |
 
 # %%
@@ -276,7 +276,8 @@ def sp_block(params: PyTree, x: jax.Array, key: jax.Array, rate: float, attend: 
 # %% [markdown]
 # ## Only the scores: `selective_recompute`
 #
-# What share of a layer's memory and FLOPs do the scores take? For a head of 128 features and sequences of 4,096 tokens:
+# What share of a layer's memory and FLOPs do the scores take? For 16 heads of 128 features, and the ten arrays per
+# token that `sp_block` saves besides the scores:
 
 # %%
 if __name__ == "__main__":
@@ -405,8 +406,9 @@ def ulysses_attention(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int, axis
 #
 # A colleague looks at sequence parallelism and says: "Plain tensor parallelism has two all-reduces in a forward pass;
 # this has two gathers and two scatters. That is twice the communication, to save a few norms." What is true of that?
-# Say what is sent in either case, and which part of `34 + 5 a s / h` stays whole on every device without sequence
-# parallelism. For `n = 8`, what share of everything saved is that, if the scores are recomputed?
+# Say what is sent in either case, and which part of `34 + 5 a s / h` (the paper's formula for 16-bit numbers, in bytes
+# per `s b h`; see the chapter's page) stays whole on every device without sequence parallelism. For `n = 8`, what share
+# of everything saved is that, if the scores are recomputed?
 
 # %% [markdown]
 # ### BEGIN SOLUTION

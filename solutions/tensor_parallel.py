@@ -346,9 +346,10 @@ if __name__ == "__main__":
     print("gradients of each device's own loss: parts of w", of_w, "copies of c", of_c)
 
 # %% [markdown]
-# Each part of `w`, and each copy of `c`, receives gradients from the losses of all four devices. `check` compares every
-# leaf with the gradient of the **mean** over all rows of all devices, as a single device would compute it. Before you
-# write the code, work out on paper what to do with each kind of leaf over each of the two axes.
+# Each part of `w` receives gradients from the losses of all four devices. A copy of `c` receives one only from its own
+# device's loss, but by way of all four parts of `w`. `check` compares every leaf with the gradient of the **mean** over
+# all rows of all devices, as a single device would compute it. Before you write the code, work out on paper what to do
+# with each kind of leaf over each of the two axes.
 # - `params` and `specs` are trees of the same structure. `tensor_axis in spec` says that a leaf is split. Leaves under
 #   `layers` are `[num_layers, ...]`, and on entry every leaf varies over both axes.
 # - One layer computes `x + tp_mlp(layer, rms_norm(layer["norm"], x))`. `model.embed(params["embed"], inputs)` and
@@ -428,10 +429,10 @@ def tp_train_step(
 # ### BEGIN SOLUTION
 # Adam divides the running mean of a leaf's gradient by the root of its running square. A factor of 4 on both cancels,
 # up to Adam's epsilon, so the updates are nearly those of the right gradient. Two things do not cancel. One is the norm
-# over all leaves: clipping by global norm starts at a different threshold, and once it clips, it makes the gradients of
-# copies too small relative to those of parts. The other is everything that uses raw gradients, such as SGD, weight
-# decay that is added to the gradient, gradient noise scales, or logged gradient norms. The error also changes with the
-# mesh: a run that is resumed on `tensor=8` is off by 8. The cheapest test takes one step of SGD from the same
+# over all leaves: clipping by global norm starts at a different threshold, and once it clips, it scales everything down
+# too far, so the gradients of copies come out too small. The other is everything that uses raw gradients, such as SGD,
+# weight decay that is added to the gradient, gradient noise scales, or logged gradient norms. The error also changes
+# with the mesh: a run that is resumed on `tensor=8` is off by 8. The cheapest test takes one step of SGD from the same
 # parameters and the same batch on one device and on a mesh whose axes have different sizes, and prints the ratio of the
 # two updates leaf by leaf. All ratios should be 1; any other ratio equals the size of an axis, and so identifies it.
 # ### END SOLUTION

@@ -242,8 +242,8 @@ if __name__ == "__main__":
 # So gather once and scatter once. On the way in, both kernels multiply the same tokens; on the way out, only the sum of
 # the two products is needed.
 #
-# - There is one dropout mask: `drop(..., rate, key)` with `fold_in(key, its index along the axis)`, not split any
-#   further.
+# - There is one dropout mask: `drop(..., rate, key)` with `fold_in(key, this device's index along the axis)`, not
+#   split any further.
 # - `up` and `down` have biases, as before.
 #
 # | budget | forward | forward and backward |
@@ -387,7 +387,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | largest temporary | 1.5 times `batch x seq x vocab/n` elements |
-# | sent, forward and backward | the activations once each way, and three numbers per token in all-reduces |
+# | sent, forward and backward | activations once each way; three numbers per token and a loss in all-reduces |
 #
 # With `T` tokens, these are `2 (n-1)/n 4 T width` and `2 (n-1)/n 4 (3 T + 1)` bytes.
 #
@@ -430,8 +430,8 @@ def vocab_parallel_loss(
 # Along `data_axis`, devices have different sequences and copies of all parameters. Along `tensor_axis`, they share one
 # model. Now every gradient must come out at the scale of a single device, and this is where published code often goes
 # wrong. Take the smallest model that has both kinds of leaf: `y = sum(a * x) + b`, with the four elements of `a` split
-# over four devices, and a copy of `b` on each, added to the device's partial sum. The loss is `y` after a `psum`, so it
-# is the same everywhere, and typed as such:
+# over four devices, and a copy of `b` on each, a quarter of which is added to the device's partial sum. The loss is `y`
+# after a `psum`, so it is the same everywhere, and typed as such:
 
 # %%
 if __name__ == "__main__":

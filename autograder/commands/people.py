@@ -163,7 +163,7 @@ def request(
     folder, name = course.resolve(), require_chapter(chapter)
     if text:
         number = ask_regrade(folder, name, student, text)
-        tell(f"{name}: {student}'s request is kept; `meshcraft requests` lists those without an answer", number)
+        tell(f"{name}: {student}'s request is kept; `meshcraft requests` lists all, unanswered ones first", number)
     else:
         tell(f"{name}: answered; `meshcraft feedback {name}` writes it", answer_regrade(folder, name, student, answer))
 

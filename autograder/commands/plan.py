@@ -47,7 +47,7 @@ def plan(
     nodes: Nodes = None,
     efficiency: option.Efficiency = None,
     course: option.CourseStep = False,
-    dtypes: option.Dtypes = "cast",
+    precision: option.Precision = "cast",
     optimizer: option.Optimizer = "adam",
     remat: option.Remats = "none,block",
     zero: option.Zeros = None,
@@ -79,7 +79,7 @@ def plan(
     overrides |= {"expert_hidden": expert_hidden, "dense_layers": dense_layers}
     sizes = _sizes(model, batch, _stated(overrides))
     tried = {"schedules": schedule, "zeros": zero, "contexts": context, "experts": expert, "remats": remat}
-    step = {"precision": dtypes, "optimizer": optimizer, "context_attention": context_attention, "margin": margin}
+    step = {"precision": precision, "optimizer": optimizer, "context_attention": context_attention, "margin": margin}
     step |= {"sequence_parallel": sequence_parallel, "kernels": kernels, "rings": rings, "pairs": pairs}
     training = _training(course, tried, step)
     plans = search(sizes, where, batch, training)

@@ -40,7 +40,7 @@ Efficiency = Annotated[
 CourseStep = Annotated[
     bool, typer.Option("--course", help="The course's own step: breadth-first, plain kernels, rings, pairs.")
 ]
-Dtypes = Annotated[str, typer.Option(help="float32, cast, mixed, mixed32 or bfloat16, as for `memory --precision`.")]
+Precision = Annotated[str, typer.Option(help="float32, cast, mixed, mixed32 or bfloat16, as for `memory --precision`.")]
 Optimizer = Annotated[str, typer.Option(help="adam, adam16, momentum or sgd.")]
 Remats = Annotated[str, typer.Option(help="Which of none, attention, half and block may be tried.")]
 Zeros = Annotated[str | None, typer.Option(help="Stages of ZeRO that may be tried: 0,1,2,3; 3 is FSDP.")]

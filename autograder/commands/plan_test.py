@@ -99,7 +99,10 @@ def test_plan_exits_1_where_nothing_fits(meshcraft):
         (["--layers", "0"], "--layers 0: it must be at least 1"),
         (["--hidden=-1"], "--hidden -1: it must be at least 0 (0 means four times the width)"),
         (["--width", "100", "--heads", "3"], "--width 100 is not divisible by --heads 3"),
-        (["--dtypes", "float8"], "no precision is called 'float8'; there are: float32, cast, mixed, mixed32, bfloat16"),
+        (
+            ["--precision", "float8"],
+            "no precision is called 'float8'; there are: float32, cast, mixed, mixed32, bfloat16",
+        ),
         (["--optimizer", "lion"], "no optimizer is called 'lion'"),
         (["--remat", "some"], "no remat is called 'some'; there are: none, attention, block"),
         (["--remat", ","], "no remat is given"),

@@ -144,8 +144,8 @@ def time_within(evidence: TaskEvidence, ratio: float, hint: str, **options: Any)
         before = before or ("besides the products, " if as_much and first.kind != "dot_general" else "")
         return (
             f"on {e.timeline.machine} a step would take {_ms(e.timeline.seconds)} ms, {times}; {before}"
-            f"{_ms(first.seconds)} ms of the critical path are spent in {plain_kind(first.kind)}, "
-            f"{count_of(first.count, 'time')}. {hint}"
+            f"{plain_kind(first.kind)} takes {_ms(first.seconds)} ms of the critical path, in "
+            f"{count_of(first.count, 'run')}. {hint}"
         ), first.line
 
     return _within("predicted time", Kind.TIME, "seconds", _seconds, look, evidence, ratio, **_MS, **options)
@@ -244,7 +244,7 @@ def time_gained(evidence: TaskEvidence, share: float, hint: str, *, weight: floa
     if took > most:
         message = (
             f"on {e.timeline.machine} a step takes {_ms(took)} ms, and the naive baseline takes {_ms(known[NAIVE])} "
-            f"ms. Hiding the communication should save at least {share:.2g} times what the baseline exposes, and "
+            f"ms. Hiding the communication should save at least {share:.4g} times what the baseline exposes, and "
             f"work that only fills the wait saves nothing. {hint}"
         )
     shown = {key: 1e3 * known[key] for key in (REFERENCE, NAIVE) if key in known}
@@ -260,7 +260,7 @@ def exposed_within(evidence: TaskEvidence, ratio: float, hint: str, **options: A
         axes = ", ".join(f"{axis} {_ms(seconds)} ms" for axis, seconds in e.timeline.exposed.items())
         sent = next((piece for piece in e.timeline.critical if piece.stream != "compute"), None)
         return (
-            f"on {e.timeline.machine} devices compute nothing for {_ms(e.timeline.exposed_seconds)} ms while a "
+            f"on {e.timeline.machine}, devices compute nothing for {_ms(e.timeline.exposed_seconds)} ms while a "
             f"transfer goes on ({axes}), {times}. {_longest_wait(e, sent)}{hint}"
         ), sent.line if sent else ""
 

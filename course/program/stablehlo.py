@@ -94,7 +94,7 @@ def is_one_shard_map(program: Program) -> bool:
 
 @dataclass(slots=True)
 class _Text:
-    """What MLIR says of an operation; operands and results by hash.
+    """An operation as MLIR describes it; operands and results are given by hash.
 
     ``inlined`` is the block that replaces a call or, if it ``captures`` values, a ``shard_map`` on one device.
     """

@@ -176,7 +176,7 @@ def forward(name: str):
 @kept("compiled")
 def with_compiler() -> Table:
     reports = compile_all([forward(ALL), forward(FOUR)], machine("8xH100"), DEFAULT_FLAGS)
-    columns = "beside products s", "replayed, ms .2f", "exposed, ms .2f"
+    columns = "overlapping a product s", "replayed, ms .2f", "exposed, ms .2f"
     return compiled("forward, compiled for 8 H100s", dict(zip((ALL, FOUR), reports, strict=True)), *columns)
 
 

@@ -222,8 +222,8 @@ def edited(name: str, *changes: dict[str, str]):
 ALL_PASSES, EVERY_PLACE = {mutants.SWITCH: mutants.CHOICE}, {mutants.PLACES: mutants.EVERY}
 WAYS = {
     "first version": edited("first_version", ALL_PASSES, EVERY_PLACE),
-    "a place for every microbatch": edited("keeps_every_place", EVERY_PLACE),
-    "all passes, one chosen": edited("chooses", ALL_PASSES),
+    "one pass, a slot for every microbatch": edited("keeps_every_place", EVERY_PLACE),
+    "all passes, slots": edited("chooses", ALL_PASSES),
     "one pass, slots": execute_schedule,
 }
 

@@ -1,14 +1,17 @@
-"""The recorded attacks on the grader and on stock nbgrader, and the recorded mutations and faults."""
+"""The recorded attacks on the grader and on stock nbgrader, the recorded mutations and faults, and sizes never run."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
 from showing import Table, example, say
 
+from autograder.contract.task import load
 from autograder.proof.attacks.declared import GROUPS
 from autograder.proof.attacks.fixtures import find_attacks
 from autograder.proof.attacks.stock import Control
+from course.curriculum import CHAPTERS
 
 PROOF = Path(__file__).parents[2] / "autograder" / "proof"
 RESULTS, FUZZ, SOAK = (PROOF / name for name in ("attacks/results.json", "attacks/fuzz.json", "soak.json"))
@@ -123,3 +126,20 @@ def faults() -> dict[str, Table]:
     say(submissions=soak["submissions"], kills=sum(soak["kills"].values()), starts=soak["runs"] + 1)
     say(soaked=f"Python {soak['python']} and jax {soak['jax']}")
     return {"killed": killed, "afterwards": afterwards}
+
+
+@example("counted by closed form")
+def analysed() -> Table:
+    """Sizes of the realistic case that no case which is run reaches, by function."""
+    table = Table(("chapter", "function"), "largest size that is run, of the realistic one s")
+    for chapter in CHAPTERS:
+        for task in load(chapter.name).tasks:
+            if task.at_scale is None:
+                continue
+            run = [asdict(case.sizes) for case in (*task.cases, *task.stretched())]
+            sizes = {name: size for name, size in asdict(task.at_scale[0].sizes).items() if type(size) is int}
+            most = {name: max(sizes_run[name] for sizes_run in run) for name in sizes}
+            below = [f"{name} {most[name]:,} of {size:,}" for name, size in sizes.items() if most[name] < size]
+            if below:
+                table.add((chapter.name, task.name), ", ".join(below))
+    return table

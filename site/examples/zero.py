@@ -188,7 +188,7 @@ def microbatches() -> dict[str, Table]:
     tables = {}
     for where in ("8xH100", "8xA5000"):
         columns = [
-            f"ZeRO-{i} {column}" for column in ("sends, GiB .1f", "holds, GiB .2f", "step, ms .0f") for i in (1, 2)
+            f"ZeRO-{i} {column}" for column in ("sends, GiB .1f", "resident, GiB .2f", "step, ms .0f") for i in (1, 2)
         ]
         tables[f"on_{where}"] = table = Table("microbatches", *columns)
         for number in (1, 2, 4, 8, 16):
@@ -206,7 +206,7 @@ def microbatches() -> dict[str, Table]:
     rows = 7 / 8 * 4 / 6 * h100.peak("f32") / bandwidth
     assert 256 < rows < 1024, "hidden with 4 microbatches, exposed with 16"
     last = tables["on_8xH100"]["16"]
-    say(rows=f"{rows:,.0f}", saved=f"{last['ZeRO-1 holds'] - last['ZeRO-2 holds']:.1f}")
+    say(rows=f"{rows:,.0f}", saved=f"{last['ZeRO-1 resident'] - last['ZeRO-2 resident']:.1f}")
     say(count=f"{COUNT / 1e9:.2f}", longer=f"{last['ZeRO-2 step'] / last['ZeRO-1 step']:.2f}")
     return tables
 

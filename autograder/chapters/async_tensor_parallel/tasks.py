@@ -127,7 +127,7 @@ def equal_ways(e: Evidence) -> Fact:
     sends, message = forth + back > 0 or parts_of(e.case) == 1, ""
     if not sends or abs(forth - back) > 1e-4 * max(forth, back):
         message = (
-            f"{e.case.place} a device sends {forth:,.0f} bytes towards higher places on the axis and "
+            f"{e.case.place} a device sends {forth:,.0f} bytes towards higher indices along the axis and "
             f"{back:,.0f} towards lower ones. Which way does each half go?"
         )
     options = {"direction": Direction.EXACTLY, "unit": Unit.BYTES, "weight": 2}

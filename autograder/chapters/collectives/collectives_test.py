@@ -72,11 +72,11 @@ def test_message_for_a_wrong_number_explains_what_it_means():
 def test_message_for_a_wrong_collective_explains_its_result():
     case, blocks = Case("", MESH, Sizes()), [(4, 4), (4, 8)]
     explanation = collective_means(case, ("psum", "tensor"), blocks, ("all_gather", "tensor"))
-    assert "the whole sum of what those 2 devices hold" in explanation
+    assert "the whole sum of what the 2 devices along that axis hold" in explanation
     assert "[4, 4] before and [4, 8] after" in explanation
     assert "differ along it alone" in collective_means(case, ("all_gather", "data"), blocks, ("all_gather", "tensor"))
     assert "name alone" in collective_means(case, ("lax.all_gather", "tensor"), blocks, ("all_gather", "tensor"))
-    assert "is not what JAX calls" in collective_means(case, ("reduce_scatter", "data"), blocks, ("psum", "data"))
+    assert "is not one of JAX's names" in collective_means(case, ("reduce_scatter", "data"), blocks, ("psum", "data"))
 
 
 NESTED = [(None,) * 7, ((),) * 7, ((0, 0),) * 7, (("a", "b"),) * 7, (-8,) * 7, ("psum",), ("psum", 3)]

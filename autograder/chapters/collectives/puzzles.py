@@ -26,12 +26,12 @@ Explain = Callable[[Case[Any], Any], str]
 AXES_OF_CASES = (("data", "tensor"), ("pipe", "data"), ("tensor", "expert"))
 # A device's resulting layout, by JAX's collective name; {n} is the axis size.
 MEANS = {
-    "all_gather": "the {n} blocks of those devices, joined",
-    "psum": "the whole sum of what those {n} devices hold, the same on each",
-    "pmean": "the whole mean of what those {n} devices hold, the same on each",
-    "psum_scatter": "one of {n} parts of the sum of what those devices hold",
-    "all_to_all": "a part of what each of those {n} devices held, including its own",
-    "ppermute": "what one other of those {n} devices held",
+    "all_gather": "the {n} blocks of the devices along that axis, joined",
+    "psum": "the whole sum of what the {n} devices along that axis hold, the same on each",
+    "pmean": "the whole mean of what the {n} devices along that axis hold, the same on each",
+    "psum_scatter": "one of {n} parts of the sum of what the devices along that axis hold",
+    "all_to_all": "a part of what each of the {n} devices along that axis held, including its own",
+    "ppermute": "what another of the {n} devices along that axis held",
 }
 
 
@@ -139,7 +139,7 @@ def collective_means(case: Case[Any], answer: Any, blocks: list[tuple[int, ...]]
     if isinstance(name, str) and name not in MEANS and name.removeprefix("jax.").removeprefix("lax.") in MEANS:
         return f"Give the name alone, without the module: not {name!r}."
     if not isinstance(name, str) or name not in MEANS:
-        return f"{name!r} is not what JAX calls any of these: {', '.join(MEANS)}."
+        return f"{name!r} is not one of JAX's names: {', '.join(MEANS)}."
     if not isinstance(axis, str) or axis not in case.mesh:
         return f"{axis!r} is not an axis of this mesh, whose axes are {' and '.join(map(repr, case.mesh))}."
     result = f"After {name} over {axis!r} each device would hold {MEANS[name].format(n=case.mesh[axis])}"

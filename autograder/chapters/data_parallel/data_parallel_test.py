@@ -68,10 +68,10 @@ def test_keys_that_differ_over_the_named_axis_alone_pass():
     [
         (
             lambda k, e: k["values/first"].__setitem__((2, 1, 0), 5),
-            "data 2, tensor 0 and data 2, tensor 1 hold different",
+            "(data 2, tensor 0) and (data 2, tensor 1) hold different",
         ),
-        (lambda k, e: k["values/first"].__setitem__(3, k["values/first"][1]), "data 3, tensor 0 hold the same key"),
-        (lambda k, e: k["values/first"].__setitem__(0, e["values/first"][0]), "data 0, tensor 0 still holds the key"),
+        (lambda k, e: k["values/first"].__setitem__(3, k["values/first"][1]), "(data 3, tensor 0) hold the same key"),
+        (lambda k, e: k["values/first"].__setitem__(0, e["values/first"][0]), "(data 0, tensor 0) still holds the key"),
         (lambda k, e: k["values/second"].__setitem__(1, k["values/first"][2]), "the same key as this run gives"),
     ],
 )

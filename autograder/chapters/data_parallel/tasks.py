@@ -116,8 +116,8 @@ def _mistakes(e: Evidence) -> Iterator[str]:
             )
     if names and input_key in holder:
         yield (
-            f"the device at {_at(holder[input_key], mesh)} still holds the key that was given. Code that draws from "
-            "that key for something that is equal everywhere gets the same numbers there"
+            f"the device at {_at(holder[input_key], mesh)} still holds the key that was given. Other code may use "
+            "that key for numbers that must be equal everywhere, and would draw the same numbers there"
         )
     apart = np.subtract(e.expected["values/second"], e.expected["values/first"]).reshape(-1, 2)[0].tolist()
     other = "which differs in the first of its two words, as keys from `split` do" if apart[0] else "the next seed's"
@@ -139,7 +139,7 @@ def _by_device(keys: np.ndarray) -> dict[tuple[int, ...], tuple[int, ...]]:
 
 
 def _at(device: tuple[int, ...], mesh: dict[str, int]) -> str:
-    return ", ".join(f"{axis} {i}" for i, axis in zip(device, mesh, strict=True))
+    return f"({', '.join(f'{axis} {i}' for i, axis in zip(device, mesh, strict=True))})"
 
 
 FOLD_KEY_OVER_AXES = Task(

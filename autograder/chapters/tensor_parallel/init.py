@@ -130,9 +130,9 @@ def _mistakes(e: Evidence) -> Iterator[str]:
         if any(np.any(e.measured[f"values/{name}_{which}/bias"]) for which in ("first", "second")):
             yield f"the bias of {kernel_name} does not start at zero"
         if np.any(first != first[:1]):
-            yield f"{kernel_name} differs between devices along {others}, which hold copies of it"
+            yield f"{kernel_name} differs between devices along {others}, which should hold equal copies of it"
         if split is None and np.any(first != first[:, :1]):
-            yield f"{kernel_name} differs between devices along {axis!r}, which hold copies of it"
+            yield f"{kernel_name} differs between devices along {axis!r}, which should hold equal copies of it"
         this_key, next_key = (
             [_pairs(part) for part in kernel[0][: None if split else 1]] for kernel in (first, second)
         )

@@ -47,7 +47,7 @@ def gathers_logits(params, x, targets, gather_matmul, axis_name):
 
 # More gathers and scatters: where sums replace them, these are the excess.
 TWICE_AS_OFTEN = ("all-gather bytes", "all-reduce bytes", "reduce-scatter bytes")
-TWO_AND_SUMS = ("tensor=4", "data=2 x tensor=2, by sums")
+TWO_AND_SUMS = ("tensor=4", "data=2 x tensor=2, all-reduces")
 NUMBERS, GRADIENTS = ("gradient norm", "gradients", "values"), ("gradient norm", "gradients")
 block, parallel = partial(patch, tp_transformer_block), partial(patch, parallel_transformer_block)
 embed, loss, step = (partial(patch, f) for f in (vocab_parallel_embed, vocab_parallel_loss, tp_transformer_step))

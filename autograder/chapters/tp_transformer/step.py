@@ -161,9 +161,9 @@ TP_TRANSFORMER_STEP = Task(
     cases=(
         Case("data=2 x tensor=2", {"data": 2, "tensor": 2}, SIZES, quick=True),
         Case("data=1 x tensor=8", {"data": 1, "tensor": 8}, _RING, quick=True),
-        Case("data=2 x tensor=4, side by side", {"data": 2, "tensor": 4}, SIZES.replace(parallel=True)),
+        Case("data=2 x tensor=4, parallel", {"data": 2, "tensor": 4}, SIZES.replace(parallel=True)),
         Case("tensor=3 x replica=2, 3 steps", {"tensor": 3, "replica": 2}, OF_THREE.replace(steps=3, rate_scale=0.4)),
-        Case("data=8 x tensor=1, side by side", {"data": 8, "tensor": 1}, SIZES.replace(rows=1, parallel=True)),
+        Case("data=8 x tensor=1, parallel", {"data": 8, "tensor": 1}, SIZES.replace(rows=1, parallel=True)),
         Case("data=1 x tensor=1, 1 layer", {"data": 1, "tensor": 1}, SIZES.replace(rows=1, num_layers=1)),
     ),
     unseen=_unseen,

@@ -157,7 +157,7 @@ def _cases(parallel: bool) -> tuple[Case[Sizes], ...]:
     return (
         Case("tensor=4", {"tensor": 4}, sizes, quick=True),
         Case("tensor=8, 16 heads", {"tensor": 8}, heads, quick=True),
-        Case("data=2 x tensor=2, by sums", {"data": 2, "tensor": 2}, sizes.replace(by_sum=True)),
+        Case("data=2 x tensor=2, all-reduces", {"data": 2, "tensor": 2}, sizes.replace(by_sum=True)),
         Case("data=2 x model=3", {"data": 2, "model": 3}, OF_THREE.replace(num_layers=1, parallel=parallel)),
         Case("tensor=1", {"tensor": 1}, sizes),
     )
@@ -371,7 +371,7 @@ VOCAB_PARALLEL_LOSS = Task(
     cases=(
         Case("tensor=4", {"tensor": 4}, _FAR_APART, quick=True),
         Case("tensor=8", {"tensor": 8}, _LOGITS, quick=True),
-        Case("data=2 x tensor=2, by sums", {"data": 2, "tensor": 2}, _ONE_LAYER.replace(by_sum=True)),
+        Case("data=2 x tensor=2, all-reduces", {"data": 2, "tensor": 2}, _ONE_LAYER.replace(by_sum=True)),
         Case("data=2 x model=3", {"data": 2, "model": 3}, OF_THREE.replace(num_layers=1, offset=120)),
         Case("tensor=1", {"tensor": 1}, _FAR_APART),
     ),

@@ -228,12 +228,12 @@ STAGE_3D = Task(
             quick=True,
         ),
         Case(
-            "data=1 x pipe=2 x tensor=3, rings, side by side",
+            "data=1 x pipe=2 x tensor=3, rings, parallel",
             {"data": 1, "pipe": 2, "tensor": 3},
             _DEEP.replace(**THREE, rings=True, parallel=True),
         ),
         Case(
-            "data=2 x pipe=1 x tensor=1, bfloat16, side by side, dropout",
+            "data=2 x pipe=1 x tensor=1, bfloat16, parallel, dropout",
             {"data": 2, "pipe": 1, "tensor": 1},
             _DEEP.replace(num_layers=2, bfloat16=True, parallel=True),
         ),
@@ -322,7 +322,7 @@ LAYERS_3D = Task(
             quick=True,
         ),
         Case(
-            "data=2 x pipe=2 x tensor=2, no remat, side by side, dropout",
+            "data=2 x pipe=2 x tensor=2, no remat, parallel, dropout",
             CUBE,
             _LOOPED.replace(remat=False, parallel=True, num_microbatches=3),
         ),

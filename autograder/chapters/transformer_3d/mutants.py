@@ -78,7 +78,7 @@ whole, stage, layers = partial(patch, whole_weights), partial(patch, stage_3d), 
 step, choose = partial(patch, train_step_3d), partial(patch, choose_mesh)
 PLACED, NUMBERS = ("split dims", "state bytes per device"), ("gradient norm", "gradients", "values")
 GRADIENTS = ("gradient norm", "gradients")
-FIRST, RINGS = "data=2 x pipe=2 x tensor=2", ("replica=1 x stage=2 x model=4, rings, side by side, dropout",)
+FIRST, RINGS = "data=2 x pipe=2 x tensor=2", ("replica=1 x stage=2 x model=4, rings, parallel, dropout",)
 LOW, LOW_STAGE = "data=1 x pipe=3 x tensor=2, bfloat16, dropout", "replica=1 x stage=1 x model=4, bfloat16, rings"
 LOW_LAYERS = "data=2 x pipe=1 x tensor=2, bfloat16, rings"
 DROPOUT = ("replica=2 x stage=3 x model=1, one microbatch, dropout",)
@@ -141,7 +141,7 @@ MUTANTS = (
         "gives_all_layers_one_key",
         {"first + j": "first"},
         *("bfloat16 products", *NUMBERS),
-        shown_by=(FIRST, "data=2 x pipe=1 x tensor=1, bfloat16, side by side, dropout"),
+        shown_by=(FIRST, "data=2 x pipe=1 x tensor=1, bfloat16, parallel, dropout"),
     ),
     stage(
         "forgets_rings",

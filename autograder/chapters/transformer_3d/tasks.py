@@ -135,7 +135,7 @@ FORWARD_3D = Task(
     cases=(
         Case("data=2 x pipe=2 x tensor=2", _CUBE, SIZES, quick=True),
         Case(
-            "replica=1 x stage=2 x model=4, rings, side by side, dropout",
+            "replica=1 x stage=2 x model=4, rings, parallel, dropout",
             {"replica": 1, "stage": 2, "model": 4},
             _OPTIONS.replace(rings=True, parallel=True),
             quick=True,
@@ -146,12 +146,12 @@ FORWARD_3D = Task(
             _OPTIONS.replace(bfloat16=True, num_layers=6, num_microbatches=2),
         ),
         Case(
-            "data=2 x pipe=2 x tensor=1, bfloat16, side by side, no remat",
+            "data=2 x pipe=2 x tensor=1, bfloat16, parallel, no remat",
             {"data": 2, "pipe": 2, "tensor": 1},
             SIZES.replace(bfloat16=True, parallel=True, remat=False, num_microbatches=3),
         ),
         Case(
-            "data=2 x pipe=1 x tensor=3, bfloat16, rings, side by side, no remat",
+            "data=2 x pipe=1 x tensor=3, bfloat16, rings, parallel, no remat",
             {"data": 2, "pipe": 1, "tensor": 3},
             _TWO_LAYERS.replace(**THREE, bfloat16=True, rings=True, parallel=True, remat=False),
         ),

@@ -27,7 +27,7 @@ SIX = {(2, 2, 2), (1, 2, 4), (4, 1, 2), (8, 1, 1), (1, 8, 1), (1, 1, 8)}
 OPTIONS = {
     "rings": {"rings": True},
     "no remat": {"remat": False},
-    "side by side": {"parallel": True},
+    "parallel": {"parallel": True},
     "dropout": {"dropout": 0.25},
     "repeats": {"num_repeats": 2},
     "bfloat16": {"bfloat16": True},

@@ -25,7 +25,7 @@ MISTAKES = {
             inside="ring_gather_matmul",
         ),
         "a derivative that adds to a kernel's gradient in every step": Mistake(
-            r"besides the products, .* ms of the critical path are spent in add, 7 times",
+            r"besides the products, add takes .* ms of the critical path, in 7 runs",
             {"return product(*vary_alike(x, kernel))": "return ring(*vary_alike(x, kernel), keep=False)[0]"},
             inside="ring_gather_matmul",
             never="What it costs",
@@ -49,7 +49,7 @@ MISTAKES = {
     },
     "bidirectional_matmul_scatter": {
         "both halves sent the same way": Mistake(
-            r"336 bytes towards higher places on the axis and 0 towards lower ones\. Which way does each half go\?",
+            r"336 bytes towards higher indices along the axis and 0 towards lower ones\. Which way does each half go\?",
             {"lax.ppermute(sums[1], axis_name, to_previous)": "lax.ppermute(sums[1], axis_name, to_next)"},
         )
     },

@@ -323,7 +323,7 @@ MISTAKES = {
     },
     "puzzle_join": {
         "joins over the other axis": Mistake(
-            r"After all_gather over 'data' each device would hold the 4 blocks of those devices, joined",
+            r"After all_gather over 'data' each device would hold the 4 blocks of the devices along that axis, joined",
             {'"all_gather", second': '"all_gather", first'},
         )
     },
