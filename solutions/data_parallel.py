@@ -309,7 +309,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | exposed communication on 8 A5000s | at most 0.35 times that of synchronising once after the whole backward pass |
-# | predicted time | at most that version's minus 0.1625 times its exposed time; work that fills the wait gains nothing |
+# | predicted time | at most that version's minus 0.1625 of its exposed time; work that fills the wait gains nothing |
 # | bytes sent per device | 2(n-1)/n of the parameters' bytes, and of 4 bytes for the unmasked count |
 # | any other collective | none |
 #
