@@ -131,7 +131,7 @@ def faults() -> dict[str, Table]:
 @example("counted by closed form")
 def analysed() -> Table:
     """Sizes of the realistic case that no case which is run reaches, by function."""
-    table = Table(("chapter", "function"), "largest size that is run, of the realistic one s")
+    table = Table(("chapter", "function", "largest size that is run, of the realistic one"))
     for chapter in CHAPTERS:
         for task in load(chapter.name).tasks:
             if task.at_scale is None:
@@ -141,5 +141,5 @@ def analysed() -> Table:
             most = {name: max(sizes_run[name] for sizes_run in run) for name in sizes}
             below = [f"{name} {most[name]:,} of {size:,}" for name, size in sizes.items() if most[name] < size]
             if below:
-                table.add((chapter.name, task.name), ", ".join(below))
+                table.add((chapter.name, task.name, ", ".join(below)))
     return table
