@@ -139,7 +139,7 @@ class Prediction:
             rows["sent by a device"] = Figure(bytes_text(sent))
         peak, temporaries = self.memory.peak, self.memory.temporaries
         rows["memory at the peak"] = Figure(bytes_text(peak), share_text(peak, self.machine.memory_bytes))
-        return rows | {"of it temporaries": Figure(bytes_text(temporaries))} | self._compiled_figures()
+        return rows | {"temporaries": Figure(bytes_text(temporaries))} | self._compiled_figures()
 
     def _compiled_figures(self) -> dict[str, Figure]:
         report = self.compiled

@@ -657,4 +657,4 @@ if __name__ == "__main__":
         )
         prediction = predict(exported, "8xA100")
         figures = prediction.figures()
-        print(f"{name:17} step {figures['step']}, temporaries {figures['of it temporaries']}")
+        print(f"{name:17} step {figures['step']}, temporaries {figures['temporaries']}")

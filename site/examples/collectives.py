@@ -138,7 +138,7 @@ def profiled(name):
     short = name.removeprefix("8x").lower()
     draw_steps(f"profile_{short}", {way: prediction.timeline for way, prediction in predictions.items()})
     table = Table(f"64 MiB on {name}", *(f"{way} s" for way in predictions))
-    for figure in ("step", "busy", "exposed: data", "sent by a device", "memory at the peak", "of it temporaries"):
+    for figure in ("step", "busy", "exposed: data", "sent by a device", "memory at the peak", "temporaries"):
         table.add(figure, *(prediction.figures()[figure].partition(" (")[0] for prediction in predictions.values()))
     return predictions, table
 
@@ -148,7 +148,7 @@ def h100() -> Table:
     predictions, table = profiled("8xH100")
     naive, rings = predictions["gather and add"], predictions["two rings"]
     sent = [sum(c.total_bytes for c in prediction.costs.collectives) for prediction in (naive, rings)]
-    assert sent[0] == 4 * sent[1] and table["of it temporaries"]["gather and add"] == "640 MiB"
+    assert sent[0] == 4 * sent[1] and table["temporaries"]["gather and add"] == "640 MiB"
     formula = 1e6 * (14 * LINK.latency + 112 * MIB / LINK.bandwidth)
     say(faster=f"{naive.timeline.seconds / rings.timeline.seconds:.1f}", formula=f"{formula:.0f}")
     return table
@@ -203,5 +203,5 @@ def with_compiler() -> Table:
     table.add("collectives", *(str(sum(c.count for c in r.collectives)) for r in reports))
     table.add("temporaries", *(f"{r.memory.temporaries / MIB:.1f} MiB" for r in reports))
     table.add("schedule, replayed", *(f"{1e6 * r.replay.seconds:.1f} µs" for r in reports))
-    table.add("of it exposed", *(f"{1e6 * sum(r.replay.exposed.values()):.1f} µs" for r in reports))
+    table.add("exposed", *(f"{1e6 * sum(r.replay.exposed.values()):.1f} µs" for r in reports))
     return table

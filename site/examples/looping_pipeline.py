@@ -83,11 +83,11 @@ def bubbles() -> Table:
 def network() -> Table:
     columns = (
         "1 repeat .3f",
-        "exposed .3f",
+        "exposed with 1 .3f",
         "2 repeats .3f",
-        "of it exposed .3f",
+        "exposed with 2 .3f",
         "4 repeats .3f",
-        "exposed over pipe .3f",
+        "exposed with 4 .3f",
     )
     table = Table("rows", *columns)
     for rows in (512, 128, 16):

@@ -76,7 +76,7 @@ def lenses() -> Table:
 @example("predicted, idealised")
 def stages() -> Table:
     """A billion parameters on eight devices, in 16 microbatches: what data parallelism splits."""
-    table = Table("ZeRO", "step, ms .1f", "of it data, ms .1f", "state, GB .1f", "all, GB .1f")
+    table = Table("ZeRO", "step, ms .1f", "for data, ms .1f", "state, GB .1f", "all, GB .1f")
     for stage in range(4):
         plan = estimate(BILLION, H100, 128, Choice(8, 1, 1, 16, 16, "none", stage))
         state = sum(plan.resident[name] for name in ("parameters", "gradients", "optimizer"))

@@ -47,7 +47,7 @@ def peak() -> dict[str, str]:
     for key, index in (("float32", 0), ("remat", 3)):
         prediction = predict(program_of(index)[0], "8xA5000", name=RUNS[index].name)
         lines, figures = [f"{RUNS[index].name}, on {prediction.machine.name}, as written"], prediction.figures()
-        for name in ("step", "FLOPs of a device", "memory at the peak", "of it temporaries"):
+        for name in ("step", "FLOPs of a device", "memory at the peak", "temporaries"):
             lines.append(f"  {name:20}{figures[name]}")
         lines.append("  where the time goes")
         for entry in prediction.lines()[:5]:

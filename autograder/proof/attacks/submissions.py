@@ -278,7 +278,7 @@ def fifteen_hundred_notes(folder, notebook, cells):
 
 @submission(NEEDS_HUMAN, "exhausts", "nbgrader reads JSON alone")
 def archive_bomb(folder, released):
-    """A zip bomb under the notebook's name; it is not unpacked, and a person looks at what is no notebook."""
+    """A zip bomb under the notebook's name; it is not unpacked, and goes to a person, since it is no notebook."""
     with zipfile.ZipFile(folder / released.name, "w", zipfile.ZIP_DEFLATED) as archive:
         for number in range(20):
             archive.writestr(f"{number}.ipynb", bytes(10**7))
