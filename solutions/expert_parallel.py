@@ -341,8 +341,8 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | exposed communication on 8 H100s, forward and backward | at most 0.5 times that of `moe_layer` |
-# | predicted time | less than `moe_layer`'s by at least 0.2 times its exposed communication |
+# | exposed communication on 8 H100s, forward and backward | at most 0.5 times that of the course's `moe_layer` |
+# | predicted time | less than that `moe_layer`'s by at least 0.2 times its exposed communication |
 # | all-to-all over `axis_name` | `4 (n-1)/n` of the places' bytes, forward and backward together |
 # | any other collective | none |
 #

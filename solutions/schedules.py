@@ -274,6 +274,7 @@ def split_backward(activation: Callable[[jax.Array], jax.Array]) -> Stage:
 # until its stage has nothing better to do. But as long as its `W` has not run, a microbatch is in flight. **ZB-H1**
 # postpones as much as it can without exceeding the first stage of 1F1B, which has `min(S, M)` microbatches in flight:
 # stage `s` starts as in 1F1B, and runs the `W` of a microbatch right after the `I` of the microbatch `s` places later.
+# The `W` that are left run at the end.
 
 # %%
 if __name__ == "__main__":
@@ -487,11 +488,14 @@ if __name__ == "__main__":
 #   rows.
 # - Also return the mean loss over all rows, at the weights that were used, the same on every device.
 #
+# `check` takes several steps and counts the bytes of all of them. What it calls gradients is the change of `newest`
+# over all steps, divided by the learning rate.
+#
 # | budget | |
 # |---|---|
 # | weights on a device | two versions |
-# | all-reduce over `data` | every gradient once, and a number |
-# | all-reduce over `pipe` | a number |
+# | all-reduce over `data` | every gradient once, and the loss |
+# | all-reduce over `pipe` | the loss |
 # | `ppermute` | as in `execute_schedule` |
 # | any other collective | none |
 

@@ -371,7 +371,7 @@ def test_a_message_says_that_results_in_the_wrong_order_have_each_others_values(
 
 
 COMMON = {
-    "split": (("embed/up", "layers/up", "head/up"), "They are exactly the split ones"),
+    "split": (("embed/up", "layers/up", "head/up"), "These are exactly the leaves that are split over devices"),
     "layers": (("layers/up", "layers/down"), "They are exactly those under `layers`."),
     "all but the layers": (("head/up", "head/down"), "They are exactly those under `head`."),
     "all but one part": (("layers/up", "layers/down", "embed/up", "embed/down"), "Only those under `head` are right."),

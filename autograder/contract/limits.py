@@ -204,7 +204,7 @@ def bubble_is(
     message, least_ticks = "", busy(e.case) if shorter else ticks(e.case)
     off = measured - form if shorter and lasts >= (1 - within) * least_ticks else abs(measured - form)
     if off > within * max(form, within):
-        message = f"on a free network the {what} takes as long as {lasts:.4g} ticks of one stage, "
+        message = f"with zero-cost communication the {what} takes as long as {lasts:.4g} ticks of one stage, "
         if lasts < least_ticks:
             message += f"and {'all of the work takes' if shorter else 'the schedule has'} {least_ticks}: {early}"
         else:
@@ -218,7 +218,7 @@ def bubble_is(
 def _idle_ticks(lasts: float, busy: int, ticks: int, drained: str) -> str:
     least = ticks - busy
     message = (
-        f"which has work in {busy} of them and is idle for {lasts - busy:.3g}; {count_of(least, 'idle tick')} "
+        f"which has work in {busy} of them. The other {lasts - busy:.3g} do nothing useful, and {least} "
         f"{'is' if least == 1 else 'are'} enough. "
     )
     if drained:
@@ -346,7 +346,7 @@ def _within(
     if measured > ratio * against:
         shares = (f"{measured / against:.{digits}f}" for digits in (2, 4, 9)) if against else ()
         many = next((share for share in shares if float(share) > ratio), "more than that")
-        times = f"{many} times {_possessive(than)} (at most {ratio:g} is allowed)" if against else ""
+        times = f"{many} times {_possessive(than)} (the limit is {ratio:g} times)" if against else ""
         if not weight and against:
             times = f"{many} times {_possessive(than)}; a good program reaches {ratio:g} times (this costs no points)"
         message, line = explain(e, times or f"and {_possessive(than)} is 0")

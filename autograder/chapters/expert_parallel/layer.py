@@ -84,10 +84,11 @@ def layer_facts(evidence: TaskEvidence) -> list[Fact]:
 
 def moe_layer_facts(evidence: TaskEvidence) -> list[Fact]:
     zeros = "Which products have a dim for all experts, and how many of the numbers along it are zeros?"
+    too_much = "Which array has a dim for tokens and one for experts, or weights of other devices' experts?"
     return [
         *layer_facts(evidence),
         limits.flops_within(evidence, 1.1, zeros, weight=2),
-        limits.temporaries_within(evidence, LAYER_TEMPORARIES, "Which array has a dim for tokens and one for experts?"),
+        limits.temporaries_within(evidence, LAYER_TEMPORARIES, too_much),
     ]
 
 

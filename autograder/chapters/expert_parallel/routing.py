@@ -63,10 +63,13 @@ def route_facts(evidence: TaskEvidence) -> list[Fact]:
             "What is added to a gate for the choice, which of several equal scores wins, and how are choices ordered? "
         ),
         "values/gates": (
-            "The experts are right. Which numbers is a gate computed from, is it more than the softmax, and what is "
-            "the gate of a choice that has no place? "
+            "The experts are right. Which numbers is a gate computed from, is it the softmax alone, and what is the "
+            "gate of a choice that has no place? "
         ),
-        "values/places": "The experts are right. Which tokens come first, and when is an expert full? ",
+        "values/places": (
+            "The experts are right. Which tokens come first, when is an expert full, and what is the place of a choice "
+            "that is dropped? "
+        ),
     }
     gradients = "Which of the results carry a gradient, and through which function of the logits does it flow? "
     return [

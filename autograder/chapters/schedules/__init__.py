@@ -78,7 +78,7 @@ PROMISES = {
         "Also return the mean loss over all rows": ("values",),
         "| weights on a device | two versions |": ("values",),
         "| all-reduce over `data` | every gradient once": ("all-reduce bytes",),
-        "| all-reduce over `pipe` | a number |": ("all-reduce bytes",),
+        "| all-reduce over `pipe` | the loss |": ("all-reduce bytes",),
         "| `ppermute` | as in `execute_schedule` |": ("permute bytes",),
         "| any other collective | none |": ("other collectives",),
         "``(versions, loss)``: the two versions": ("values",),

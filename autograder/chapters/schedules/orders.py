@@ -67,8 +67,8 @@ ORDERS = {
         "zero_bubble",
         lambda stages, count: 3 * count + stages - 1 if count >= stages else 3 * (count + stages - 1),
         lambda stage, stages, count: min(stages, count),
-        "where is it idle although it still has a W that it could run, and where does a W delay an I?",
-        "how many microbatches have had their F but not yet their W? Which W could come earlier?",
+        "where is it idle although it still has a W that it could run, or where does a W delay an I?",
+        "how many microbatches have had their F but not yet their W? Which W could come earlier, or which F later?",
     ),
 }
 
@@ -197,7 +197,7 @@ def _facts(name: str) -> Callable[[TaskEvidence], list[Fact]]:
         def explain(_: Case[Any], question: Question, answer: Any) -> str:
             stages, count, repeats = (*question, 1)[:3]
             question_text = f"for {count_of(stages, 'stage')} and {count_of(count, 'microbatch', 'microbatches')}"
-            question_text += f" in {count_of(repeats, 'repeat')}" if repeats > 1 else ""
+            question_text += f" with {count_of(repeats, 'repeat')}" if repeats > 1 else ""
             return f"{question_text} your answer is {_shown(answer)} {why(name, question, answer)}"
 
         answers_fact = value_facts.every_answer_matches(evidence.cases, questions, right, explain)

@@ -59,7 +59,8 @@ def split_facts(evidence: TaskEvidence) -> list[Fact]:
             "gradients",
             evidence.cases,
             "gradients",
-            "Does the gradient include the residual and the activation's slope?",
+            "What does this leaf multiply in the forward pass, or which paths lead from `x` to the output? And which "
+            "of these gradients go through the activation's derivative?",
         ),
         products(evidence),
     ]

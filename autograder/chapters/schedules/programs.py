@@ -111,8 +111,9 @@ def permuted(evidence: TaskEvidence) -> Fact:
 
 def execute_facts(evidence: TaskEvidence) -> list[Fact]:
     values = (
-        "Is the loss the mean over microbatches? Does only the last part of the model have one? Does every other part "
-        "read its input from a slot that nothing has overwritten?"
+        "Is the loss the mean over microbatches, of the last part alone, each with its own microbatch's number? Does "
+        "each device follow its own column of the table, with the weights of the part it says? Does every other part "
+        "read its input from a slot that has been written and not overwritten since?"
     )
     gradients = (
         "Are the gradients of all microbatches added up? Does each action use the weights of its part, and does its "
@@ -216,7 +217,7 @@ def versions_facts(evidence: TaskEvidence) -> list[Fact]:
     values = (
         "At which version is the gradient taken, which one does it change, and which is the older one in the next step?"
     )
-    version = "And at which of the two versions?"
+    version = "At which of the two versions is the loss computed?"
     gradients = f"This is the sum over all steps. {values} Is it the mean over all pipelines?"
     return [
         *facts.values_and_gradients(evidence.cases, values, gradients, step=True, first_loss=version),

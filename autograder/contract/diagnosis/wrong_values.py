@@ -95,7 +95,8 @@ def explain_leaves(e: Evidence, wrong: Sequence[str], every: Sequence[str], *, a
 def _in_common(e: Evidence, wrong: Sequence[str], every: Sequence[str], asks: bool) -> str:
     """Describe what tells wrong leaves from right ones: split leaves, or a part of the tree; empty if neither."""
     if set(wrong) == {leaf for leaf in every if _is_split(e, leaf)}:
-        return f"They are exactly the split ones{': which part does each device take, or get?' if asks else '.'}"
+        question = ": which part does each device take, or get?" if asks else "."
+        return f"These are exactly the leaves that are split over devices{question}"
     right = [leaf for leaf in every if leaf not in wrong]
     whole = len(_path_of(every))
     under, only = "They are exactly those under `{}`.", "Only those under `{}` are right."
@@ -176,8 +177,9 @@ def _off_by_an_input(e: Evidence, leaf: str) -> Sentence:
 def _elsewhere(measured: np.ndarray, expected: np.ndarray, near: float, case: Case[Any]) -> str:
     if measured.size < 3 or np.max(np.abs(np.sort(measured, axis=None) - np.sort(expected, axis=None))) > near:
         return ""
-    devices = ", from which devices" if math.prod(case.mesh.values()) > 1 else ""
-    return f"All its numbers are right, but in the wrong places: in what order do the parts come{devices}?"
+    alone = math.prod(case.mesh.values()) == 1
+    order = "in what order should they be" if alone else "in what order do the parts come, from which devices"
+    return f"All its numbers are right, but in the wrong places: {order}?"
 
 
 def _alike(measured: np.ndarray, expected: np.ndarray, near: float, case: Case[Any]) -> str:
@@ -201,7 +203,7 @@ def _alike(measured: np.ndarray, expected: np.ndarray, near: float, case: Case[A
 def not_finite(e: Evidence, measured: np.ndarray) -> Sentence:
     """Report how much of a leaf is infinite or NaN, and a mask that may be the cause."""
     nan, infinite = int(np.sum(np.isnan(measured))), int(np.sum(np.isinf(measured)))
-    counts = [f"{number:,} {name}" for number, name in ((nan, "NaN"), (infinite, "infinite")) if number]
+    counts = [f"{number:,} are {name}" for number, name in ((nan, "NaN"), (infinite, "infinite")) if number]
     masked = any(leaf.name.endswith("mask") for leaf in e.inputs)
     asks = ""
     if masked and nan:
@@ -210,7 +212,7 @@ def not_finite(e: Evidence, measured: np.ndarray) -> Sentence:
         asks = "Is anything that a stage computes in an idle tick used? Zero times NaN is NaN: leave it out."
     if getattr(e.case.sizes, "large", False):
         asks = "Inputs are large here, and exp(89) is infinite in float32: what is subtracted before an exponential?"
-    text = f"{' and '.join(counts)} of {measured.size:,} elements."
+    text = f"of {measured.size:,} elements, {' and '.join(counts)}."
     if measured.size == 1:
         text = f"it is {'NaN' if nan else 'infinite'}."
     return Sentence(text, (About.NOT_FINITE,) if asks else ()).then(asks)
@@ -245,7 +247,7 @@ def _never_used(e: Evidence, leaf: str) -> str:
         others = tuple(other for other in range(measured.ndim) if other != dim)
         used, needed = np.any(measured, axis=others), np.any(expected, axis=others)
         if np.any(used) and np.any(needed & ~used):
-            predicate = "zero throughout. Is what belongs there ever used?"
+            predicate = "zero throughout and should not be. Is what belongs there used, and does its gradient arrive?"
             return _along(np.logical_or(used, ~needed), 0, leaf_layout.local[dim - 1 :], predicate)
     return ""
 

@@ -224,7 +224,7 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         r"(cond|switch) branches must have equal output types[\s\S]*?has type (\w+\[[^\]]*\])(\{[^}]*\})? but[\s\S]*?"
         r"has type \2(\{[^}]*\})?,",
         r"the branches of a lax.\1 must return values of the same type, and one gives \2\3, another \2\4: V names "
-        r"the axes that a value varies over. vary_alike(x, other)[0] makes a "
+        r"the axes that a value varies over. vary_alike(x, other)[0] (from course.mesh) makes a "
         r"constant vary like another branch's result",
     ),
     (r"pcast.*varying.*already|already varying", "this value already varies over the axis: leave out lax.pcast here"),

@@ -83,7 +83,7 @@ MISTAKES = {
             {"outputs[num_stages - 1 :]": "outputs[:num_microbatches]"},
         ),
         "garbage times zero": Mistake(
-            r"NaN of .* idle tick.*Zero times NaN is NaN",
+            r"are NaN.* idle tick.*Zero times NaN is NaN",
             {
                 "    return outputs[num_stages - 1 :]": "    done = ticks >= num_stages - 1\n    outputs = outputs * done[:, None, None]\n    slots = jnp.maximum(ticks - num_stages + 1, 0)\n    return jnp.zeros_like(microbatches).at[slots].add(outputs)"
             },

@@ -31,7 +31,7 @@ MISTAKES = {
             },
         ),
         "one maximum for all tokens": Mistake(
-            r"4 infinite of 4 elements\. .*is the number that you subtract each token's own largest logit",
+            r"of 4 elements, 4 are infinite\. .*is the number that you subtract each token's own largest logit",
             {"jnp.max(logits, axis=-1)": "jnp.max(logits)", "highest[..., None]": "highest"},
         ),
     },

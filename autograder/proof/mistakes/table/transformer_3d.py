@@ -37,7 +37,7 @@ MISTAKES = {
             {"block(one, x, layer": "block(one, x.astype(options.dtype).astype(x.dtype), layer"},
         ),
         "a layer left out": Mistake(
-            r"Along dim 0 \(of size 2\), only index 1 is zero throughout\. Is what belongs there ever used\?",
+            r"Along dim 0 \(of size 2\), only index 1 is zero throughout and should not be\. Is what belongs there used",
             {"range(len(jax.tree.leaves(weights)[0]))": "range(len(jax.tree.leaves(weights)[0]) - 1)"},
             never="mask",
         ),

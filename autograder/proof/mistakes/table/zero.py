@@ -58,7 +58,7 @@ MISTAKES = {
     },
     "sharded_adamw": {
         "the part that begins at this device's index": Mistake(
-            r"7 of 10 leaves are wrong here.*They are exactly the split ones",
+            r"7 of 10 leaves are wrong here.*These are exactly the leaves that are split over devices",
             {"lax.axis_index(axis_name) * m.shape[dim], m": "lax.axis_index(axis_name), m"},
         ),
         "count not raised": Mistake(
