@@ -69,6 +69,10 @@ def test_a_chapter_that_does_not_exist_is_one_clear_sentence(meshcraft, command)
         (["grade"], "has no folder `submitted/`"),
         (["grade", "fsdp", "--course", "nowhere"], "there is no course folder"),
         (["status", "fsdp"], "has no folder `submitted/`"),
+        (["feedback", "fsdp", "--zip", "."], ". is a folder; name a file in it"),
+        (["similar", "fsdp", "--html", "none/page.html"], "there is no folder none; make it first"),
+        (["report", "fsdp", "--html", "page.html", "--json"], "three formats; choose one"),
+        (["extend", "fsdp", "ada", "--hours", "2", "--until", "2026-12-03T18:00"], "both say how long"),
     ],
 )
 def test_wrong_use_says_what_to_do(meshcraft, monkeypatch, arguments, sentence):

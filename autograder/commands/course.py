@@ -74,12 +74,10 @@ def feedback(
 ) -> None:
     """Write a feedback page for every graded student. Exit status 1: a student got none."""
     names, exit_status = assignments(course, assignment)
-    if to_zip and (len(names) > 1 or not to_zip.parent.is_dir()):
-        raise UsageError(
-            f"--zip packs one chapter; name one of {', '.join(names)}"
-            if len(names) > 1
-            else f"there is no folder {to_zip.parent}; make it first"
-        )
+    if to_zip and len(names) > 1:
+        raise UsageError(f"--zip packs one chapter; name one of {', '.join(names)}")
+    if to_zip:
+        require_target(to_zip)
     with spinner("writing feedback"):
         from autograder.grading.nbgrader.feedback import write_feedback
         from autograder.grading.nbgrader.late_penalty import renew_penalties
@@ -139,7 +137,14 @@ def export(
     if leaderboard is not None:
         _export_leaderboard(course.resolve(), names, leaderboard, to, canvas or moodle or gradescope)
         return
-    from autograder.grading.nbgrader.export import canvas_csv, grades_csv, gradescope_csv, moodle_csv, penalties
+    from autograder.grading.nbgrader.export import (
+        canvas_csv,
+        grades_csv,
+        gradescope_csv,
+        moodle_csv,
+        penalties,
+        without_score,
+    )
     from autograder.grading.nbgrader.late_penalty import renew_penalties
 
     folder = course.resolve()
@@ -155,6 +160,8 @@ def export(
         write(to, text)
     if canvas or moodle or gradescope:
         _report_penalties(penalties(folder, names))
+        for state, without in without_score(folder, names).items():
+            complain(f"no score for {', '.join(map(one_line, without))}: {state}")
     raise typer.Exit(exit_status)
 
 
@@ -166,17 +173,29 @@ def _report_penalties(penalties: dict[str, float]) -> None:
         err().print(text, markup=False, soft_wrap=True)
 
 
+def require_target(to: Path) -> None:
+    """Require that a file can be written at a path that was named on the command line.
+
+    Raises:
+        UsageError: It is a folder, or in no folder.
+    """
+    if to.is_dir():
+        raise UsageError(f"{to} is a folder; name a file in it")
+    if not to.parent.is_dir():
+        raise UsageError(f"{to} cannot be written: there is no folder {to.parent}; make it first")
+
+
 def write(to: Path, text: str) -> None:
     """Write a file that was named on the command line, and say so.
 
     Raises:
         UsageError: It cannot be written there.
     """
+    require_target(to)
     try:
         to.write_text(text, encoding="utf-8")
     except OSError as error:
-        missing = f"there is no folder {to.parent}; make it first" if not to.parent.is_dir() else str(error)
-        raise UsageError(f"{to} cannot be written: {missing}") from None
+        raise UsageError(f"{to} cannot be written: {error.strerror or error}") from None
     out().print(f"wrote {to}", markup=False, soft_wrap=True)
 
 

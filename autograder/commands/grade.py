@@ -90,7 +90,8 @@ def grade(
         for name in (name for name in names if name not in done.failed):
             reports = [report for report in done.reports if report.chapter == name]
             out().print(grade_table(reports) if reports else Text(f"{name}: no submission to grade"))
-        for chapter, student, old, new in done.moved:
+        unjudged = {(report.chapter, report.student) for report in done.reports if unfinished(report)}
+        for chapter, student, old, new in (move for move in done.moved if move[:2] not in unjudged):
             out().print(f"{one_line(student)}: {chapter} {number(old)} before, {number(new)} now", markup=False)
     for name, error in done.failed.items():
         complain(f"{name} was not graded: {error}")
@@ -264,7 +265,8 @@ def grade_table(reports: list[Report]) -> Group:
     for report in reports:
         results = {result.name: result for result in report.functions}
         cells = [_verdict_cell(results.get(name)) for name in names]
-        points = f"{number(report.points)} of {number(report.max_points)}"
+        alone = all(result.verdict == NEEDS_HUMAN for result in report.functions)
+        points = f"{'–' if alone else number(report.points)} of {number(report.max_points)}"
         student, isolation = Text(one_line(report.student)), [Text(plain(report.isolation)) for _ in isolation_columns]
         wide.add_row(student, *cells, points, *isolation)
         failed = [
@@ -272,7 +274,8 @@ def grade_table(reports: list[Report]) -> Group:
             for result in report.functions
             if result.verdict != PASS
         ]
-        narrow.add_row(student, points, *isolation, Text(", ").join(failed))
+        everything = [Text("everything: needs a person", style=RICH.get(NEEDS_HUMAN, "red"))]
+        narrow.add_row(student, points, *isolation, Text(", ").join(everything if alone else failed))
     message = f", judged under {levels[0]}" if len(levels) == 1 else ""
     for report in reports:
         calls = dict.fromkeys(call for result in report.functions for call in result.denied)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from autograder.commands.people import tell
-from autograder.commands.terminal import NAMED, UsageError, out, require_chapter, spinner
+from autograder.commands.terminal import NAMED, UsageError, complain, out, require_chapter, spinner
 from course.curriculum import CHAPTERS
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The course folder: a new one, or one to change.")]
@@ -122,7 +122,12 @@ def init(
     out().print("")
     if changes:
         tell(changes[-1].sentence, changes[-1].number)
-    else:
+        if {name for _, name in changes[-1].after} & {"points", "limits"}:
+            complain(
+                "grades stay as they are until `meshcraft grade` runs again, and students have the earlier notebook "
+                "until you hand out the new one: `nbgrader release_assignment CHAPTER --force`"
+            )
+    elif "changed" not in messages:
         out().print("nothing has changed")
 
 

@@ -120,6 +120,19 @@ def _gpu_compiler() -> dict[str, str]:
         return {"version": "", "reason": str(error)}
 
 
+def course_chapter(course: Path, name: str) -> str:
+    """Return the name if it is a chapter, and one of this course if the course has any.
+
+    Raises:
+        UsageError: There is no such chapter.
+        CourseError: The course has other chapters.
+    """
+    from autograder.grading.nbgrader.course import require_in_course
+
+    require_in_course(course.resolve(), require_chapter(name))
+    return name
+
+
 def assignments(course: Path, given: str | None) -> tuple[list[str], int]:
     """The assignment named, or all chapters that are in the course or have submissions.
 
@@ -129,8 +142,10 @@ def assignments(course: Path, given: str | None) -> tuple[list[str], int]:
     Raises:
         UsageError: No such chapter, no such folder, or no chapter in it that can be used.
     """
+    if not course.is_dir():
+        raise UsageError(f"there is no course folder {course}; name one with --course")
     if given is not None:
-        return [require_chapter(given)], 0
+        return [course_chapter(course, given)], 0
     from autograder.contract.task import ChapterError, load
     from autograder.grading.nbgrader.settings import chapters_of, read_settings
 

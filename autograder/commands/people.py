@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from autograder.commands.instructor import CourseFolder
+from autograder.commands.instructor import CourseFolder, course_chapter
 from autograder.commands.terminal import (
     SHORT,
     AsJson,
@@ -16,7 +16,6 @@ from autograder.commands.terminal import (
     complain,
     out,
     print_json,
-    require_chapter,
     show,
     spinner,
     table,
@@ -40,9 +39,11 @@ def extend(
     from autograder.grading.nbgrader.due_dates import parse_due
     from autograder.grading.nbgrader.people import chosen, extend, hours_until
 
-    folder, name = course.resolve(), require_chapter(chapter)
+    folder, name = course.resolve(), course_chapter(course, chapter)
     when = parse_due(until) if until else None
-    if (hours is None) == (when is None):
+    if hours is not None and when is not None:
+        raise UsageError("--hours and --until both say how long; give one of them")
+    if hours is None and when is None:
         raise UsageError("say how long: --hours 24, or --until 2026-12-03T18:00; --hours 0 takes an extension back")
     students = chosen(folder, student or [], section)
     extra_hours = hours if hours is not None else hours_until(folder, name, when) if when else 0.0
@@ -63,7 +64,7 @@ def collect(
     """
     from autograder.grading.nbgrader.uploads import collect
 
-    name = require_chapter(chapter)
+    name = course_chapter(course, chapter)
     _collected(name, collect(course, name, source), LATE_IN_CANVAS, as_json)
 
 
@@ -91,7 +92,7 @@ def collect_git(
 
     if by not in (COMMIT, FETCH):
         raise UsageError(f"--time is {COMMIT} or {FETCH}, not {by!r}")
-    name = require_chapter(chapter)
+    name = course_chapter(course, chapter)
     with spinner("reading repositories"):
         collected = collect_git(course, name, source, roster=roster, by=by)
     _collected(name, collected, f"late, by the time of the {by}", as_json)
@@ -127,7 +128,7 @@ def readers(
     from autograder.grading.nbgrader.people import assign_readers, numbers
     from autograder.grading.nbgrader.register import READER, values
 
-    folder, name = course.resolve(), require_chapter(chapter)
+    folder, name = course.resolve(), course_chapter(course, chapter)
     if among:
         share = assign_readers(folder, name, among)
     else:
@@ -160,7 +161,7 @@ def request(
 
     if bool(text) == bool(answer):
         raise UsageError('give either --text "what the student asks" or --answer "what you decided"')
-    folder, name = course.resolve(), require_chapter(chapter)
+    folder, name = course.resolve(), course_chapter(course, chapter)
     if text:
         number = ask_regrade(folder, name, student, text)
         tell(f"{name}: {student}'s request is kept; `meshcraft requests` lists all, unanswered ones first", number)

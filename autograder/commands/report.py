@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from autograder.commands.course import write
-from autograder.commands.instructor import CourseFolder
-from autograder.commands.terminal import AsJson, UsageError, print_json, require_chapter, show, spinner, table
+from autograder.commands.course import require_target, write
+from autograder.commands.instructor import CourseFolder, course_chapter
+from autograder.commands.terminal import AsJson, UsageError, print_json, show, spinner, table
 from autograder.render import number, plain
 
 
@@ -26,9 +26,11 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Show the class at a glance: points, the facts that fail most often, attempts, and who waits for a person."""
-    if as_csv and as_json:
-        raise UsageError("--csv and --json are two formats; choose one")
-    name = require_chapter(chapter)
+    if (html is not None) + as_csv + as_json > 1:
+        raise UsageError("--html, --csv and --json are three formats; choose one")
+    if html:
+        require_target(html)
+    name = course_chapter(course, chapter)
     with spinner("reading the class"):
         from autograder.grading.nbgrader.report import class_report, report_csv, report_page
 

@@ -9,7 +9,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from autograder.commands.instructor import CourseFolder
+from autograder.commands.course import require_target
+from autograder.commands.instructor import CourseFolder, course_chapter
 from autograder.commands.terminal import (
     AsJson,
     UsageError,
@@ -17,7 +18,6 @@ from autograder.commands.terminal import (
     complain,
     out,
     print_json,
-    require_chapter,
     show,
     table,
 )
@@ -40,7 +40,9 @@ def similar(
     as_json: AsJson = False,
 ) -> None:
     """Find code shared with other students, an earlier class or the public solution. Evidence, not a verdict."""
-    name = require_chapter(chapter)
+    name = course_chapter(course, chapter)
+    if html:
+        require_target(html)
     from autograder.similarity.classes import find_similar
     from autograder.similarity.page import EVIDENCE, page
 

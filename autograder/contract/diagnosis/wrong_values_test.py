@@ -46,7 +46,9 @@ CAUSES = {
 }
 
 
-@pytest.mark.parametrize(("mesh", "question"), [(CUBE, "come, from which devices?"), ({"data": 1}, "in what order should they be?")])
+@pytest.mark.parametrize(
+    ("mesh", "question"), [(CUBE, "come, from which devices?"), ({"data": 1}, "in what order should they be?")]
+)
 def test_a_question_names_devices_only_if_there_are_several(mesh, question):
     e = replace(evidence(DRAWN[::-1], secret=False), case=Case("c", mesh, Model(width=1, hidden=1)))
     assert question in arrays_match("gradients", [e], "gradients", "A guess.").message

@@ -130,11 +130,11 @@ class _Booker:
         notebook = self._reviewed(entry, submission)
         write_verdicts(notebook, scaled(entry.report, self.worth))
         files = exchange_files(submission.parent) if submission else {}
-        time = {"timestamp": utils.parse_utc(files["timestamp.txt"])} if "timestamp.txt" in files else {}
+        time = utils.parse_utc(files["timestamp.txt"]) if "timestamp.txt" in files else None  # not an earlier one's
         before = _autograded(self.course, entry) or {}
         with _transaction(self.gradebook):
             self.gradebook.update_or_create_student(entry.student)
-            self.gradebook.update_or_create_submission(self.assignment, entry.student, **time)  # type: ignore[arg-type]
+            self.gradebook.update_or_create_submission(self.assignment, entry.student, timestamp=time)  # type: ignore[arg-type]
             save_grades(self.gradebook, notebook, (self.assignment, self.assignment, entry.student), before)
             self._extend(entry.student)
             set_penalties(self.plugin, self.gradebook.find_submission(self.assignment, entry.student))

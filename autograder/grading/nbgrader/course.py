@@ -99,20 +99,29 @@ def require_assignment(folder: Path, assignment: str) -> None:
     Raises:
         CourseError: The course has other chapters but not this one, or has dropped it.
     """
-    chapters = chapters_of(folder)
     if assignment in read_settings(folder).dropped:
         raise CourseError(
             f"{assignment} was dropped from this course; `meshcraft init {shlex.quote(str(folder))} --chapter "
             f"{assignment}` restores it"
         )
+    require_in_course(folder, assignment)
+    release = folder / "release" / assignment / f"{assignment}.ipynb"
+    if not (release.exists() and (folder / "gradebook.db").exists() and (folder / CONFIG_FILE).exists()):
+        make_course(folder, [assignment])
+
+
+def require_in_course(folder: Path, assignment: str) -> None:
+    """Make sure that the course has, or had, this assignment, or is a folder that has only submissions.
+
+    Raises:
+        CourseError: The course has other chapters but not this one.
+    """
+    chapters = chapters_of(folder)
     if chapters and assignment not in chapters:
         raise CourseError(
             f"{assignment} is not in this course, which has {', '.join(chapters)}; `meshcraft init "
             f"{shlex.quote(str(folder))} --chapter {assignment}` adds it"
         )
-    release = folder / "release" / assignment / f"{assignment}.ipynb"
-    if not (release.exists() and (folder / "gradebook.db").exists() and (folder / CONFIG_FILE).exists()):
-        make_course(folder, [assignment])
 
 
 def open_ledger(folder: Path) -> Ledger:

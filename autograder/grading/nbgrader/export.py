@@ -4,7 +4,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
         first = _why(entry) if state == HUMAN else _remedy(state, assignment)
         undated = (UNDATED_LATE if student in late else UNDATED) if booked_row.get("undated") else ""
         twin = TWIN if alike[same_name(student)] > 1 else ""
-        notes = [*_roster_note(student, enrolled), *_notes(submission, entry, undated, twin)]
+        notes = [*_roster_note(student, enrolled, handed_in), *_notes(submission, entry, undated, twin)]
         judged = scaled(report, points) if report else None
         so_far = judged.points if judged and state in (GRADED, BY_HAND, UNBOOKED) else None
         rows.append(
@@ -134,6 +134,19 @@ def penalties(course: Path, assignments: list[str]) -> dict[str, float]:
         for name, row in rows.items()
         if row["late_penalty"]
     }
+
+
+def without_score(course: Path, assignments: list[str]) -> dict[str, list[str]]:
+    """The students, by state, who have submitted something and have no final grade; with several chapters, which."""
+    enrolled, by_state = register.values(course, register.ENROLLED), dict[str, list[str]]()
+    for name in assignments:
+        for row in _grades(course, name):
+            student = row["student"]
+            final = row["state"] == GRADED and "score" in row
+            if not final and row["state"] != NOTHING and not enrolled.get(student, {}).get("left"):
+                text = f"{student} ({name})" if len(assignments) > 1 else student
+                by_state.setdefault(row["state"], []).append(text)
+    return by_state
 
 
 def moodle_csv(course: Path, assignments: list[str]) -> str:
@@ -239,16 +252,16 @@ def _remedy(state: str, assignment: str) -> str:
     return "formgrader" if state == BY_HAND else ""
 
 
-def _roster_note(student: str, enrolled: Mapping[str, Any]) -> list[str]:
-    """A note on someone who is not on the list of students, with the most similar name on it."""
+def _roster_note(student: str, enrolled: Mapping[str, Any], handed_in: Collection[str]) -> list[str]:
+    """A note on someone who is not on the list of students, and whose name without a submission is most similar."""
     if student in enrolled:
         return ["has left the course"] if enrolled[student]["left"] else []
     if not enrolled:
         return []
-    near = {same_name(name): name for name in enrolled}
+    near = {same_name(name): name for name in enrolled if name not in handed_in}
     matches = get_close_matches(same_name(student), near, 1)
-    suggestion = f", which has {near[matches[0]]}; rename the folder if that is the same person" if matches else ""
-    return [f"not on the list of students{suggestion}"]
+    rename = f"rename the folder if it is {near[matches[0]]}, or " if matches else ""
+    return [f"not on the list of students; {rename}add them with `meshcraft init . --students FILE`"]
 
 
 def _notes(submission: Submission | None, entry: Entry | None, *extra_notes: str) -> list[str]:

@@ -44,12 +44,14 @@ def read_names(path: Path, course: Path) -> dict[str, str]:
             reader = csv.DictReader(file, skipinitialspace=True)
             head = reader.fieldnames = [column.strip() for column in reader.fieldnames or []]
             rows = [(reader.line_num, *((row.get(column) or "").strip() for column in COLUMNS)) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        raise CourseError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
         raise CourseError(f"{path} cannot be read as CSV: {error}; save it as CSV in UTF-8") from None
     if missing := [column for column in COLUMNS if column not in head]:
         raise CourseError(
             f"{path} has the columns {', '.join(head) or 'none'}; it needs student and name, and lacks "
-            f"{' and '.join(missing)}"
+            f"{' and '.join(missing)}. Separate columns by commas."
         )
     known = students(course)
     chosen: dict[str, str] = {}

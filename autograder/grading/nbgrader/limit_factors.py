@@ -37,7 +37,9 @@ def parse_limits(given: list[str], chapters: list[str]) -> dict[str, float]:
     for text in given:
         name = text.partition("=")[0]
         function, _, fact = name.rpartition(".")
-        full_name = the_one(function or name, known, "limits are given as fsdp_loss.live temporaries=1.5")
+        if not function:
+            raise CourseError(f"--limit {text!r} is not FUNCTION.FACT=X, such as 'fsdp_loss.live temporaries=1.5'")
+        full_name = the_one(function, known, "limits are given as fsdp_loss.live temporaries=1.5")
         factors[f"{full_name}.{fact}"] = number_given("--limit", text, "1.5")
     return factors
 

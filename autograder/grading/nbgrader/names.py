@@ -15,7 +15,9 @@ def name_problem(folder: str) -> str:
         return f"has {', '.join(map(_described, [*odd][:5]))}{', …' if len(odd) > 5 else ''}"
     if folder.startswith("."):
         return "begins with a dot"
-    return "" if folder and folder == folder.strip() else "begins or ends with a space"
+    if not folder:
+        return "is empty"
+    return "" if folder == folder.strip() else "begins or ends with a space"
 
 
 def student_name(folder: str) -> str:

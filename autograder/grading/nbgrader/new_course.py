@@ -117,14 +117,15 @@ def init_course(
             if not config.exists():
                 config.write_text(course.CONFIG, encoding="utf-8")
             dates = _assignments(folder, chapters, due, new_settings, former)
-            count = _enrol(folder, students, withdraw)
-            _log(folder, before, students, withdraw, undoes)
+            count, edited = _enrol(folder, students, withdraw)
+            _log(folder, before, students, withdraw, edited, undoes)
             if old.group and not new_settings.group:
                 close(folder)
             share(folder)
     except OSError as error:
         raise CourseError(f"the course folder {folder} cannot be written: {error}; choose another folder") from error
-    return _outcome(folder, new_settings, dates, count)
+    outcome = _outcome(folder, new_settings, dates, count)
+    return outcome | ({"changed": "; ".join(edited)} if edited else {})
 
 
 def _outcome(folder: Path, settings: Settings, dates: Mapping[str, datetime | None], students: int) -> dict[str, str]:
@@ -268,16 +269,25 @@ def _write_due(notebook: NotebookNode, due: datetime | None, settings: Settings)
     return True
 
 
-def _enrol(folder: Path, students: list[dict[str, str]], withdraw: Collection[str]) -> int:
-    """Add the students to the gradebook, or complete their data; return the number of students."""
+def _enrol(folder: Path, students: list[dict[str, str]], withdraw: Collection[str]) -> tuple[int, list[str]]:
+    """Add the students to the gradebook, or change their data; return the number of students, and what was changed."""
+    edited = []
     with course.open_gradebook(folder) as gradebook:
-        known = {str(student.id) for student in gradebook.students} | {row["id"] for row in students}
+        existing = {str(student.id): student for student in gradebook.students}
+        known = {*existing} | {row["id"] for row in students}
         if unknown := sorted({*withdraw} - known):
             raise CourseError(f"the course has no student {', '.join(unknown)}; the ids are those of the gradebook")
         for row in students:
             data: Any = {name: value for name, value in row.items() if value and name in COLUMNS[1:]}
+            old = {name: getattr(existing.get(row["id"]), name, None) for name in data}
+            edits = [f"{_words(n)} {old[n]} → {new}" for n, new in data.items() if old[n] not in (None, "", new)]
+            edited += [f"{row['id']}: {', '.join(edits)}"] if edits else []
             gradebook.update_or_create_student(row["id"], **data)
-        return len(gradebook.students)
+        return len(gradebook.students), edited
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def state(folder: Path) -> dict[tuple[str, str], Any]:
@@ -294,6 +304,7 @@ def _log(
     before: Mapping[tuple[str, str], Any],
     students: list[dict[str, str]],
     withdraw: Collection[str],
+    edited: list[str],
     undoes: int,
 ) -> None:
     """Log what has changed, and record who is enrolled."""
@@ -301,20 +312,23 @@ def _log(
     now = state(folder)
     previous = {which: before.get(which) for which in now}
     parts = [
-        f"{name.replace('_', ' ') if subject == register.SETTING else f'{name} due'}: "
+        f"{_words(name) if subject == register.SETTING else f'{name} due'}: "
         f"{_as_text(previous[subject, name])} → {_as_text(value)}"
         for (subject, name), value in now.items()
         if previous[subject, name] != value
     ]
     people: dict[tuple[str, str], Any] = {}
     for row in students:
-        section = row.get("section") or enrolled.get(row["id"], {}).get("section", "")
+        old_section = enrolled.get(row["id"], {}).get("section", "")
+        section = row.get("section") or old_section
+        edited += [f"{row['id']}: section {old_section} → {section}"] if old_section not in ("", section) else []
         people[register.ENROLLED, row["id"]] = {"section": section, "left": False}
     for student in withdraw:
         people[register.ENROLLED, student] = {"section": "", **enrolled.get(student, {}), "left": True}
     joined = [row["id"] for row in students if enrolled.get(row["id"], {"left": True})["left"]]
     parts += [f"{count_of(len(joined), 'student')} enrolled: {few(joined)}"] if joined else []
     parts += [f"left the course: {few([*withdraw])}"] if withdraw else []
+    parts += edited
     register.record(folder, "; ".join(parts) or "the roster was completed", {**now, **people}, previous, undoes)
 
 

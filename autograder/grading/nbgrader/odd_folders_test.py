@@ -41,7 +41,7 @@ def test_names_of_odd_folders_are_written_out_and_never_the_same():
     assert {name: student_name(name) for name in (*FINE, *ODD)} == {**dict(zip(FINE, FINE, strict=True)), **ODD}
     written = [student_name(name) for name in (LATIN, r"Jos\xe9", "a ", r"a\x20", "a\n", r"a\n")]
     assert len({*written}) == len(written) and all(name.isprintable() and name.encode() for name in written)
-    problems = {LATIN: "is not UTF-8", "": "begins or ends with a space", "x\0y": "has the control character U+0000"}
+    problems = {LATIN: "is not UTF-8", "": "is empty", "x\0y": "has the control character U+0000"}
     assert {name: name_problem(name) for name in problems} == problems
 
 

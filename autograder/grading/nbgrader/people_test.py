@@ -10,7 +10,7 @@ from autograder.grading.nbgrader.batch_test import fake, grade
 from autograder.grading.nbgrader.conftest import MARCH, POINTS, change, exported, hand_in, states
 from autograder.grading.nbgrader.course import open_gradebook
 from autograder.grading.nbgrader.due_dates import due_dates
-from autograder.grading.nbgrader.export import canvas_csv
+from autograder.grading.nbgrader.export import canvas_csv, without_score
 from autograder.grading.nbgrader.rosters import read_students
 from autograder.grading.nbgrader.settings import CourseError
 
@@ -34,6 +34,24 @@ def test_an_extension_before_handing_in_counts_and_a_section_has_one_together(te
         people.chosen(term, [], "C")
 
 
+def test_a_new_upload_without_a_time_does_not_keep_the_earlier_ones(term):
+    path = hand_in(term, "ada", stamp="2026-03-02 11:00:00 UTC")
+    grade(term)
+    assert states(term)["ada"]["days_late"] == 1
+    path.with_name("timestamp.txt").unlink()
+    hand_in(term, "ada", answer="another")
+    grade(term)
+    assert "submission time unknown" in states(term)["ada"]["why"]
+
+
+def test_a_chapter_that_the_course_has_not_is_refused_and_a_changed_name_is_named(term, meshcraft):
+    refused = meshcraft("request", "zero", "ada", "--text", "why?", "--course", str(term), status=2)
+    assert "zero is not in this course, which has fsdp" in refused.err
+    known = {"id": "ada", "first_name": "Augusta", "section": "B"}
+    assert change(term, students=[known])["changed"].startswith("ada: ")
+    assert "ada: section A → B" in register.log(term)[-1].sentence
+
+
 def test_a_few_minutes_late_cost_nothing_within_the_grace_period(term):
     hand_in(term, "ada", stamp="2026-03-01 12:06:00 UTC")
     grade(term)
@@ -49,7 +67,8 @@ def test_who_is_not_on_the_roster_is_flagged_and_who_left_keeps_the_work(term):
     change(term, withdraw=["ada"])
     grade(term)
     rows = states(term)
-    assert "not on the list of students, which has bob" in rows["bobb"]["why"]
+    assert "not on the list of students; rename the folder if it is bob, or add them" in rows["bobb"]["why"]
+    assert without_score(term, ["fsdp"]) == {}
     assert "not on the list" in rows["stranger"]["why"] and "has left the course" in rows["ada"]["why"]
     assert "ada" not in canvas_csv(term, ["fsdp"], {}) and exported(term)["ada"]["score"] == "18.0"
     with open_gradebook(term) as gradebook:

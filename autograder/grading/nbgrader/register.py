@@ -116,10 +116,13 @@ def find_change(course: Path, number: int, now: Mapping[Key, Any]) -> Change:
         if present != value:
             later = [other.number for other in changes.values() if other.number > number and which in other.after]
             first = f"undo change {later[-1]} first" if later else "somebody changed it by hand; change it by hand, too"
-            raise CourseError(
-                f"change {number} cannot be undone: {subject} {name} is now {present}, no longer {value}; {first}"
-            )
+            now_and_then = f"{subject} {name} is now {_shown(present)}, no longer {_shown(value)}"
+            raise CourseError(f"change {number} cannot be undone: {now_and_then}; {first}")
     return change
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _change(number: int, at: str, who: str, sentence: str, items: str, undone_by: int | None) -> Change:

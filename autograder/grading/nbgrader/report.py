@@ -85,7 +85,8 @@ def _names(chapter: str, results: dict[str, list[Result]]) -> list[str]:
 
 
 def _function(name: str, results: list[Result]) -> dict[str, Any]:
-    """One function: verdicts, points, and the facts that fail most often."""
+    """One function: verdicts, points, and the facts that fail most often; shares are of what has a verdict."""
+    judged = [result for result in results if result.verdict != NEEDS_HUMAN] or results
     verdicts = Counter(NOT_STARTED if result.not_started else result.verdict for result in results)
     missed: dict[str, list[Any]] = {}
     for result in results:
@@ -100,8 +101,8 @@ def _function(name: str, results: list[Result]) -> dict[str, Any]:
     return {
         "name": name,
         "max_points": results[0].max_points,
-        "mean_points": round(statistics.mean(result.points for result in results), 2),
-        "pass_share": round(verdicts[PASS] / len(results), 4),
+        "mean_points": round(statistics.mean(result.points for result in judged), 2),
+        "pass_share": round(verdicts[PASS] / len(judged), 4),
         "verdicts": {verdict: verdicts[verdict] for verdict in ORDER if verdicts[verdict]},
         "facts": [
             {

@@ -175,7 +175,9 @@ def _rows(path: Path, *columns: str) -> list[dict[str, str]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             table = csv.DictReader(file)
             if missing := [name for name in columns if name not in (table.fieldnames or ())]:
-                raise CourseError(f"{path} has no column {', '.join(missing)}; its first line must name {columns}")
+                raise CourseError(
+                    f"{path} has no column {', '.join(missing)}; its first line must name {' and '.join(columns)}"
+                )
             return [{name: (row[name] or "").strip() for name in columns} for row in table]
     except (OSError, ValueError, csv.Error) as error:
         raise CourseError(f"{path} cannot be read: {error}; name a folder of clones, or a CSV file") from None

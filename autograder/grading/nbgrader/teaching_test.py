@@ -208,7 +208,8 @@ def test_a_course_from_release_to_feedback_over_nbgraders_exchange(course, tmp_p
     row = row_of(course, "bob")
     assert (row["state"], row["late_penalty"], row["score"]) == ("graded", "4.0", "16.0")
     rows = {row["student"]: row for row in overview(course, "fsdp")}
-    assert rows["eve"]["why"] == "not on the list of students; submission time unknown; counted as on time"
+    add = "add them with `meshcraft init . --students FILE`"
+    assert rows["eve"]["why"] == f"not on the list of students; {add}; submission time unknown; counted as on time"
     assert counts([*rows.values()]) == {"nothing submitted": 1, "graded": 2}
 
     pages, problems = write_feedback(course, "fsdp")
