@@ -468,8 +468,9 @@ def puzzle_turn(first: str, second: str) -> tuple[str, str]:
 # %% [markdown]
 # ## Lab: your rings and JAX's collectives
 #
-# First, on the emulated devices: do they agree? Then on a machine you do not have: how long would eight H100s take? The
-# picture shows one device of eight, since all behave alike.
+# First, on the emulated devices: do they agree? (A function that has a note "In this course" above it does something
+# other than JAX's, so the two differ.) Then on a machine you do not have: how long would eight H100s take? The picture
+# shows one device of eight, since all behave alike.
 
 # %%
 if __name__ == "__main__":
