@@ -1,6 +1,8 @@
 """Students are named after their folders, byte for byte; characters unfit for gradebooks or pages are written out."""
 
 import unicodedata
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 FINE = frozenset(" '’·@.,+()!~=_-")
 KINDS = ("L", "M", "N", "So", "Sk", "Pd")  # letters, marks and numbers of any script, emoji, dashes
@@ -31,6 +33,13 @@ def student_name(folder: str) -> str:
 def same_name(name: str) -> str:
     """A form that is equal for names that people cannot distinguish: in case, or in how letters are composed."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
+def similar_names(names: Iterable[str], known: Iterable[str]) -> str:
+    """A question about known names that are similar to these, ``; is it kim?``; empty if there are none."""
+    near = {same_name(name): name for name in known}
+    matches = [near[match] for name in names for match in get_close_matches(same_name(name), near, 1)]
+    return f"; is it {' or '.join(matches)}?" if matches else ""
 
 
 def _is_fine(c: str) -> bool:

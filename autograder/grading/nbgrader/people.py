@@ -15,6 +15,7 @@ from autograder.grading.nbgrader import register
 from autograder.grading.nbgrader.bridge import configuration
 from autograder.grading.nbgrader.course import CourseError, open_gradebook, students
 from autograder.grading.nbgrader.due_dates import due_dates
+from autograder.grading.nbgrader.names import similar_names
 from autograder.grading.nbgrader.new_course import init_course, state
 from autograder.grading.nbgrader.register import DUE, ENROLLED, EXTENSION, READER, REQUEST, SETTING, Change
 from autograder.render import few
@@ -30,7 +31,8 @@ def chosen(course: Path, named: Collection[str], section: str) -> list[str]:
     """
     known = students(course)
     if unknown := sorted({*named} - {*known}):
-        raise CourseError(f"the course has no student {', '.join(unknown)}; `meshcraft status` lists those it has")
+        near = similar_names(unknown, known) or "; `meshcraft status` lists those it has"
+        raise CourseError(f"the course has no student {', '.join(unknown)}{near}")
     enrolled = register.values(course, ENROLLED)
     in_section = [student for student, about in enrolled.items() if section and about.get("section") == section]
     if section and not in_section:

@@ -28,6 +28,8 @@ def test_an_extension_before_handing_in_counts_and_a_section_has_one_together(te
     assert exported(term)["bob"]["late_penalty"] == "0.0"
     people.undo(term, register.log(term)[-1].number)
     assert exported(term)["bob"]["late_penalty"] == "1.8"
+    with pytest.raises(CourseError, match=r"no student bobb; is it bob\?"):
+        people.chosen(term, ["bobb"], "")
     with pytest.raises(CourseError, match="no student nobody"):
         people.chosen(term, ["nobody"], "")
     with pytest.raises(CourseError, match="no student is in the section 'C'; there are: A, B"):
