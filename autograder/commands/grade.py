@@ -265,7 +265,7 @@ def grade_table(reports: list[Report]) -> Group:
     for report in reports:
         results = {result.name: result for result in report.functions}
         cells = [_verdict_cell(results.get(name)) for name in names]
-        alone = all(result.verdict == NEEDS_HUMAN for result in report.functions)
+        alone = {result.verdict for result in report.functions} == {NEEDS_HUMAN}
         points = f"{'–' if alone else number(report.points)} of {number(report.max_points)}"
         student, isolation = Text(one_line(report.student)), [Text(plain(report.isolation)) for _ in isolation_columns]
         wide.add_row(student, *cells, points, *isolation)
