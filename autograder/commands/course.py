@@ -23,6 +23,7 @@ from autograder.commands.terminal import (
     out,
     print_json,
     require_chapter,
+    require_target,
     show,
     spinner,
     table,
@@ -161,7 +162,7 @@ def export(
     if canvas or moodle or gradescope:
         _report_penalties(penalties(folder, names))
         for state, without in without_score(folder, names).items():
-            complain(f"no score for {', '.join(map(one_line, without))}: {state}")
+            complain(f"no final score for {', '.join(map(one_line, without))}: {state}")
     raise typer.Exit(exit_status)
 
 
@@ -171,18 +172,6 @@ def _report_penalties(penalties: dict[str, float]) -> None:
         deductions = ", ".join(f"{one_line(name)} −{number(points)}" for name, points in penalties.items())
         text = f"late penalties are already deducted: {deductions}; the LMS must not deduct them again"
         err().print(text, markup=False, soft_wrap=True)
-
-
-def require_target(to: Path) -> None:
-    """Require that a file can be written at a path that was named on the command line.
-
-    Raises:
-        UsageError: It is a folder, or in no folder.
-    """
-    if to.is_dir():
-        raise UsageError(f"{to} is a folder; name a file in it")
-    if not to.parent.is_dir():
-        raise UsageError(f"{to} cannot be written: there is no folder {to.parent}; make it first")
 
 
 def write(to: Path, text: str) -> None:

@@ -90,8 +90,7 @@ def grade(
         for name in (name for name in names if name not in done.failed):
             reports = [report for report in done.reports if report.chapter == name]
             out().print(grade_table(reports) if reports else Text(f"{name}: no submission to grade"))
-        unjudged = {(report.chapter, report.student) for report in done.reports if unfinished(report)}
-        for chapter, student, old, new in (move for move in done.moved if move[:2] not in unjudged):
+        for chapter, student, old, new in done.moved:
             out().print(f"{one_line(student)}: {chapter} {number(old)} before, {number(new)} now", markup=False)
     for name, error in done.failed.items():
         complain(f"{name} was not graded: {error}")
@@ -136,10 +135,11 @@ def _grade_each(course: Path, names: list[str], options: dict[str, Any], grading
             finally:
                 progress.next()
             after = _scores(course, name, renew=True)
+            unjudged = {report.student for report in done.reports if report.chapter == name and unfinished(report)}
             done.moved += [
                 (name, student, old, after[student])
                 for student, old in before.items()
-                if after.get(student, old) != old
+                if after.get(student, old) != old and student not in unjudged
             ]
     return done
 
@@ -265,8 +265,8 @@ def grade_table(reports: list[Report]) -> Group:
     for report in reports:
         results = {result.name: result for result in report.functions}
         cells = [_verdict_cell(results.get(name)) for name in names]
-        alone = {result.verdict for result in report.functions} == {NEEDS_HUMAN}
-        points = f"{'–' if alone else number(report.points)} of {number(report.max_points)}"
+        unjudged = {result.verdict for result in report.functions} == {NEEDS_HUMAN}
+        points = f"{'–' if unjudged else number(report.points)} of {number(report.max_points)}"
         student, isolation = Text(one_line(report.student)), [Text(plain(report.isolation)) for _ in isolation_columns]
         wide.add_row(student, *cells, points, *isolation)
         failed = [
@@ -275,7 +275,7 @@ def grade_table(reports: list[Report]) -> Group:
             if result.verdict != PASS
         ]
         everything = [Text("everything: needs a person", style=RICH.get(NEEDS_HUMAN, "red"))]
-        narrow.add_row(student, points, *isolation, Text(", ").join(everything if alone else failed))
+        narrow.add_row(student, points, *isolation, Text(", ").join(everything if unjudged else failed))
     message = f", judged under {levels[0]}" if len(levels) == 1 else ""
     for report in reports:
         calls = dict.fromkeys(call for result in report.functions for call in result.denied)

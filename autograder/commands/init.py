@@ -124,10 +124,10 @@ def init(
         tell(changes[-1].sentence, changes[-1].number)
         if {name for _, name in changes[-1].after} & {"points", "limits"}:
             complain(
-                "grades stay as they are until `meshcraft grade` runs again, and students have the earlier notebook "
+                "run `meshcraft grade` for new grades of what is graded already; students have the earlier notebook "
                 "until you hand out the new one: `nbgrader release_assignment CHAPTER --force`"
             )
-    elif "changed" not in messages:
+    else:
         out().print("nothing has changed")
 
 

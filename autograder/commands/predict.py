@@ -12,7 +12,7 @@ import typer
 
 from autograder.commands import terminal
 from autograder.commands.lenses import Devices, Nodes, find_machine, parse_mesh
-from autograder.commands.terminal import SHORT, UsageError, complain, require_chapter, spinner
+from autograder.commands.terminal import SHORT, UsageError, complain, require_chapter, require_target, spinner
 from course.curriculum import CHAPTERS
 
 if TYPE_CHECKING:
@@ -261,10 +261,7 @@ def _check(
     targets = {option: path for option, path in outputs.items() if path is not None}
     picture, save = outputs["--picture"], outputs["--save"]
     for option, path in targets.items():
-        if path.is_dir():
-            raise UsageError(f"{option} {path} is a folder; name a file in it")
-        if not path.parent.is_dir():
-            raise UsageError(f"{option} {path}: there is no folder {path.parent}")
+        require_target(path, option)
         if path.suffix.lower() in SOURCES:
             raise UsageError(f"{option} {path} would write over what looks like source code; choose another ending")
     if picture is not None and picture.suffix not in (".svg", ".html"):

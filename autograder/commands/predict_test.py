@@ -174,7 +174,7 @@ def test_a_stub_ends_with_one_sentence_and_status_1(meshcraft):
         (["fsdp", "fsdp_loss", "--machine", "my.toml"], "my.toml cannot be read: No such file"),
         (["fsdp", "fsdp_loss", "--devices", "12", "--nodes", "5"], "12 devices cannot be on 5 nodes"),
         (["fsdp", "fsdp_loss", "--devices", "4"], "needs 8 devices and 4xH100 has 4"),
-        (["fsdp", "fsdp_loss", "--trace", "no/t.json"], "--trace no/t.json: there is no folder no"),
+        (["fsdp", "fsdp_loss", "--trace", "no/t.json"], "--trace no/t.json cannot be written: there is no folder no"),
         (["fsdp", "fsdp_loss", "--trace", "."], "--trace . is a folder"),
         (["fsdp", "fsdp_loss", "--picture", "p.png"], "a picture ends in .svg or .html"),
         (["fsdp", "fsdp_loss", "--model-flops", "-1"], "needs a positive number"),

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from autograder.commands.course import require_target, write
+from autograder.commands.course import write
 from autograder.commands.instructor import CourseFolder, course_chapter
-from autograder.commands.terminal import AsJson, UsageError, print_json, show, spinner, table
+from autograder.commands.terminal import AsJson, UsageError, print_json, require_target, show, spinner, table
 from autograder.render import number, plain
 
 
@@ -50,7 +50,8 @@ def report(
             before = [_share(term["pass_share"].get(each["name"])) for term in data["earlier"]]
             facts = [f"{fact['name']} ({fact['failed']})" for fact in each["facts"][:2]]
             facts += [f"not judged ({each['stopped']['count']})"] if each["stopped"]["count"] and not facts else []
-            points = f"{number(each['mean_points'])} of {number(each['max_points'])}"
+            mean = each["mean_points"]
+            points = f"{'–' if mean is None else number(mean)} of {number(each['max_points'])}"
             cells = (each["name"], points, _share(each["pass_share"]), *before, ", ".join(facts))
             functions_table.add_row(*(Text(plain(cell)) for cell in cells))
         median = data["median_points"]

@@ -9,7 +9,6 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from autograder.commands.course import require_target
 from autograder.commands.instructor import CourseFolder, course_chapter
 from autograder.commands.terminal import (
     AsJson,
@@ -18,6 +17,7 @@ from autograder.commands.terminal import (
     complain,
     out,
     print_json,
+    require_target,
     show,
     table,
 )

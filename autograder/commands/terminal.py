@@ -116,6 +116,19 @@ def require_chapter(name: str, *, or_primer: bool = False) -> str:
         raise UsageError(str(error)) from None
 
 
+def require_target(path: Path, option: str = "") -> None:
+    """Require that a file can be written at a path given on the command line, by an option if it is named.
+
+    Raises:
+        UsageError: It is a folder, or in no folder.
+    """
+    subject = f"{option} {path}".strip()
+    if path.is_dir():
+        raise UsageError(f"{subject} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise UsageError(f"{subject} cannot be written: there is no folder {path.parent}; make it first")
+
+
 @contextmanager
 def spinner(text: str, *, announced: str = "") -> Iterator[Callable[[str], None]]:
     """Show a spinner if there is a terminal; call the result to update its text.

@@ -12,18 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from jax.extend.mlir import ir
 from jax.interpreters.mlir import make_ir_context
 
 from course.program.audit import audit, readable
 from course.program.collectives import check_axes
-from course.program.foreign import LIKE, MATMULS, as_product, rows_of_axes, scatter_reductions
+from course.program.foreign import MATMULS, as_product, scatter_reductions
 from course.program.ir import (
     COLLECTIVES,
-    FUNCTIONS,
-    KNOWN,
-    LIBRARY,
     Block,
     Module,
     Op,
@@ -32,12 +28,12 @@ from course.program.ir import (
     unsupported,
     walk,
 )
+from course.program.operation import attributes_of, check_groups, kind_of, value_of
 from course.program.partition import partitioned
 from course.program.program import Leaf, Program, ProgramError, Spec, without_size_one
 from course.program.rules import MAX_DEPTH, MAX_OPS, called, function_name, source_line
 from course.program.simplify import add_in_place, unroll_rounds, without_single_trips
 
-_ZERO = re.compile(r"dense<(false|0|0\.0+e[+-]00)>")
 _RETURNS = {"stablehlo.return", "sdy.return", "func.return"}
 _ANNOTATIONS = {"sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier"}
 _AXES = r'(?:"[\w.\-]+"(?:, "[\w.\-]+")*)?'
@@ -141,8 +137,8 @@ class _Reader:
         for value, constant in zip(list(block.arguments), operand_constants, strict=True):
             if constant is not None:
                 block.arguments.remove(value)
-                same = value.shape == _value(constant.results[0].type).shape
-                attributes = _attributes(constant, self.meshes) if same else {}
+                same = value.shape == value_of(constant.results[0].type).shape
+                attributes = attributes_of(constant, self.meshes) if same else {}
                 block.ops.insert(0, Op("constant", [], [value], attributes, [], ""))
         return block
 
@@ -196,10 +192,10 @@ class _Reader:
         in_specs = _specs(body.attributes["in_shardings"], len(body.operands))
         for operand, value, spec in zip(body.operands, inner.arguments, in_specs, strict=True):
             if hash(operand) not in constants:
-                self._check_block(leaves[hash(operand)], _value(value.type), spec)
+                self._check_block(leaves[hash(operand)], value_of(value.type), spec)
         out_specs = _specs(body.attributes["out_shardings"], len(body.results))
         results = zip(body.results, returned.operands, out_specs, strict=True)
-        result_blocks = {hash(result): (_value(value.type), spec) for result, value, spec in results}
+        result_blocks = {hash(result): (value_of(value.type), spec) for result, value, spec in results}
         for operand, leaf in zip(final.operands, self.program.outputs, strict=True):
             if hash(operand) not in result_blocks:
                 raise ProgramError(f"result {leaf.name} does not come out of shard_map")
@@ -266,17 +262,17 @@ class _Reader:
         elif self.lenient and op.name in _ANNOTATIONS:
             text.kind = "annotation"
         else:
-            text.kind = _kind(op, line or self.line, self.lenient)
+            text.kind = kind_of(op, line or self.line, self.lenient)
             if text.kind in COLLECTIVES:
-                _check_groups(op, text.kind, line or self.line)
-            text.attributes = _attributes(op, self.meshes if self.lenient else {})
+                check_groups(op, text.kind, line or self.line)
+            text.attributes = attributes_of(op, self.meshes if self.lenient else {})
             text.regions = [region.blocks[0] for region in op.regions]
         return text
 
     def _type(self, kind: Any) -> Value:
         """A value of an MLIR type, of which others are copies."""
         if kind not in self.types:
-            self.types[kind] = _value(kind)
+            self.types[kind] = value_of(kind)
         return self.types[kind]
 
     def _op(self, text: _Text, block: Block, known: dict[int, Value], depth: int) -> None:
@@ -336,99 +332,3 @@ def _specs(attribute: Any, count: int) -> list[Spec]:
 
 def _is_constant(op: Any) -> bool:
     return op.operation.name == "stablehlo.constant"
-
-
-def _kind(op: Any, line: str, lenient: bool) -> str:
-    dialect, _, kind = op.name.partition(".")
-    if dialect == "chlo" and kind == "erf":
-        return "erf"
-    if lenient and kind in (LIBRARY if dialect == "stablehlo" else FUNCTIONS | {"erf"}):
-        return kind
-    if lenient and op.name in LIKE:
-        return LIKE[op.name]
-    if dialect != "stablehlo" or kind not in KNOWN:
-        target = f" {op.attributes['call_target_name']}" if kind == "custom_call" else ""
-        name = f"{op.name}{target} (of {function_name(op)})" if function_name(op) and lenient else f"{op.name}{target}"
-        ways = ", or ask the GPU compiler (aot=True, --aot)" if lenient else ""
-        raise unsupported(None, line, f"the analyses cannot price {name}; write it with other operations{ways}")
-    return kind
-
-
-def _check_groups(op: Any, kind: str, line: str) -> None:
-    """Check that groups count devices as jax does; in XLA's other notations, the numbers have other meanings."""
-    handle = (
-        re.search(r"handle = (\d+)", str(op.attributes["channel_handle"]))
-        if "channel_handle" in op.attributes
-        else None
-    )
-    counted = "use_global_device_ids" in op.attributes or kind not in ("all_gather", "all_reduce", "reduce_scatter")
-    if handle is None or int(handle[1]) < 1 or not counted:
-        raise unsupported(None, line, f"{kind} does not give its groups as global device numbers")
-
-
-def _attributes(op: Any, meshes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes that analyses read, as Python values; groups given by axes of ``meshes`` become device numbers."""
-    attributes: dict[str, Any] = {}
-    if op.name == "stablehlo.constant" and "complex<" in str(op.results[0].type):
-        return {}  # MLIR's Python cannot read them, and no analysis needs to
-    for name, attribute in op.attributes.items():
-        if name == "value":
-            kind = ir.RankedTensorType(op.results[0].type)
-            if str(kind.element_type) in _NUMPY:
-                numbers = _numbers(attribute)
-                if numbers.size:
-                    attributes["signs"] = tuple(
-                        _sign(number) for number in (numbers.flat[0], numbers.min(), numbers.max())
-                    )
-                if math.prod(kind.shape) <= 4096:
-                    attributes[name] = np.broadcast_to(numbers, tuple(kind.shape))
-            attributes["zero"] = bool(_ZERO.match(str(attribute)[:40]))
-        elif name == "source_target_pairs":
-            attributes[name] = np.array(attribute).reshape(-1, 2)
-        elif name == "replica_groups" and "mesh_axes" in str(attribute) and meshes:
-            attributes[name] = rows_of_axes(
-                str(attribute), {name: str(op.attributes["mesh"]) for name, op in meshes.items()}
-            )
-        elif name == "replica_groups" and "sub_axis" in str(attribute):
-            raise unsupported(None, source_line(op), f"{op.name} runs over a part of a mesh axis; use whole axes")
-        elif name == "replica_groups" and "mesh_axes" in str(attribute):
-            attributes["replica_axes"] = tuple(re.findall(r'axis_ref<name = "([^"]+)"', str(attribute)))
-        elif name == "replica_groups":
-            attributes[name] = np.array(attribute)
-        elif isinstance(attribute, ir.DenseI64ArrayAttr | ir.DenseBoolArrayAttr):
-            attributes[name] = tuple(attribute)
-        elif isinstance(attribute, ir.IntegerAttr | ir.BoolAttr):
-            attributes[name] = attribute.value
-        else:
-            attributes[name] = str(attribute)
-    return attributes
-
-
-def _numbers(attribute: Any) -> np.ndarray:
-    """The numbers of a constant; only one if all are equal, however many the text claims."""
-    if not attribute.is_splat:
-        return np.array(attribute)
-    with ir.Location.unknown(attribute.context):
-        scalar = ir.RankedTensorType.get([], attribute.type.element_type)
-    return np.array(ir.DenseElementsAttr.get_splat(scalar, attribute.get_splat_value()))
-
-
-def _sign(number: Any) -> str:
-    plain = isinstance(number, np.bool_) or not np.isfinite(number)
-    return str(number if plain else np.sign(number).astype(int))
-
-
-_NUMPY = {"i1", "i8", "i16", "i32", "i64", "ui8", "ui16", "ui32", "ui64", "f32", "f64"}
-
-
-def _value(kind: Any) -> Value:
-    text = str(kind)
-    if not text.startswith("tensor<"):
-        return Value((), text, 0)
-    tensor = ir.RankedTensorType(kind)
-    element = str(tensor.element_type)
-    digits = re.search(r"(\d+)", element)
-    bits = int(digits[1]) if digits else 8
-    if element.startswith("complex"):
-        bits *= 2
-    return Value(tuple(tensor.shape), element, 8 if element == "i1" else bits)

@@ -26,7 +26,7 @@ from autograder.grading.nbgrader.jobs import Job, Outcome, grade_one, verdict_fo
 from autograder.grading.nbgrader.keys import digest, fingerprint
 from autograder.grading.nbgrader.ledger import TRIES, Entry, Ledger, needs_human
 from autograder.grading.nbgrader.limit_factors import require_possible, require_stated
-from autograder.grading.nbgrader.names import name_problem, same_name, similar_names, student_name
+from autograder.grading.nbgrader.names import name_problem, question, same_name, student_name
 from autograder.grading.nbgrader.points import require_released, scaled, ungraded, worth
 from autograder.grading.nbgrader.pools import NewPool, dask_pool, local_pool
 from autograder.grading.nbgrader.settings import read_settings
@@ -202,7 +202,7 @@ def _chosen(everyone: list[Submission], only: Collection[str]) -> list[Submissio
     if missing:
         raise CourseError(
             f"nothing was submitted by {', '.join(missing)}; names are those of the folders in `submitted/`"
-            f"{similar_names(missing, names)}"
+            f"{question(missing, names)}"
         )
     return [submission for submission in everyone if not only or submission.student in selected]
 

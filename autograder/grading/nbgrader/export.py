@@ -5,7 +5,6 @@ import io
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from autograder.grading.nbgrader import register
 from autograder.grading.nbgrader.course import CourseError, open_gradebook, open_ledger, students
 from autograder.grading.nbgrader.late_penalty import MINUTE, days_begun
 from autograder.grading.nbgrader.ledger import Entry, needs_human
-from autograder.grading.nbgrader.names import same_name
+from autograder.grading.nbgrader.names import same_name, similar_names
 from autograder.grading.nbgrader.points import scaled, worth
 from autograder.grading.nbgrader.settings import read_settings
 from autograder.grading.nbgrader.submissions import Submission, find_submissions
@@ -137,13 +136,12 @@ def penalties(course: Path, assignments: list[str]) -> dict[str, float]:
 
 
 def without_score(course: Path, assignments: list[str]) -> dict[str, list[str]]:
-    """The students, by state, who have submitted something and have no final grade; with several chapters, which."""
+    """The students by state who have submitted something and have no final grade; also the chapter if several."""
     enrolled, by_state = register.values(course, register.ENROLLED), dict[str, list[str]]()
     for name in assignments:
-        for row in _grades(course, name):
+        for row in overview(course, name):
             student = row["student"]
-            final = row["state"] == GRADED and "score" in row
-            if not final and row["state"] != NOTHING and not enrolled.get(student, {}).get("left"):
+            if row["state"] not in (GRADED, NOTHING) and not enrolled.get(student, {}).get("left"):
                 text = f"{student} ({name})" if len(assignments) > 1 else student
                 by_state.setdefault(row["state"], []).append(text)
     return by_state
@@ -258,9 +256,8 @@ def _roster_note(student: str, enrolled: Mapping[str, Any], handed_in: Collectio
         return ["has left the course"] if enrolled[student]["left"] else []
     if not enrolled:
         return []
-    near = {same_name(name): name for name in enrolled if name not in handed_in}
-    matches = get_close_matches(same_name(student), near, 1)
-    rename = f"rename the folder if it is {near[matches[0]]}, or " if matches else ""
+    matches = similar_names([student], (name for name in enrolled if name not in handed_in))
+    rename = f"rename the folder if it is {matches[0]}, or " if matches else ""
     return [f"not on the list of students; {rename}add them with `meshcraft init . --students FILE`"]
 
 

@@ -35,10 +35,15 @@ def same_name(name: str) -> str:
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
-def similar_names(names: Iterable[str], known: Iterable[str]) -> str:
-    """A question about known names that are similar to these, ``; is it kim?``; empty if there are none."""
+def similar_names(names: Iterable[str], known: Iterable[str]) -> list[str]:
+    """The known name that is most similar to each of these, if one is."""
     near = {same_name(name): name for name in known}
-    matches = [near[match] for name in names for match in get_close_matches(same_name(name), near, 1)]
+    return [near[match] for name in names for match in get_close_matches(same_name(name), near, 1)]
+
+
+def question(names: Iterable[str], known: Iterable[str]) -> str:
+    """Ask about similar names, ``; is it kim?``; empty if there are none."""
+    matches = similar_names(names, known)
     return f"; is it {' or '.join(matches)}?" if matches else ""
 
 

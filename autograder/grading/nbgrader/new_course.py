@@ -1,9 +1,8 @@
 """An instructor's own course: created by `meshcraft init`, which can also change an existing one."""
 
-import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
 from autograder.contract.task import contract_files, load
-from autograder.contract.text import count_of
-from autograder.grading.nbgrader import course, register, task_variants
+from autograder.grading.nbgrader import course, task_variants
+from autograder.grading.nbgrader.changes import log_changes, state
 from autograder.grading.nbgrader.due_dates import due_dates, policy, shown
 from autograder.grading.nbgrader.group import close, share
 from autograder.grading.nbgrader.limit_factors import limits_in, require_possible
@@ -30,7 +29,6 @@ from autograder.grading.nbgrader.settings import (
 )
 from autograder.release.converters import write_notebook
 from autograder.release.notebook import source_notebook
-from autograder.render import few
 from course.curriculum import contract_folder, is_own
 
 KNOWN = (
@@ -117,15 +115,14 @@ def init_course(
             if not config.exists():
                 config.write_text(course.CONFIG, encoding="utf-8")
             dates = _assignments(folder, chapters, due, new_settings, former)
-            count, edited = _enrol(folder, students, withdraw)
-            _log(folder, before, students, withdraw, edited, undoes)
+            count = _enrol(folder, students, withdraw)
+            log_changes(folder, before, students, withdraw, undoes)
             if old.group and not new_settings.group:
                 close(folder)
             share(folder)
     except OSError as error:
         raise CourseError(f"the course folder {folder} cannot be written: {error}; choose another folder") from error
-    outcome = _outcome(folder, new_settings, dates, count)
-    return outcome | ({"changed": "; ".join(edited)} if edited else {})
+    return _outcome(folder, new_settings, dates, count)
 
 
 def _outcome(folder: Path, settings: Settings, dates: Mapping[str, datetime | None], students: int) -> dict[str, str]:
@@ -269,77 +266,16 @@ def _write_due(notebook: NotebookNode, due: datetime | None, settings: Settings)
     return True
 
 
-def _enrol(folder: Path, students: list[dict[str, str]], withdraw: Collection[str]) -> tuple[int, list[str]]:
-    """Add the students to the gradebook, or change their data; return the number of students, and what was changed."""
-    edited = []
+def _enrol(folder: Path, students: list[dict[str, str]], withdraw: Collection[str]) -> int:
+    """Add the students to the gradebook, or complete their data; return the number of students."""
     with course.open_gradebook(folder) as gradebook:
-        existing = {str(student.id): student for student in gradebook.students}
-        known = {*existing} | {row["id"] for row in students}
+        known = {str(student.id) for student in gradebook.students} | {row["id"] for row in students}
         if unknown := sorted({*withdraw} - known):
             raise CourseError(f"the course has no student {', '.join(unknown)}; the ids are those of the gradebook")
         for row in students:
             data: Any = {name: value for name, value in row.items() if value and name in COLUMNS[1:]}
-            old = {name: getattr(existing.get(row["id"]), name, None) for name in data}
-            edits = [f"{_words(n)} {old[n]} → {new}" for n, new in data.items() if old[n] not in (None, "", new)]
-            edited += [f"{row['id']}: {', '.join(edits)}"] if edits else []
             gradebook.update_or_create_student(row["id"], **data)
-        return len(gradebook.students), edited
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def state(folder: Path) -> dict[tuple[str, str], Any]:
-    """The current settings and due dates, in the form in which changes are logged."""
-    settings = json.loads(json.dumps(asdict(read_settings(folder) if folder.is_dir() else Settings())))
-    dates = due_dates(folder)
-    return {(register.SETTING, name): value for name, value in settings.items()} | {
-        (register.DUE, name): date and date.isoformat() for name, date in dates.items()
-    }
-
-
-def _log(
-    folder: Path,
-    before: Mapping[tuple[str, str], Any],
-    students: list[dict[str, str]],
-    withdraw: Collection[str],
-    edited: list[str],
-    undoes: int,
-) -> None:
-    """Log what has changed, and record who is enrolled."""
-    enrolled = register.values(folder, register.ENROLLED)
-    now = state(folder)
-    previous = {which: before.get(which) for which in now}
-    parts = [
-        f"{_words(name) if subject == register.SETTING else f'{name} due'}: "
-        f"{_as_text(previous[subject, name])} → {_as_text(value)}"
-        for (subject, name), value in now.items()
-        if previous[subject, name] != value
-    ]
-    people: dict[tuple[str, str], Any] = {}
-    for row in students:
-        old_section = enrolled.get(row["id"], {}).get("section", "")
-        section = row.get("section") or old_section
-        edited += [f"{row['id']}: section {old_section} → {section}"] if old_section not in ("", section) else []
-        people[register.ENROLLED, row["id"]] = {"section": section, "left": False}
-    for student in withdraw:
-        people[register.ENROLLED, student] = {"section": "", **enrolled.get(student, {}), "left": True}
-    joined = [row["id"] for row in students if enrolled.get(row["id"], {"left": True})["left"]]
-    parts += [f"{count_of(len(joined), 'student')} enrolled: {few(joined)}"] if joined else []
-    parts += [f"left the course: {few([*withdraw])}"] if withdraw else []
-    parts += edited
-    register.record(folder, "; ".join(parts) or "the roster was completed", {**now, **people}, previous, undoes)
-
-
-def _as_text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, dict):
-        value = [f"{name} {_as_text(each)}" for name, each in value.items()]
-    if isinstance(value, list | tuple):
-        value = ", ".join(map(str, value))
-    return "none" if value in (None, "") else f"{value:g}" if isinstance(value, float) else str(value)
+        return len(gradebook.students)
 
 
 def _with_points(settings: Settings, points: Mapping[str, float], dropped: Collection[str]) -> Settings:

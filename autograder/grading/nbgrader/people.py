@@ -13,11 +13,12 @@ from typing import Any
 
 from autograder.grading.nbgrader import register
 from autograder.grading.nbgrader.bridge import configuration
+from autograder.grading.nbgrader.changes import state
 from autograder.grading.nbgrader.course import CourseError, open_gradebook, students
 from autograder.grading.nbgrader.due_dates import due_dates
-from autograder.grading.nbgrader.names import similar_names
-from autograder.grading.nbgrader.new_course import init_course, state
-from autograder.grading.nbgrader.register import DUE, ENROLLED, EXTENSION, READER, REQUEST, SETTING, Change
+from autograder.grading.nbgrader.names import question
+from autograder.grading.nbgrader.new_course import init_course
+from autograder.grading.nbgrader.register import DUE, ENROLLED, EXTENSION, PERSON, READER, REQUEST, SETTING, Change
 from autograder.render import few
 
 MOST_HOURS = 365 * 24.0
@@ -31,7 +32,7 @@ def chosen(course: Path, named: Collection[str], section: str) -> list[str]:
     """
     known = students(course)
     if unknown := sorted({*named} - {*known}):
-        near = similar_names(unknown, known) or "; `meshcraft status` lists those it has"
+        near = question(unknown, known) or "; `meshcraft status` lists those it has"
         raise CourseError(f"the course has no student {', '.join(unknown)}{near}")
     enrolled = register.values(course, ENROLLED)
     in_section = [student for student, about in enrolled.items() if section and about.get("section") == section]
@@ -182,9 +183,14 @@ def undo(course: Path, number: int) -> Change:
     before = change.before
     sentence = f"change {number} undone: {change.sentence}"
     settings_and_dates = {which: value for which, value in before.items() if which[0] in (SETTING, DUE)}
+    names = {which: fields for which, fields in before.items() if which[0] == PERSON and fields is not None}
     done = 0
-    if register_values := {which: value for which, value in before.items() if which not in settings_and_dates}:
-        done = register.record(course, sentence, register_values, undoes=number)
+    registered = {which: value for which, value in before.items() if which[0] not in (SETTING, DUE, PERSON)}
+    if register_values := registered | names:
+        with open_gradebook(course) as gradebook:
+            for (_, student), fields in names.items():
+                gradebook.update_or_create_student(student, **fields)
+        done = register.record(course, sentence, register_values, change.after, undoes=number)
         _grant(
             course, {name: hours or 0.0 for (subject, name), hours in register_values.items() if subject == EXTENSION}
         )

@@ -46,12 +46,24 @@ def test_a_new_upload_without_a_time_does_not_keep_the_earlier_ones(term):
     assert "submission time unknown" in states(term)["ada"]["why"]
 
 
-def test_a_chapter_that_the_course_has_not_is_refused_and_a_changed_name_is_named(term, meshcraft):
+def test_a_chapter_that_the_course_does_not_have_is_refused(term, meshcraft):
     refused = meshcraft("request", "zero", "ada", "--text", "why?", "--course", str(term), status=2)
     assert "zero is not in this course, which has fsdp" in refused.err
-    known = {"id": "ada", "first_name": "Augusta", "section": "B"}
-    assert change(term, students=[known])["changed"].startswith("ada: ")
-    assert "ada: section A → B" in register.log(term)[-1].sentence
+
+
+def test_a_changed_name_and_section_are_logged_and_can_be_undone(term):
+    change(term, students=[{"id": "ada", "first_name": "Ada"}])
+    change(term, students=[{"id": "ada", "first_name": "Augusta", "section": "B"}])
+    assert register.log(term)[-1].sentence == "ada: first name Ada → Augusta; ada: section A → B"
+    people.undo(term, register.log(term)[-1].number)
+    with open_gradebook(term) as gradebook:
+        assert str(gradebook.find_student("ada").first_name) == "Ada"
+    assert register.values(term, register.ENROLLED)["ada"]["section"] == "A"
+
+
+def test_new_points_say_what_is_still_old(term, meshcraft):
+    err = meshcraft("init", str(term), "--points", "fsdp_loss=9").err
+    assert "run `meshcraft grade`" in err and "students have the earlier notebook" in err
 
 
 def test_a_few_minutes_late_cost_nothing_within_the_grace_period(term):

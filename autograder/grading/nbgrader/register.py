@@ -1,7 +1,7 @@
 """The register: an instructor's decisions about people and dates, and a log of every change, which can be undone.
 
 It is kept alongside the verdicts, in the ledger's file. A value belongs to a subject, such as ``extension``, and a
-name, such as ``fsdp/ada``. Changes to settings and due dates, which are kept elsewhere, are logged here as well.
+name, such as ``fsdp/ada``. Changes to settings, due dates and names, which are kept elsewhere, are logged here as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from autograder.grading.nbgrader.course import CourseError, open_ledger
 
 EXTENSION, READER, REQUEST, ENROLLED = "extension", "reader", "request", "enrolled"
-SETTING, DUE = "setting", "due"  # kept in course.toml and in the gradebook
+SETTING, DUE, PERSON = "setting", "due", "person"  # kept in course.toml and in the gradebook
 TABLES = """
 CREATE TABLE IF NOT EXISTS register (
     subject TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (subject, name)
@@ -59,7 +59,7 @@ def record(
         course: The course folder.
         sentence: The change in words.
         new: The new values.
-        before: The earlier values of settings and due dates, which are kept elsewhere.
+        before: The earlier values of settings, due dates and names, which are kept elsewhere.
         undoes: The change that this one undoes.
     """
     with open_ledger(course) as ledger, ledger.writing(TABLES) as execute:
@@ -72,7 +72,7 @@ def record(
         if not changed:
             return 0
         for (subject, name), value in changed.items():
-            if subject in (SETTING, DUE):
+            if subject in (SETTING, DUE, PERSON):
                 continue
             if value is None:
                 execute("DELETE FROM register WHERE subject = ? AND name = ?", (subject, name))
@@ -99,7 +99,7 @@ def find_change(course: Path, number: int, now: Mapping[Key, Any]) -> Change:
     Args:
         course: The course folder.
         number: Its number in the log.
-        now: The current values of settings and due dates, which are kept elsewhere.
+        now: The current values of settings, due dates and names, which are kept elsewhere.
 
     Raises:
         CourseError: There is none, it was undone, or what it set has been changed since.

@@ -85,8 +85,8 @@ def _names(chapter: str, results: dict[str, list[Result]]) -> list[str]:
 
 
 def _function(name: str, results: list[Result]) -> dict[str, Any]:
-    """One function: verdicts, points, and the facts that fail most often; shares are of what has a verdict."""
-    judged = [result for result in results if result.verdict != NEEDS_HUMAN] or results
+    """One function: verdicts, points, and the facts that fail most often. What needs a person has no points yet."""
+    judged = [result for result in results if result.verdict != NEEDS_HUMAN]
     verdicts = Counter(NOT_STARTED if result.not_started else result.verdict for result in results)
     missed: dict[str, list[Any]] = {}
     for result in results:
@@ -101,8 +101,8 @@ def _function(name: str, results: list[Result]) -> dict[str, Any]:
     return {
         "name": name,
         "max_points": results[0].max_points,
-        "mean_points": round(statistics.mean(result.points for result in judged), 2),
-        "pass_share": round(verdicts[PASS] / len(judged), 4),
+        "mean_points": round(statistics.mean(result.points for result in judged), 2) if judged else None,
+        "pass_share": round(verdicts[PASS] / len(judged), 4) if judged else None,
         "verdicts": {verdict: verdicts[verdict] for verdict in ORDER if verdicts[verdict]},
         "facts": [
             {
@@ -162,9 +162,11 @@ def _seconds(seconds: list[float]) -> dict[str, Any]:
 
 def _earlier(folder: Path, chapter: str) -> dict[str, Any]:
     report = class_report(folder, chapter)
-    shares = {each["name"]: each["pass_share"] for each in report["functions"]}
+    shares = {each["name"]: each["pass_share"] for each in report["functions"] if each["pass_share"] is not None}
     means = {
-        each["name"]: each["mean_points"] / each["max_points"] for each in report["functions"] if each["max_points"]
+        each["name"]: each["mean_points"] / each["max_points"]
+        for each in report["functions"]
+        if each["max_points"] and each["mean_points"] is not None
     }
     return {
         "term": read_settings(folder.resolve()).name,

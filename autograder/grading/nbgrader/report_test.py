@@ -7,7 +7,7 @@ import pytest
 from autograder.contract.verdict import FAIL, NEEDS_HUMAN, PASS, REFUSED, Fact, Kind, Result
 from autograder.grading.nbgrader.batch_test import fake, grade
 from autograder.grading.nbgrader.conftest import POINTS, change, file_and_book, hand_in, report
-from autograder.grading.nbgrader.export import gradescope_csv, moodle_csv
+from autograder.grading.nbgrader.export import gradescope_csv, moodle_csv, without_score
 from autograder.grading.nbgrader.feedback_test import Page, asks_for_nothing
 from autograder.grading.nbgrader.report import class_report, report_csv, report_page
 from autograder.grading.nbgrader.settings import CourseError
@@ -41,6 +41,9 @@ def test_the_report_says_which_fact_fails_with_which_message_and_who_waits(term,
         {"name": "gradients", "failed": 1, "message": "8 times too <large>", "case": "data=8"}
     ]
     assert functions["gather_params"]["verdicts"] == {PASS: 2, FAIL: 1}
+    shard = functions["shard_params"]
+    assert (shard["mean_points"], shard["pass_share"]) == (2.0, 1.0), "cleo, who waits for a person, is no zero"
+    assert without_score(term, ["fsdp"]) == {"needs a person": ["cleo"], "waits for manual grading": ["ada"]}
     assert functions["fsdp_loss"]["stopped"] == {"count": 1, "message": "a loop until data says so"}
     assert (data["attempts"]["by_number"], data["attempts"]["mean_gain"]) == ({"1": 2, "2": 1}, 3.0)
     why = {each["student"]: each["why"].partition(";")[0] for each in data["persons"]}
@@ -62,6 +65,15 @@ def test_the_report_says_which_fact_fails_with_which_message_and_who_waits(term,
 def init_empty(folder):
     (folder / "empty" / "submitted").mkdir(parents=True)
     return folder / "empty"
+
+
+def test_a_function_that_nobody_has_a_verdict_on_has_no_mean(term):
+    hand_in(term, "cleo")
+    file_and_book(term, {"cleo": report(Result("shard_params", 0.0, 2.0, NEEDS_HUMAN, message="it broke"))})
+    data = class_report(term, "fsdp", (term,))
+    (shard,) = (each for each in data["functions"] if each["name"] == "shard_params")
+    assert (shard["mean_points"], shard["pass_share"]) == (None, None)
+    assert "not judged yet" in report_page(data) and report_csv(data)
 
 
 def test_export_to_a_missing_folder_is_a_sentence(term, meshcraft, tmp_path):
