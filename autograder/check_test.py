@@ -192,7 +192,21 @@ def test_syntax_error_and_missing_name_are_explained(notebook):
     late = "def shard_params(params, axis_name, min_size):\n    return params, answer"
     assert "no cell of the notebook defines answer" in judged(notebook("pass", late)).message
     problem = judged(notebook("x = 1\nanswer = x / 0", late)).message
-    assert "(before it, `answer = x / 0` (one:2) failed with ZeroDivisionError: division by zero)" in problem
+    assert "(before it, `answer = x / 0` (one:2) failed: ZeroDivisionError: division by zero)" in problem
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("import helpers as answer", "failed: No module named 'helpers': a notebook is judged with the packages"),
+        ("answer = open('table.json').read()", "failed: the file 'table.json' cannot be read: a notebook is judged"),
+        ("answer = __import__('urllib.request').request.urlopen('http://localhost:1')", "judged without a network"),
+    ],
+)
+def test_what_a_notebook_lacks_where_it_is_judged_is_explained(notebook, statement, reason):
+    function = "def shard_params(params, axis_name, min_size):\n    return params, answer"
+    message = judged(notebook(statement, function)).message
+    assert message.startswith("answer is not defined (NameError) (before it, ") and reason in message
 
 
 def test_magics_and_broken_imports_do_not_matter_to_those_who_do_not_use_them(notebook):

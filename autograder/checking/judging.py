@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import inspect
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -17,7 +16,7 @@ from autograder.contract.text import count_of
 from autograder.contract.verdict import PARTIAL, PASS, Fact, Result
 from autograder.grading.inside.intake import Notebook
 from autograder.grading.inside.launch import Limits
-from autograder.grading.inside.tracing import UNROLLED, Problem, Traced, time_limit, trace_cases
+from autograder.grading.inside.tracing import UNROLLED, Problem, Traced, time_limit, trace_cases, unwrapped
 from autograder.grading.outside.judge import GradingPlan, Stopped, judge, plan, stopped
 from autograder.grading.outside.pipeline import trace_request, trace_together
 from autograder.grading.outside.workers import Worker, local_executor, local_tracer
@@ -227,5 +226,5 @@ def locate_file(function: Callable[..., Any]) -> Locate:
 
 
 def file_of(function: Any) -> str:
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    code = getattr(unwrapped(function), "__code__", None)
     return code.co_filename if code else ""

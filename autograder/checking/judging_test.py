@@ -16,6 +16,7 @@ from autograder.contract.verdict import (
     LIMIT_EXCEEDED,
     PARTIAL,
     PASS,
+    STUDENT_ERROR,
     Fact,
     Kind,
     conclude,
@@ -71,6 +72,23 @@ def test_a_limit_that_ends_a_finaliser_and_no_more_ends_the_function_later(monke
     Busy()
     while True: pass""")
     assert "longer to trace than 1 s of processor time" in result.message
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (
+            "error = ValueError('x'); error.__notes__ = 5; raise error",
+            "shard_params raised an exception that cannot be",
+        ),
+        ("class Text(str): strip = 5\n    raise type('E', (Exception,), {'__str__': lambda _: Text()})", "cannot be"),
+        ("shard_params.__wrapped__ = shard_params; raise NotImplementedError", "it raises NotImplementedError"),
+        ("raise NameError('x', name=len)", "NameError: x"),
+    ],
+)
+def test_an_exception_that_breaks_what_describes_it_is_the_learners_error(body, says):
+    result = judged_here(body)
+    assert result.verdict == STUDENT_ERROR and says in result.message
 
 
 # A pass is a pass

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from course.program.integers import MAX_ELEMENTS, Computed, Known, bind, evaluate
+from course.program.integers import DTYPES, MAX_ELEMENTS, RULES, Computed, Known, bind, evaluate
 from course.program.ir import COLLECTIVES, Block, Module, Op, Value, makers_of, unsupported, walk
 
 # Limit on operations evaluated for one device; those on many elements count more.
@@ -17,7 +17,7 @@ MAX_EVALUATED = 1_000_000
 MAX_DECISIONS = 1_000_000
 _CONTROL = ("while", "case")
 _TOO_LONG = "following the program's counters takes too long; use fewer trips"
-_UNKNOWN = "depends on data, or on integers that overflow or divide by zero, so its cost cannot be known"
+_UNKNOWN = "so its cost cannot be known"
 
 
 class Followed(NamedTuple):
@@ -87,14 +87,14 @@ def _reads_device(deciding: set[Op]) -> bool:
     return any(op.kind in ("partition_id", "replica_id") for op in deciding)
 
 
-def _deciding(main: Block) -> set[Op]:
-    """The ops that loops and branches depend on."""
+def _deciding(main: Block, values: list[Value] | None = None) -> set[Op]:
+    """The ops that loops and branches depend on, or those that some values depend on."""
     makers = makers_of(main)
     carries = {}
     for op in walk(main):
         for region in op.regions if op.kind == "while" else ():
             carries |= {argument: (op, i) for i, argument in enumerate(region.arguments)}
-    queue = [value for op in walk(main) for value in _decided_by(op)]
+    queue = [value for op in walk(main) for value in _decided_by(op)] if values is None else [*values]
     deciding: set[Op] = set()
     seen: set[Value] = set()
     while queue:
@@ -187,7 +187,8 @@ class _Run:
     def _branch(self, op: Op) -> None:
         index = self.known.get(op.operands[0])
         if index is None and not self.data_branches:
-            raise unsupported(op, op.line, f"which branch runs {_UNKNOWN}; compute both sides and select one")
+            why = f"which branch runs depends on {self._reason(op.operands[0])}, {_UNKNOWN}"
+            raise unsupported(op, op.line, f"{why}; compute both sides and select one")
         if index is None:
             position = self._more_expensive(op)
             self.on_data.add(op)
@@ -220,6 +221,28 @@ class _Run:
             del self.decisions[start:]
         return work.index(max(work))
 
+    def _reason(self, value: Value) -> str:
+        """Name the cause of an unknown value: data, or the first operation that known values do not determine."""
+        reasons, data = _deciding(self.main, [value]), set(self.main.arguments)
+        if value in data or any(operand in data for op in reasons for operand in op.operands):
+            return "data"
+        for op in walk(self.main):
+            if op not in reasons or not op.operands or any(operand not in self.known for operand in op.operands):
+                continue
+            known = {operand: self.known[operand] for operand in op.operands}
+            evaluate(op, known, self.device)
+            if op.results[0] in known:
+                continue
+            where = f" ({op.line})" if op.line else ""
+            if any(result.dtype not in DTYPES for result in op.results):
+                return f"floats{where}, which compilers round differently"
+            if any(result.elements > MAX_ELEMENTS for result in op.results):
+                return f"an array of more than {MAX_ELEMENTS:,} integers{where}"
+            if op.kind in RULES:
+                return f"integers that overflow or divide by zero{where}"
+            return f"{op.name}{where}, whose result is not known in advance"
+        return "data"
+
     def _loop(self, op: Op) -> None:
         condition, body = op.regions
         if (trips := counted_trips(op, self.makers) or 0) > self.left:
@@ -230,7 +253,8 @@ class _Run:
             self._run(condition)
             proceed = self.known.get(condition.returns[0])
             if proceed is None:
-                raise unsupported(op, op.line, f"how often this loop runs {_UNKNOWN}; fix its trips, as lax.scan does")
+                why = f"how often this loop runs depends on {self._reason(condition.returns[0])}, {_UNKNOWN}"
+                raise unsupported(op, op.line, f"{why}; fix its trips, as lax.scan does")
             self._decide(int(bool(proceed)), op)
             if not proceed:
                 break

@@ -102,10 +102,14 @@ def _find(block: Block, elided: ElidedBuffers) -> None:
 
 def _readers(result: Value, uses: dict[Value, list[Op]], elided: ElidedBuffers) -> set[Op]:
     """The ops that read a result, itself or through a view."""
-    readers = set()
-    for reader in uses.get(result, []):
-        view = reader.results[0] if reader.results else None
-        readers |= _readers(view, uses, elided) if view and elided.views.get(view) is result else {reader}
+    readers, results = set(), [result]
+    while results:
+        source = results.pop()
+        for reader in uses.get(source, []):
+            if reader.results and elided.views.get(reader.results[0]) is source:
+                results.append(reader.results[0])
+            else:
+                readers.add(reader)
     return readers
 
 

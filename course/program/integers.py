@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from course.program.ir import Op, Value
+from course.program.ir import Op, Value, dims_of
 
 MAX_ELEMENTS = 4096
 # Most results that are remembered at a time, and most elements of one operation: together at most a few tens of MB.
 MAX_COMPUTED, MAX_REMEMBERED = 20_000, 64
 Known = dict[Value, np.ndarray]
-Computed = dict[tuple[Op | bytes, ...], np.ndarray | None]
+Results = tuple[np.ndarray, ...] | None
+Computed = dict[tuple[Op | bytes, ...], Results]
 
 DTYPES = {"i1": np.bool_}
 DTYPES |= {f"{u}i{bits}": np.dtype(f"{u and 'u'}int{bits}").type for u in ("", "u") for bits in (8, 16, 32, 64)}
@@ -53,12 +54,11 @@ def evaluate(op: Op, known: Known, device: int, computed: Computed | None = None
     operands = [known.get(operand) for operand in op.operands]
     if any(operand is None for operand in operands):
         return
-    value = _compute(op, operands) if computed is None else _remembered(op, operands, computed)
-    if value is not None:
-        known[op.results[0]] = value
+    values = _compute(op, operands) if computed is None else _remembered(op, operands, computed)
+    known.update(zip(op.results, values or (), strict=False))
 
 
-def _remembered(op: Op, operands: list[Any], computed: Computed) -> np.ndarray | None:
+def _remembered(op: Op, operands: list[Any], computed: Computed) -> Results:
     if sum(value.elements for value in (*op.operands, *op.results)) > MAX_REMEMBERED:
         return _compute(op, operands)
     key = op, *(operand.tobytes() for operand in operands)
@@ -69,7 +69,7 @@ def _remembered(op: Op, operands: list[Any], computed: Computed) -> np.ndarray |
     return computed[key]
 
 
-def _compute(op: Op, operands: list[Any]) -> np.ndarray | None:
+def _compute(op: Op, operands: list[Any]) -> Results:
     rule = RULES.get(op.kind)
     if rule is None or not op.results:
         return None
@@ -77,10 +77,13 @@ def _compute(op: Op, operands: list[Any]) -> np.ndarray | None:
         return None
     try:
         with np.errstate(all="ignore"):
-            value = _fitting(rule(op, *operands), DTYPES[op.results[0].dtype])
+            computed = rule(op, *operands)
+            values = computed if isinstance(computed, tuple) else (computed,)
+            fitting = [_fitting(value, DTYPES[r.dtype]) for value, r in zip(values, op.results, strict=True)]
     except (TypeError, ValueError, IndexError, OverflowError):  # a form that the rule does not know: never guessed
         return None
-    return None if value is None else value.reshape(op.results[0].shape)
+    known = [value.reshape(r.shape) for value, r in zip(fitting, op.results, strict=True) if value is not None]
+    return tuple(known) if len(known) == len(fitting) else None
 
 
 def _fitting(value: Any, dtype: Any) -> np.ndarray | None:
@@ -149,7 +152,7 @@ def _compare(op: Op, a: np.ndarray, b: np.ndarray) -> Any:
     signedness = "SIGNED" if np.issubdtype(a.dtype, np.signedinteger) else "UNSIGNED"
     if "compare_type" in op.attributes and not re.search(rf"\b(NOTYPE|{signedness})\b", op.attributes["compare_type"]):
         return None
-    direction = re.search(r"EQ|NE|LE|LT|GE|GT", op.attributes["comparison_direction"])
+    direction = _DIRECTION.search(op.attributes["comparison_direction"])
     compare = {"EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal}
     compare |= {"GT": np.greater, "GE": np.greater_equal}
     return compare[direction[0]](a, b) if direction else None
@@ -197,7 +200,100 @@ def _iota(op: Op) -> Any:
     return np.broadcast_to(along, shape)
 
 
+def _gather(op: Op, a: np.ndarray, starts: np.ndarray) -> Any:
+    numbers, sizes, shape = op.attributes["dimension_numbers"], op.attributes["slice_sizes"], op.results[0].shape
+    if np.any((starts < -(2**31)) | (starts >= 2**31)):
+        return None
+    last = re.search(r"index_vector_dim = (\d+)", numbers)
+    vector_dim = int(last[1]) if last else 0
+    starts = starts[..., None] if vector_dim == starts.ndim else np.moveaxis(starts, vector_dim, -1)
+    offset = dims_of(numbers, "offset_dims")
+    batch = [dim for dim in range(len(shape)) if dim not in offset]
+    batching = dims_of(numbers, "operand_batching_dims")
+    their_dims = [dim - (dim > vector_dim) for dim in dims_of(numbers, "start_indices_batching_dims")]
+
+    def along(dims: list[int], values: np.ndarray) -> np.ndarray:
+        """Spread values of some of the result's dims over all of them."""
+        return values.reshape([shape[dim] if dim in dims else 1 for dim in range(len(shape))])
+
+    index = [np.zeros([1] * len(shape), int) for _ in range(a.ndim)]
+    for number, dim in enumerate(dims_of(numbers, "start_index_map")):
+        index[dim] = along(batch, np.clip(starts[..., number].astype(int), 0, a.shape[dim] - sizes[dim]))
+    for dim, theirs in zip(batching, their_dims, strict=True):
+        index[dim] = along([batch[theirs]], np.arange(a.shape[dim]))
+    removed = {*dims_of(numbers, "collapsed_slice_dims"), *batching}
+    for dim, out in zip((dim for dim in range(a.ndim) if dim not in removed), offset, strict=True):
+        index[dim] = index[dim] + along([out], np.arange(sizes[dim]))
+    return np.broadcast_to(a[tuple(index)], shape)
+
+
+def _pad(op: Op, a: np.ndarray, value: np.ndarray) -> Any:
+    low, high, inner = (op.attributes[name] for name in ("edge_padding_low", "edge_padding_high", "interior_padding"))
+    if any(inner) or min((*low, *high), default=0) < 0:
+        return None
+    return np.pad(a, list(zip(low, high, strict=True)), constant_values=value)
+
+
+def _sort(op: Op, *arrays: np.ndarray) -> Any:
+    block, key, dim = op.regions[0], arrays[0], op.attributes["dimension"]
+    compare = block.ops[0]
+    if len(block.ops) > 1 or compare.operands != block.arguments[:2] or block.returns != compare.results:
+        return None
+    ascends = _compare(compare, *np.array([[0], [1]], key.dtype)) and not _compare(compare, *np.ones((2, 1), key.dtype))
+    if not ascends or not (op.attributes.get("is_stable") or len(arrays) == 1):
+        return None
+    order = np.argsort(key, axis=dim, kind="stable")
+    return tuple(np.take_along_axis(array, order, dim) for array in arrays)
+
+
+def _place_of_extreme(op: Op, a: np.ndarray, places: np.ndarray, first: np.ndarray, first_place: np.ndarray) -> Any:
+    """The result of an argmax or an argmin, and its place: the least among equals."""
+    block, (dim,) = op.regions[0], op.attributes["dimensions"]
+    numbers = {value: n for n, value in enumerate([*block.arguments, *(o.results[0] for o in block.ops)])}
+    form = [(inner.kind, *(numbers[operand] for operand in inner.operands)) for inner in block.ops]
+    comparisons = [inner for inner in block.ops if inner.kind == "compare"]
+    directions = [_DIRECTION.search(inner.attributes["comparison_direction"]) for inner in comparisons]
+    order = [direction[0] for direction in directions if direction]
+    if form != _ARGMAX or [numbers[value] for value in block.returns] != [11, 12] or order[1:] != ["NE", "EQ", "LT"]:
+        return None
+    of = (a, a, a, places)
+    if order[0] not in ("GT", "LT") or any(
+        _compare(inner, values[:0], values[:0]) is None for inner, values in zip(comparisons, of, strict=True)
+    ):
+        return None
+    extreme = np.maximum if order[0] == "GT" else np.minimum
+    best = extreme(extreme.reduce(a, axis=dim), first)
+    none = np.iinfo(places.dtype).max
+    at = np.where(a == np.expand_dims(best, dim), places, none).min(axis=dim)
+    return best, np.where(first == best, np.minimum(at, first_place), at)
+
+
+# JAX's choice between (value, place) 0, 1 and 2, 3: greater, or not a number, or equal and at a smaller place.
+_ARGMAX = [
+    ("compare", 0, 2),
+    ("compare", 0, 0),
+    ("or", 4, 5),
+    ("compare", 0, 2),
+    ("compare", 1, 3),
+    ("and", 7, 8),
+    ("or", 6, 9),
+    ("select", 6, 0, 2),
+    ("select", 10, 1, 3),
+]
+_DIRECTION = re.compile("EQ|NE|LE|LT|GE|GT")
+
+
+def _dot_general(op: Op, a: np.ndarray, b: np.ndarray) -> Any:
+    numbers = op.attributes["dot_dimension_numbers"]
+    if a.dtype == np.bool_ or b.dtype == np.bool_ or dims_of(numbers, "lhs_batching_dimensions"):
+        return None
+    mine, others = (tuple(dims_of(numbers, f"{side}_contracting_dimensions")) for side in ("lhs", "rhs"))
+    return np.tensordot(a.astype(object), b.astype(object), (mine, others))
+
+
 def _reduce(op: Op, a: np.ndarray, initial: np.ndarray, *others: np.ndarray) -> Any:
+    if len(op.results) == 2:
+        return _place_of_extreme(op, a, initial, *others)
     block = op.regions[0]
     ops = block.ops
     kind = ops[0].kind if len(ops) == 1 else ""
@@ -228,8 +324,10 @@ RULES: dict[str, Callable[..., Any]] = {
     "concatenate": lambda op, *parts: np.concatenate(parts, axis=op.attributes["dimension"]),
     "convert": _convert,
     "divide": _exact(_divide),
+    "dot_general": _dot_general,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
+    "gather": _gather,
     "iota": _iota,
     "maximum": _plain(np.maximum),
     "minimum": _plain(np.minimum),
@@ -237,6 +335,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "negate": _exact(np.negative),
     "not": _plain(np.bitwise_not),
     "or": _plain(np.bitwise_or),
+    "pad": _pad,
     "reduce": _reduce,
     "remainder": _remainder,
     "reshape": lambda op, a: np.reshape(a, op.results[0].shape),
@@ -247,6 +346,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "shift_right_logical": _shift(np.right_shift, "u"),
     "sign": _exact(np.sign),
     "slice": _slice,
+    "sort": _sort,
     "subtract": _exact(np.subtract),
     "transpose": lambda op, a: np.transpose(a, op.attributes["permutation"]),
     "xor": _plain(np.bitwise_xor),

@@ -4,13 +4,17 @@ import itertools
 import os
 import re
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
 
-from course.program import parse
+from course.program import export, parse
 from course.program.integers import MAX_REMEMBERED, RULES, evaluate
 from course.program.ir import Op, Value
-from course.program.stablehlo_for_tests import NAMES, dense, edges, program_of, run, tensor
+from course.program.stablehlo_for_tests import NAMES, dense, edges, evaluated, program_of, run, tensor
 
 COMPARISONS = ("EQ", "NE", "LT", "LE", "GT", "GE")
 ARITHMETIC = ("add", "multiply", "maximum", "minimum", "and", "or", "xor")
@@ -195,6 +199,45 @@ def test_start_that_does_not_fit_32_bits_is_unknown(element, start):
     known = {table: np.arange(4, dtype=np.int32), index: np.array(start, NAMES[element])}
     evaluate(op, known, 0)
     assert op.results[0] not in known
+
+
+TABLE, AT = np.random.default_rng(0).integers(-5, 5, (3, 4), np.int32), np.array([2, 0, 3], np.int32)
+LOOKUPS = {
+    "take": lambda table, at: jnp.take(table, at[0]),
+    "take of rows": lambda table, at: jnp.take(table, at - 1, axis=0),
+    "take, clipped": lambda table, at: jnp.take(table, 2 * at, axis=1, mode="clip"),
+    "take, wrapped": lambda table, at: jnp.take(table, 2 * at, axis=1, mode="wrap"),
+    "take along an axis": lambda table, at: jnp.take_along_axis(table, at[:, None], axis=1),
+    "get or fill": lambda table, at: table.at[0, 2 * at].get(mode="fill", fill_value=7),
+    "of each row": lambda table, at: table[jnp.arange(3), at],
+    "vmap": lambda table, at: jax.vmap(lambda row, i: row[i])(table, at),
+    "vmap of parts": lambda table, at: jax.vmap(lambda i: lax.dynamic_slice(table, (i, i), (2, 3)))(at),
+    "select": lambda table, at: jnp.select([at == 1, at == 0], [at, 2 * at], 9),
+    "argmax": lambda table, at: jnp.argmax(table, axis=1),
+    "argmin": lambda table, at: jnp.argmin(table, axis=0) + jnp.argmin(at),
+    "argmax of booleans": lambda table, at: jnp.argmax(table > 0, axis=0),
+    "pad": lambda table, at: jnp.pad(table, ((1, 0), (2, 3)), constant_values=at[0]),
+    "sort": lambda table, at: jnp.sort(table, axis=0),
+    "argsort": lambda table, at: jnp.argsort(table, axis=1, stable=True),
+    "product": lambda table, at: at @ table,
+    "einsum": lambda table, at: jnp.einsum("ij,kj->ki", table, table),
+}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_lookups_in_tables_agree_with_xla(name):
+    arrays = {"table": TABLE, "at": AT}
+    program = export(
+        lambda table, at: {"y": LOOKUPS[name](table, at)},
+        arrays,
+        dict.fromkeys(arrays, P()),
+        mesh={"x": 1},
+        out_specs={"y": P()},
+    )
+    values = [arrays[leaf.name] for leaf in program.inputs]
+    (computed,), (expected,) = evaluated(program, values), run(program, values)
+    assert computed is not None
+    np.testing.assert_array_equal(computed, expected)
 
 
 def test_few_numbers_are_remembered_and_large_arrays_are_not():

@@ -18,6 +18,7 @@ The complete rules; ``fusion`` decides which results have no separate buffer:
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -205,15 +206,17 @@ def _writes_over(op: Op, result: Value, argument: Value, free: ElidedBuffers) ->
     return not is_captured and starts.count(argument) == 1 and starts[op.results.index(result)] is argument
 
 
-def _schedule(block: Block, state: _State, free: ElidedBuffers) -> None:
+def _schedule(block: Block, state: _State, free: ElidedBuffers, kept: Set[Value] = frozenset()) -> None:
+    """Note the buffers of a block's ops; ``kept`` are values from outside that are read again after the block."""
     last = last_uses(block, free)
     for i, op in enumerate(block.ops):
         state.clock += 1
-        dying = {operand for operand in op.operands if last.get(operand) == i}
+        read_here = {*op.operands, *(value for region in op.regions for value in captured(region))}
+        dying = {value for value in read_here if last.get(value) == i} - kept
         if op.kind == "while":
             _loop(op, state, free, dying)
         elif op.kind == "case":
-            _branches(op, state, free)
+            _branches(op, state, free, dying)
         elif op.kind == "constant" and op.results[0].elements <= 1:
             state.places[op.results[0]] = ()
         elif op.results and op.results[0] in free.views:
@@ -273,8 +276,8 @@ def _loop(op: Op, state: _State, free: ElidedBuffers, dying: set[Value]) -> None
             carried.append(state.places[result])
     for region in (condition, body):
         state.places.update(zip(region.arguments, carried, strict=True))
-    _schedule(condition, state, free)
-    _schedule(body, state, free)
+    for region in (condition, body):
+        _schedule(region, state, free, kept=captured(region))  # the next iteration reads it again
     state.clock += 1
     for value in body.returns:
         state.read(value)
@@ -295,14 +298,14 @@ def _merge_carries(body: Block, carried: list[tuple[_Buffer, ...]], state: _Stat
             buffer[0].bytes = 0
 
 
-def _branches(op: Op, state: _State, free: ElidedBuffers) -> None:
+def _branches(op: Op, state: _State, free: ElidedBuffers, dying: set[Value]) -> None:
     for operand in op.operands:
         state.read(operand)
     for result in op.results:
         state.new(result, op)
     read_inside = [place for region in op.regions for v in captured(region) for place in state.places.get(v, ())]
     for region in op.regions:
-        _schedule(region, state, free)
+        _schedule(region, state, free, kept=captured(region) - dying)
         state.clock += 1
         for value in region.returns:
             state.read(value)

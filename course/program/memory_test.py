@@ -1,6 +1,7 @@
 """Resident bytes on a device: liveness compared with closed forms, with the CPU compiler, and with published peaks."""
 
 import os
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +49,34 @@ def test_what_a_branch_returns_lives_while_the_branch_runs():
         program = program_of(local, {"x": struct(64, 64)}, {"x": P("data")}, P(("data", "tensor")), mesh)
         temporary_bytes.append(memory(parse(program), program).temporaries)
     assert temporary_bytes[1] >= temporary_bytes[0]
+
+
+def test_a_chain_of_views_may_be_long():
+    def local(x):
+        views = x * 2.0
+        for _ in range(1200):
+            views = views[:, None][:, 0]
+        return views
+
+    assert temporaries(local, {"x": struct(64, 64)}, {"x": P("data")}, P("data")) == 0
+
+
+@pytest.mark.parametrize("read_again", [True, False])
+def test_a_branch_overwrites_only_what_nothing_reads_after_it(read_again):
+    def local(branched, x):
+        def first(y):
+            return jnp.exp(y) @ x[:, :8]
+
+        whole = x @ x
+        begun = lax.cond(lax.axis_index("data") == 0, first, lambda y: y[:, :8], whole) if branched else first(whole)
+        return begun + (jnp.sin(whole) @ x[:, :8] if read_again else 0)
+
+    plain, branched = (
+        temporaries(partial(local, branched), {"x": struct(256, 256)}, {"x": P()}, P("data"))
+        for branched in (False, True)
+    )
+    assert plain >= (1 + read_again) * MATRIX
+    assert branched >= plain
 
 
 def test_arguments_outputs_and_donation_are_counted_per_device():

@@ -50,7 +50,7 @@ class Failure:
     def __str__(self) -> str:
         text = " ".join(self.text.split())
         text = text if len(text) <= 100 else text[:97] + "..."
-        return f"`{text}` ({self.problem.line}) failed with {self.problem.message}"
+        return f"`{text}` ({self.problem.line}) failed: {self.problem.message}"
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,8 @@ class Ran:
         causes = [f for f in earlier if problem.undefined in f.names]
         if causes and causes[-1].problem.verdict == "limit_exceeded":
             problem = replace(problem, verdict="limit_exceeded")
+        if causes:  # no similar name, since this one was meant
+            problem = replace(problem, message=f"{problem.undefined} is not defined (NameError)")
         causes = causes or [f for f in earlier if function in f.needed_by]
         if causes:
             why = f"before it, {causes[-1]}"

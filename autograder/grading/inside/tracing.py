@@ -133,28 +133,43 @@ def trace_cases(
     except ProgramError as error:
         return refused(error)
     except (Exception, SystemExit) as error:
-        result = describe_error(error, locate, list(case.mesh) if case else [])
-        called = _called(task, function, result)
-        runs = next((other.place for other in cases if other.name in programs), "")
-        where = f" ({case.place}; {runs} it runs)" if case and runs else ""
-        if isinstance(error, NotImplementedError) and not str(error):  # JAX names what it has not implemented
-            subject = f"{called}, which {task.name} calls, is" if called else f"{task.name} is"
-            is_stub = _is_stub(inspect.unwrap(function).__globals__[called] if called else function)
-            state = "not written yet" if is_stub else "not complete"
-            message = f"{subject} {state}: it raises NotImplementedError{where}"
-            unwritten = is_stub and not called
-            return Problem("student_error", message, result.line or line, unwritten=unwritten)
-        before = f"in {called}, which {task.name} calls{_call(error, task, locate)}: " if called else ""
-        secret = case is None or case.name == UNSEEN
-        calls = [note for note in getattr(error, "__notes__", ()) if isinstance(note, Call) and not secret]
-        where += f" (in the call {textwrap.shorten(calls[0], _LONGEST_CALL, placeholder=' …')})" if calls else ""
-        return replace(result, message=f"{before}{result.message}{where}", runs=runs)
+        try:
+            return _raised(error, task, function, case, cases, locate, line)
+        except Exception:  # a class of the learner's own may raise whatever it is asked
+            return Problem("student_error", f"{task.name} raised an exception that cannot be described", line)
     return Traced(programs, line)
+
+
+def _raised(
+    error: BaseException,
+    task: Traceable,
+    function: Callable[..., Any],
+    case: Case | None,
+    cases: Sequence[Case],
+    locate: Locate,
+    line: str,
+) -> Problem:
+    """Describe an exception of the learner's code, which was traced for the cases before ``case``."""
+    result = describe_error(error, locate, list(case.mesh) if case else [])
+    called = _called(task, function, result)
+    runs = cases[0].place if case and case is not cases[0] else ""
+    where = f" ({case.place}; {runs} it runs)" if case and runs else ""
+    if isinstance(error, NotImplementedError) and not str(error):  # JAX names what it has not implemented
+        subject = f"{called}, which {task.name} calls, is" if called else f"{task.name} is"
+        is_stub = _is_stub(unwrapped(function).__globals__[called] if called else function)
+        state = "not written yet" if is_stub else "not complete"
+        message = f"{subject} {state}: it raises NotImplementedError{where}"
+        return Problem("student_error", message, result.line or line, unwritten=is_stub and not called)
+    before = f"in {called}, which {task.name} calls{_call(error, task, locate)}: " if called else ""
+    secret = case is None or case.name == UNSEEN
+    calls = [note for note in getattr(error, "__notes__", ()) if isinstance(note, Call) and not secret]
+    where += f" (in the call {textwrap.shorten(calls[0], _LONGEST_CALL, placeholder=' …')})" if calls else ""
+    return replace(result, message=f"{before}{result.message}{where}", runs=runs)
 
 
 def _called(task: Traceable, function: Callable[..., Any], problem: Problem) -> str:
     """The name of the learner's other function in which the problem occurred, if its cell has that name."""
-    name, namespace = problem.line.rpartition(":")[0], getattr(inspect.unwrap(function), "__globals__", {})
+    name, namespace = problem.line.rpartition(":")[0], getattr(unwrapped(function), "__globals__", {})
     return name if name != task.name and callable(namespace.get(name)) else ""
 
 
@@ -184,7 +199,7 @@ def _is_stub(function: Callable[..., Any]) -> bool:
 def _statements(function: Callable[..., Any]) -> list[ast.AST]:
     """The statements of a function's body; none if its source cannot be read."""
     try:
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(unwrapped(function)))).body
         return [*getattr(definition, "body", [])]
     except (OSError, TypeError, SyntaxError, ValueError):
         return []
@@ -209,12 +224,17 @@ def _check_signature(task: Traceable, function: Callable[..., Any]) -> None:
 
 def definition_line(function: Any, locate: Locate) -> str:
     """``cell:line`` of the function's first line, empty if it is not in the learner's code."""
-    try:
-        code = getattr(inspect.unwrap(function), "__code__", None)
-    except ValueError:  # it wraps itself
-        code = None
+    code = getattr(unwrapped(function), "__code__", None)
     label = locate(code.co_filename) if code else None
     return f"{label}:{code.co_firstlineno}" if code and label else ""
+
+
+def unwrapped(function: Any) -> Any:
+    """The function that decorators wrap; itself if that cannot be told, such as for one that wraps itself."""
+    try:
+        return inspect.unwrap(function)
+    except Exception:
+        return function
 
 
 def describe_error(error: BaseException, locate: Locate, axes: Sequence[str] = ()) -> Problem:
@@ -225,6 +245,13 @@ def describe_error(error: BaseException, locate: Locate, axes: Sequence[str] = (
         locate: Names the learner's files.
         axes: The mesh's axes, if there is one.
     """
+    try:
+        return _described(error, locate, axes)
+    except Exception:  # a class of the learner's own may raise whatever it is asked
+        return Problem("student_error", "an exception that cannot be described")
+
+
+def _described(error: BaseException, locate: Locate, axes: Sequence[str]) -> Problem:
     line, own, frame = "", None, error.__traceback__
     frames = []
     while frame is not None:
@@ -246,7 +273,7 @@ def describe_error(error: BaseException, locate: Locate, axes: Sequence[str] = (
         original = _named_by_jax(original, frames[own or 0 :], axes)
     message = worded(error, original)[:2000]
     line = line or next(iter(_lines_in(original, locate)), "")
-    undefined = str(error.name or "") if type(error) is NameError else ""
+    undefined = error.name if type(error) is NameError and isinstance(error.name, str) else ""
     return Problem("student_error", message, line, "" if message == original else original[:8000], undefined=undefined)
 
 

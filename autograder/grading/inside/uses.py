@@ -6,18 +6,20 @@ import textwrap
 from types import FunctionType, ModuleType
 from typing import Any
 
+from autograder.grading.inside.tracing import unwrapped
+
 MAX_NAMES, MAX_TEXT = 50, 4000
 
 
 def uses(function: Any) -> dict[str, str]:
     """The function and every notebook name it uses, directly or indirectly: source code, or a value's text."""
-    function = inspect.unwrap(function)
+    function = unwrapped(function)
     result: dict[str, str] = {}
     waiting = [(getattr(function, "__name__", ""), function)]
     while waiting and len(result) < MAX_NAMES:
         name, value = waiting.pop(0)
         result[name] = _text(value)[:MAX_TEXT]
-        value = inspect.unwrap(value) if callable(value) else value
+        value = unwrapped(value) if callable(value) else value
         space = getattr(value, "__globals__", {})
         if isinstance(value, FunctionType) and space is getattr(function, "__globals__", None):
             for used in dict.fromkeys(_names(value.__code__)):
@@ -34,7 +36,7 @@ def _names(code: Any) -> list[str]:
 def _text(value: Any) -> str:
     if callable(value):
         try:
-            return textwrap.dedent(inspect.getsource(inspect.unwrap(value))).strip()
+            return textwrap.dedent(inspect.getsource(unwrapped(value))).strip()
         except (OSError, TypeError):
             pass
     try:

@@ -211,6 +211,20 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         "the backward rule of this jax.custom_vjp must return a tuple with one entry for each argument of the "
         "function, each a tree like that argument; for a single argument, (gradient,)",
     ),
+    (
+        r"ModuleNotFoundError: No module named ('[\w.]+')",
+        r"No module named \1: a notebook is judged with the packages of the course and without other files. Copy what "
+        "the function needs into a cell",
+    ),
+    (
+        r"(?:FileNotFoundError|PermissionError): \[Errno \d+\] [\w ]+: ('.*?'|b'.*?')",
+        r"the file \1 cannot be read: a notebook is judged without other files. Compute in a cell what the function "
+        "needs",
+    ),
+    (
+        r"URLError|gaierror|ConnectionError",
+        "a notebook is judged without a network: compute in a cell what the function needs",
+    ),
     (r"RecursionError", "the function calls itself without end: what should stop the recursion?"),
     (
         r"Custom VJP bwd rule must produce[\s\S]*? of type (\w+\[[^\]]*\])(\{[^}]*\})? corresponding[\s\S]*? of type "
@@ -260,11 +274,11 @@ def _readable(text: str) -> str:
 
 def _similar(error: BaseException) -> str:
     """Suggest the name that was probably meant, or where a missing name could come from."""
-    if isinstance(error, AttributeError) and error.name and error.obj is not None:
+    if isinstance(error, AttributeError) and isinstance(error.name, str) and error.obj is not None:
         return _guess(error.name, dir(error.obj))
     if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
         return _guess(error.args[0], _keys(error, error.args[0]))
-    if isinstance(error, NameError) and error.name:
+    if isinstance(error, NameError) and isinstance(error.name, str) and error.name:
         own, known = _frames(error)[-1:], {}
         for frame in _frames(error):  # an enclosing function is in the same file, further up the stack
             if frame.f_code.co_filename == own[0].f_code.co_filename:

@@ -26,7 +26,8 @@ def parse_due(text: str) -> datetime | None:
         return datetime.fromisoformat(text).astimezone(UTC)
     except ValueError as error:
         raise CourseError(
-            f"the due date {text!r} cannot be read: {error}; write 2026-12-01T18:00 or 2026-12-01T18:00+01:00, or none"
+            f"the time {text!r} cannot be read: {error}; write 2026-12-01T18:00 or 2026-12-01T18:00+01:00 (a due date "
+            "may also be none)"
         ) from None
 
 

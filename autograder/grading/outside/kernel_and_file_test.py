@@ -32,7 +32,7 @@ def live(*cells) -> Any:
         (["ONE = 2", ANSWER], "ONE is 2 there and 1 here"),
         (["ONE = 1"], f"no function {TASK}"),
         ([ANSWER], "(no cell of the notebook defines ONE) (ring_all_gather:3)"),
-        (["ONE = 1 / 0", ANSWER], "`ONE = 1 / 0` (one:1) failed with ZeroDivisionError"),
+        (["ONE = 1 / 0", ANSWER], "`ONE = 1 / 0` (one:1) failed: ZeroDivisionError"),
     ],
 )
 def test_only_a_difference_is_reported(tmp_path, cells, difference):

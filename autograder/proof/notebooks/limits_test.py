@@ -183,7 +183,7 @@ def test_a_repeated_cell_id_points_at_its_own_line():
 def test_a_missing_name_quotes_the_statement_that_should_have_bound_it(official):
     outcome = official("\nONE = math.sqrt(-1)", ANSWER)
     assert isinstance(outcome, Problem) and outcome.verdict == "student_error"
-    assert "(before it, `ONE = math.sqrt(-1)` (cell-1:2) failed with ValueError: math domain error)" in outcome.message
+    assert "(before it, `ONE = math.sqrt(-1)` (cell-1:2) failed: ValueError: math domain error)" in outcome.message
     missing = official(ANSWER)
     assert isinstance(missing, Problem) and "no cell of the notebook defines ONE" in missing.message
     assert "autograder.check" not in outcome.message + missing.message

@@ -137,8 +137,8 @@ class _Merger:
             if reduction.elements != kernel.elements or not same:
                 return
             self._drop(reduction_places[0])
-            for value in reduction.results:
-                del kernel.needs[value]
+            for value in reduction.results:  # of an argmax, the kernel may read the index alone
+                kernel.needs.pop(value, None)
                 kernel.reads.pop(self.origin(value), None)
             _absorb(kernel, reduction)
             kernel.inner += reduction.ops
@@ -146,14 +146,15 @@ class _Merger:
             self._note(number, kernel)
 
     def _reduction(self, value: Value, number: int) -> int | None:
-        """The index of the reduction over a row that gives ``value`` to the kernel ``number`` alone."""
+        """The index of the reduction over a row that gives ``value``; the kernel ``number`` alone reads its results."""
         place = self.producers.get(value)
         step = self.steps[place] if place is not None else None
-        if not isinstance(step, Kernel) or step.reduces is None or len(step.ops) > 1 or value in self.escaping:
+        if not isinstance(step, Kernel) or step.reduces is None or len(step.ops) > 1:
             return None
         shape, dims = step.reduces
         over_row = dims == (len(shape) - 1,) and shape[-1] <= ROW
-        return place if over_row and self.readers.get(value, set()) <= {number} else None
+        alone = all(self.readers.get(v, set()) <= {number} and v not in self.escaping for v in step.results)
+        return place if over_row and alone else None
 
     # Kernels with several results
 

@@ -69,6 +69,7 @@ PASSES = {
     "one whose statistics are kept": (lambda x: (x * rms(x), rms(x)), [SQUARE], 3),
     "two moments at once": (norm_of_two_moments, [SQUARE], 3),
     "a logarithm of a sum": (lambda x: jax.nn.logsumexp(x, -1), [SQUARE], 2),
+    "the place of a maximum": (lambda x: x + jnp.argmax(x, -1, keepdims=True).astype(x.dtype), [SQUARE], 2),
     "sums along both dims": (lambda x: (x.sum(0), x.sum(1)), [SQUARE], 2),
     "two sums along one dim, and a product": (lambda x: (x.sum(1), jnp.square(x).sum(1), 2 * x), [SQUARE], 2),
     "an optimiser": (adam, [SQUARE] * 4, 7),
