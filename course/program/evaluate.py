@@ -87,14 +87,18 @@ def _reads_device(deciding: set[Op]) -> bool:
     return any(op.kind in ("partition_id", "replica_id") for op in deciding)
 
 
-def _deciding(main: Block, values: list[Value] | None = None) -> set[Op]:
-    """The ops that loops and branches depend on, or those that some values depend on."""
+def _deciding(main: Block) -> set[Op]:
+    """The ops that loops and branches depend on."""
+    return _dependencies(main, [value for op in walk(main) for value in _decided_by(op)])[0]
+
+
+def _dependencies(main: Block, queue: list[Value]) -> tuple[set[Op], set[Value]]:
+    """The ops and the values that some values depend on, those values included."""
     makers = makers_of(main)
     carries = {}
     for op in walk(main):
         for region in op.regions if op.kind == "while" else ():
             carries |= {argument: (op, i) for i, argument in enumerate(region.arguments)}
-    queue = [value for op in walk(main) for value in _decided_by(op)] if values is None else [*values]
     deciding: set[Op] = set()
     seen: set[Value] = set()
     while queue:
@@ -118,7 +122,7 @@ def _deciding(main: Block, values: list[Value] | None = None) -> set[Op]:
         else:
             deciding.add(op)
             queue += op.operands
-    return deciding
+    return deciding, seen
 
 
 def _decided_by(op: Op) -> list[Value]:
@@ -223,8 +227,8 @@ class _Run:
 
     def _reason(self, value: Value) -> str:
         """Name the cause of an unknown value: data, or the first operation that known values do not determine."""
-        reasons, data = _deciding(self.main, [value]), set(self.main.arguments)
-        if value in data or any(operand in data for op in reasons for operand in op.operands):
+        reasons, values = _dependencies(self.main, [value])
+        if values & set(self.main.arguments):
             return "data"
         for op in walk(self.main):
             if op not in reasons or not op.operands or any(operand not in self.known for operand in op.operands):
@@ -241,7 +245,7 @@ class _Run:
             if op.kind in RULES:
                 return f"integers that overflow or divide by zero{where}"
             return f"{op.name}{where}, whose result is not known in advance"
-        return "data"
+        return "floats, which compilers round differently"  # constants of floats, which no operation above makes
 
     def _loop(self, op: Op) -> None:
         condition, body = op.regions

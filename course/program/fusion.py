@@ -156,10 +156,11 @@ def captured(block: Block) -> set[Value]:
     return values | {value for value in block.returns if value not in own}
 
 
-def last_uses(block: Block, free: ElidedBuffers) -> dict[Value, float]:
-    """The index of the last op of the block that reads a value's bytes, infinite for bytes that the block returns.
+def last_uses(block: Block, free: ElidedBuffers, kept: Iterable[Value] = ()) -> dict[Value, float]:
+    """The index of the last op of the block that reads a value's bytes.
 
-    Reading an alias, or a fused result computed from a value, reads the value.
+    It is infinite for bytes that the block returns, and for those of ``kept``. Reading an alias, or a fused result
+    computed from a value, reads the value.
     """
     origins: dict[Value, frozenset[Value]] = {}
     last: dict[Value, float] = {}
@@ -178,7 +179,7 @@ def last_uses(block: Block, free: ElidedBuffers) -> dict[Value, float]:
                 origins[result] = origins_of(free.views[result])
         elif op.results and op.results[0] in free.fused:
             origins[op.results[0]] = frozenset().union(*map(origins_of, op.operands))
-    for value in block.returns:
+    for value in (*block.returns, *kept):
         read(value, math.inf)
     uses = {}
     for value in {*origins, *last}:

@@ -212,6 +212,11 @@ def branch(x, condition):
         ),
         (lambda x: branch(x, lax.axis_index("data") / 2 < 1), r"depends on floats \(here:\d+\), which compilers round"),
         (
+            lambda x: branch(x, jnp.array([0.5, 2.0] * 4)[lax.axis_index("data")] > 1),
+            "depends on floats, which compilers",
+        ),
+        (lambda x: branch(x, x[0, 0] > lax.axis_index("data") / 2), "depends on data"),
+        (
             lambda x: branch(x, lax.axis_index("data") - (2**31 - 1) - 9 < 0),
             r"depends on integers that overflow or divide by zero",
         ),

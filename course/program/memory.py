@@ -208,11 +208,11 @@ def _writes_over(op: Op, result: Value, argument: Value, free: ElidedBuffers) ->
 
 def _schedule(block: Block, state: _State, free: ElidedBuffers, kept: Set[Value] = frozenset()) -> None:
     """Note the buffers of a block's ops; ``kept`` are values from outside that are read again after the block."""
-    last = last_uses(block, free)
+    last = last_uses(block, free, kept)
     for i, op in enumerate(block.ops):
         state.clock += 1
         read_here = {*op.operands, *(value for region in op.regions for value in captured(region))}
-        dying = {value for value in read_here if last.get(value) == i} - kept
+        dying = {value for value in read_here if last.get(value) == i}
         if op.kind == "while":
             _loop(op, state, free, dying)
         elif op.kind == "case":

@@ -62,10 +62,11 @@ def test_a_chain_of_views_may_be_long():
 
 
 @pytest.mark.parametrize("read_again", [True, False])
-def test_a_branch_overwrites_only_what_nothing_reads_after_it(read_again):
+@pytest.mark.parametrize("view", [lambda y: y, lambda y: y.reshape(-1).reshape(256, 256), lambda y: 2 * y])
+def test_a_branch_overwrites_only_what_nothing_reads_after_it(read_again, view):
     def local(branched, x):
         def first(y):
-            return jnp.exp(y) @ x[:, :8]
+            return jnp.exp(view(y)) @ x[:, :8]
 
         whole = x @ x
         begun = lax.cond(lax.axis_index("data") == 0, first, lambda y: y[:, :8], whole) if branched else first(whole)

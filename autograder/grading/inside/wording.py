@@ -222,7 +222,7 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         "needs",
     ),
     (
-        r"URLError|gaierror|ConnectionError",
+        r"^(?:URLError|gaierror|Connection\w*Error)",
         "a notebook is judged without a network: compute in a cell what the function needs",
     ),
     (r"RecursionError", "the function calls itself without end: what should stop the recursion?"),
