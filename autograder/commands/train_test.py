@@ -150,10 +150,9 @@ def test_two_processes_train_as_one_and_when_one_is_killed_the_run_ends_and_goes
     workers = psutil.Process(running.pid).children()
     (second,) = [worker for worker in workers if worker.environ()[PLACE].startswith("1 ")]
     second.kill()
-    start = time.monotonic()
     out, err = running.communicate(timeout=60)
     assert running.returncode == 3 and "process 1 was ended by SIGKILL" in err and "--resume --run run" in err, err
-    assert time.monotonic() - start < 60 and out == "" and not any(worker.is_running() for worker in workers)
+    assert out == "" and not any(worker.is_running() for worker in workers)
     result = train("--resume", *PLAIN)
     assert result.status == 0 and "resumes after step" in result.err
     assert apart(losses(tmp_path / "run"), whole) < 1e-4
