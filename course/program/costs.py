@@ -61,7 +61,8 @@ class Costs:
     """Costs of the busiest device; collectives of any device.
 
     Attributes:
-        flops: Floating-point operations of matrix products, ``2 m n k`` each, ``8 m n k`` for complex numbers.
+        flops: Floating-point operations of matrix products, ``2 m n k`` each, ``8 m n k`` for complex numbers; also of
+            those that are written as a multiplication and a sum.
         elementwise: Elements computed by elementwise operations, sorts and random bits, and operations of reductions;
             complex operations count as real ones.
         bytes_touched: Bytes of operands and results of every operation, without fusion.
@@ -214,9 +215,11 @@ def _of_block(block: Block, known: Special) -> _BlockCosts:
             block_costs.elementwise += reduce_operations(op)
         if op.kind in ELEMENTWISE or op.kind in MOVES or op.kind in ("dot_general", "reduce", "sort", "reduce_window"):
             block_costs.touched += _touched(op)
-        if dtypes := known.by_hand.get(op):
-            block_costs.products[dtypes] += 1
-            _note_line(block_costs.lines, dtypes, op)
+        for by_hand in known.by_hand.get(op, ()):
+            block_costs.flops += by_hand.flops
+            if by_hand.dtypes:
+                block_costs.products[by_hand.dtypes] += 1
+                _note_line(block_costs.lines, by_hand.dtypes, op)
         if kind := precision_sensitive(op, known):
             block_costs.precise[kind] += 1
             block_costs.taken[kind] += op.results[0].elements

@@ -6,12 +6,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from course.program.contractions import products_by_hand
 from course.program.ir import ELEMENTWISE, Block, Op, Value, makers_of, walk
 
 # These functions in a softmax, a loss and a norm's statistics turn a small error in their input into a large one; long
 # sums do so too.
 PRECISE = {"exponential", "exponential_minus_one", "log", "log_plus_one", "power", "rsqrt", "sqrt"}
 _MOVED = ("broadcast_in_dim", "reshape", "convert", "transpose", "optimization_barrier", "slice")
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """A matrix product written as a sum: its factors' dtypes, ``"bf16 x f32"``, and its FLOPs.
+
+    With a selection in place of a multiplication, there are no dtypes to judge.
+    """
+
+    dtypes: str
+    flops: float
 
 
 @dataclass(frozen=True)
@@ -23,7 +35,7 @@ class Special:
 
     equal: set[Value]
     summed: set[Value]
-    by_hand: dict[Op, str]
+    by_hand: dict[Op, list[ByHand]]
     of_parts: set[Op]
 
 
@@ -94,29 +106,23 @@ def _of_parts(main: Block) -> set[Op]:
     return {op for op, first, second in wholes if first is not None and first is second}
 
 
-def _by_hand(main: Block) -> dict[Op, str]:
-    """Sums that are matrix products written by hand, ``(a[:, :, None] * b[None]).sum(1)``, and their operands' dtypes.
-
-    Both factors are broadcast, each along a dim that the other has.
-    """
+def _by_hand(main: Block) -> dict[Op, list[ByHand]]:
+    """The products that each sum is, if any."""
     makers = makers_of(main)
 
-    def maker(value: Value) -> Op | None:
-        while (op := makers.get(value)) and op.kind in ("convert", "reshape", "transpose"):
+    def dtype(factor: Value) -> str:
+        """A factor's dtype before it is repeated: what follows is a cast for the sum."""
+        value = factor
+        while (op := makers.get(value)) and op.kind in _MOVED:
             value = op.operands[0]
-        return op
+            if op.kind == "broadcast_in_dim":
+                return value.dtype
+        return factor.dtype
 
-    def repeated(value: Value) -> Op | None:
-        op = maker(value)
-        grown = op and op.kind == "broadcast_in_dim" and 1 < op.operands[0].elements < op.results[0].elements
-        return op if grown else None
-
-    products = {}
-    for op in walk(main):
-        if op.kind != "reduce" or len(op.results) != 1 or not any(o.kind == "add" for o in walk(op.regions[0])):
-            continue
-        product = maker(op.operands[0])
-        factors = [repeated(value) for value in product.operands] if product and product.kind == "multiply" else [None]
-        if all(factors):
-            products[op] = " x ".join(factor.operands[0].dtype for factor in factors if factor)
-    return products
+    return {
+        total: [
+            ByHand(" x ".join(map(dtype, op.operands)) if op.kind == "multiply" else "", 2.0 * op.results[0].elements)
+            for op in summed
+        ]
+        for total, summed in products_by_hand(main).items()
+    }

@@ -47,18 +47,34 @@ BY_HAND = {
     "the other way": lambda x, w: (w[None] * x[:, :, None]).sum(1),
     "a batch": lambda x, w: jax.vmap(lambda row: (row[:, None] * w).sum(0))(x),
     "cast before": lambda x, w: (x.astype(jnp.bfloat16)[:, :, None] * w.astype(jnp.bfloat16)[None]).sum(1),
+    "negated": lambda x, w: -(-(x[:, :, None] * w[None])).sum(1),
+    "repeated and tiled": lambda x, w: (
+        (jnp.repeat(x, 16, axis=1) * jnp.tile(w.reshape(1, -1), (8, 1))).reshape(8, 16, 16).sum(1)
+    ),
+    "transposed": lambda x, w: (x.T[:, :, None] * w[:, None]).transpose(1, 2, 0).sum(2),
 }
 NOT_BY_HAND = {
     "squares": lambda x, w: (x * x).sum(1),
     "a scale": lambda x, w: (x * w[0]).sum(1),
     "a mean of a norm": lambda x, w: ((x - x.mean(1, keepdims=True)) ** 2).sum(1),
+    "an outer product": lambda x, w: (x[:, :1] * x[:1]).sum(0),
+    "an outer product, transposed": lambda x, w: (x[:, :1] * x[:1]).T.sum(1),
+    "one-hot rows": lambda x, w: (x[:, :, None] == jnp.arange(4.0)).sum(0, dtype=jnp.float32),
+    "sines of positions": lambda x, w: (x * jnp.cos(jnp.arange(8.0)[:, None] * jnp.arange(16.0))).sum(0),
 }
 
 
 @pytest.mark.parametrize("case", BY_HAND)
 def test_a_multiplication_that_is_summed_like_a_product_is_one(case):
-    products = counted(lambda x: BY_HAND[case](x, x.T @ x)).products
-    assert sum(products.values()) == 2, products
+    counts = counted(lambda x: BY_HAND[case](x, x.T @ x))
+    assert sum(counts.products.values()) == 2, counts.products
+    assert counts.flops == counted(lambda x: x @ (x.T @ x)).flops
+
+
+def test_a_sum_of_selected_rows_counts_like_a_product_with_a_mask_but_multiplies_nothing():
+    counts = counted(lambda x: jnp.where((x > 0)[:, :, None], (x.T @ x)[None], 0).sum(1))
+    assert counts.flops == counted(lambda x: x @ (x.T @ x)).flops
+    assert counts.products == {"f32 x f32": 1}
 
 
 @pytest.mark.parametrize("case", NOT_BY_HAND)

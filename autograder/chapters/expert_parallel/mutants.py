@@ -23,6 +23,12 @@ def multiplies_by_a_one_hot_mask(x, experts, places, num_experts, capacity):
     return jnp.einsum("tec,td->ecd", mask, x)
 
 
+def sums_all_tokens_under_a_mask(x, experts, places, num_experts, capacity):
+    """The same product, written as a selection and a sum."""
+    mask = _mask(jnp.ones(experts.shape), experts, places, num_experts, capacity) > 0
+    return jnp.sum(jnp.where(mask[..., None], x[:, None, None], 0), axis=0)
+
+
 def multiplies_by_a_mask_of_gates(y, gates, experts, places):
     """A matrix product with the gates in a mask of tokens and places."""
     return jnp.einsum("tec,ecd->td", _mask(gates, experts, places, *y.shape[:2]), y)
@@ -176,6 +182,7 @@ MUTANTS = (
     ),
     patch(balancing_loss, "sums_over_devices_before_it_counts", {COUNTED: ALL_ROWS}, REDUCED),
     mutant("dispatch", multiplies_by_a_one_hot_mask, *MASKED),
+    mutant("dispatch", sums_all_tokens_under_a_mask, *MASKED),
     patch(dispatch, "puts_dropped_tokens_into_the_last_place", {'"drop"': '"clip"'}, *LAYER),
     patch(
         dispatch,

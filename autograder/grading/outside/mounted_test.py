@@ -63,6 +63,7 @@ def test_no_answer_no_judge_and_no_later_solution_is_among_the_files_and_none_im
             assert not {*imported(path)} & {*JUDGES}, name
     assert {f"solutions/{name}.py" for name in NAMES} & {*files} == {f"solutions/{name}.py" for name in before}
     assert not {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in files} & {*JUDGES}
+    assert ("course/attention.py" in files) == (chapter == "context_parallel" or "context_parallel" in before)
     assert not [path for path in mounted(chapter) if path.suffix not in ("", ".py", ".toml", ".txt", ".json", ".csv")]
 
 

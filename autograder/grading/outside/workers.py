@@ -171,7 +171,8 @@ def mounted(chapter: str) -> list[Path]:
     ]
     course_chapters = (name for name in chapters if not is_own(name))
     wraps = [path for name in course_chapters for path in contract_folder(name).glob("wrapping*")]
-    return [*_without_answers(ROOT / "course"), *(ROOT / file for file in files), *wraps]
+    answers = (*_ANSWERS, *(name for name, given in _GIVEN_FROM.items() if given not in chapters))
+    return [*_without(ROOT / "course", answers), *(ROOT / file for file in files), *wraps]
 
 
 def own_mounted(chapter: str) -> list[Path]:
@@ -180,14 +181,14 @@ def own_mounted(chapter: str) -> list[Path]:
     return [*folder.glob("wrapping*"), folder / "chapter.toml"] if is_own(chapter) else []
 
 
-def _without_answers(folder: Path) -> list[Path]:
-    """The parts of a folder that hold no answer: whole folders if nothing in them does."""
+def _without(folder: Path, answers: tuple[str, ...]) -> list[Path]:
+    """The parts of a folder that hold none of these answers: whole folders if nothing in them does."""
     paths = []
     for path in folder.iterdir():
         name = path.relative_to(ROOT / "course").as_posix()
-        if any(answer.startswith(f"{name}/") for answer in _ANSWERS):
-            paths += _without_answers(path)
-        elif name not in _ANSWERS and path.name != "__pycache__":
+        if any(answer.startswith(f"{name}/") for answer in answers):
+            paths += _without(path, answers)
+        elif name not in answers and path.name != "__pycache__":
             paths.append(path)
     return paths
 
@@ -201,3 +202,5 @@ _ANSWERS = (
     "planning/search.py",
     *(f"schedules/{name}.py" for name in ("alternating", "filled", "looped")),
 )
+# Parts that an exercise gives, and that hold the answer to one of an earlier chapter: from which chapter they are given.
+_GIVEN_FROM = {"attention.py": "context_parallel"}
