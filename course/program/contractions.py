@@ -1,7 +1,8 @@
 """Matrix products written by hand: ``(a[:, :, None] * b[None]).sum(1)``, or with a mask in place of a factor.
 
-Each factor is repeated along a dim that the other one has, and neither along the dim of the sum. Where a value is repeated is recorded by its elements' order in
-memory, which a reshape does not change: the span ``(2, 6)`` of a value of shape ``[5, 3, 2]`` is its middle dim.
+Each factor is repeated along a dim that the other one has, and neither along the dim of the sum. Where a value is
+repeated is recorded by its elements' order in memory, which a reshape does not change: the span ``(2, 6)`` of a value
+of shape ``[5, 3, 2]`` is its middle dim.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from jax.sharding import PartitionSpec as P
 from autograder.chapters.context_parallel import CONTRACT
 from autograder.chapters.context_parallel.order import in_sequence, mean_work, on_devices, order_of
 from autograder.chapters.context_parallel.ring import attention
+from autograder.chapters.context_parallel.wrapping import checked_order
+from autograder.contract.wrapping import Mismatch
 from autograder.proof.central_differences import places
 from course.attention import KEYS_AT_ONCE, attend_chunks, attend_chunks_backward
 from course.mesh import abstract_mesh, make_mesh
@@ -88,6 +90,13 @@ def test_tokens_are_put_in_the_order_of_devices_and_back():
     for case in TASKS["ring_attention"].cases:
         tokens = np.arange(24 * len(np.ravel(order_of(case))))[None]
         np.testing.assert_array_equal(in_sequence(on_devices(tokens, case, 1), case, 1), tokens)
+
+
+def test_chunks_can_have_any_integers_as_numbers_and_nothing_else():
+    assert checked_order(((np.int32(0), 3), [1, np.int64(2)]), 2) == ((0, 3), (1, 2))
+    for number in (0.0, True, "0", None):
+        with pytest.raises(Mismatch, match="as the number of a chunk, expected an integer"):
+            checked_order(((number, 3), (1, 2)), 2)
 
 
 def test_the_mean_of_the_work_is_that_of_all_pairs():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -172,15 +173,18 @@ def wrap_ring(function: Any, case: Case[Heads]) -> Wrapped:
     return on_mesh(local, case, {**inputs, "upstream": (q, block)}, {"values": block, "gradients": block})
 
 
-def _checked_order(order: Any, devices: int) -> tuple[tuple[int, int], ...]:
+def checked_order(order: Any, devices: int) -> tuple[tuple[int, int], ...]:
     """Return ``order`` if it is a pair of chunk numbers for each device.
 
     Raises:
         Mismatch: It is not.
     """
     pairs = isinstance(order, tuple | list) and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in order)
-    if not pairs or not all(isinstance(number, int) for pair in order for number in pair):
+    if not pairs:
         raise Mismatch(f"zigzag_order returned {describe(order)}, expected a tuple with a pair of integers per device")
+    for number in (number for pair in order for number in pair):
+        if not isinstance(number, Integral) or isinstance(number, bool):
+            raise Mismatch(f"zigzag_order gives {describe(number)} as the number of a chunk, expected an integer")
     if len(order) != devices:
         raise Mismatch(f"zigzag_order({devices}) returned {len(order)} pairs, expected {devices}, one for each device")
     for device, pair in enumerate(order):
@@ -190,7 +194,7 @@ def _checked_order(order: Any, devices: int) -> tuple[tuple[int, int], ...]:
                     f"zigzag_order({devices}) gives chunk {number} to device {device}; "
                     f"the chunks are 0 to {2 * devices - 1}"
                 )
-    return tuple(map(tuple, order))
+    return tuple((int(first), int(second)) for first, second in order)
 
 
 # --8<-- [start:products]
@@ -205,7 +209,7 @@ def wrap_order(function: Any, case: Case[Chunks]) -> Wrapped:
         return lax.dynamic_slice_in_dim(x, number * length, length)
 
     def local(q, k, v):
-        chunks = jnp.array(_checked_order(function(devices), devices))[lax.axis_index(axis)]
+        chunks = jnp.array(checked_order(function(devices), devices))[lax.axis_index(axis)]
         q, k, v, means, nothing = varying(
             (q, k, v, jnp.zeros((2 * devices, case.sizes.width)), jnp.zeros((length, case.sizes.width))), (axis,)
         )

@@ -10,9 +10,11 @@ import pytest
 from autograder.chapters.expert_parallel import CONTRACT
 from autograder.chapters.expert_parallel.mutants import MUTANTS
 from autograder.chapters.expert_parallel.routing import places_of
-from autograder.contract.verdict import PARTIAL
+from autograder.chapters.mutant import patch
+from autograder.contract.verdict import PARTIAL, STUDENT_ERROR
 from autograder.proof.mutants import judged
 from course.moe import balance_and_z, expert_mlp, moe, moe_loss, moe_transformer
+from solutions.expert_parallel import moe_layer
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
 
@@ -60,6 +62,14 @@ def test_right_losses_that_send_too_much_lose_one_facts_share_and_not_half(name)
     result = judged("expert_parallel", next(one for one in MUTANTS if one.name == name), full=False)
     assert (result.verdict, result.points) == (PARTIAL, 2.5)
     assert "half of the points" not in result.reason
+
+
+def test_a_transfer_without_tiles_is_an_error_with_the_remedy():
+    tiled = "lax.all_to_all(sent, axis_name, split_axis=0, concat_axis=1, tiled=True)"
+    cut = "sent.reshape(lax.axis_size(axis_name), -1, *sent.shape[1:])"
+    untiled = f"(lambda y: y.reshape(y.shape[0], -1, y.shape[-1]))(lax.all_to_all({cut}, axis_name, 0, 1))"
+    result = judged("expert_parallel", patch(moe_layer, "untiled", {tiled: untiled}, "values"), full=False)
+    assert result.verdict == STUDENT_ERROR and "has a gradient only with tiled=True" in result.message
 
 
 def test_groups_do_not_matter_where_nothing_is_dropped():

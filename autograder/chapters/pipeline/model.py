@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -117,8 +118,13 @@ def summed(e: Evidence) -> Evidence:
 
 
 def shared_bytes(e: Evidence, more: int = 16) -> float:
-    """Bytes for the last stage's outputs, sent in equal parts to all stages, their gradients back, and the loss."""
-    return all_reduce_bytes(stages_of(e.case), e.case.sizes.num_microbatches * microbatch_bytes(e.case) + more)
+    """Bytes for the last stage's outputs, sent in equal parts to all stages, their gradients back, and the loss.
+
+    If the stages do not divide the rows, parts are equal with rows of zeros at the end.
+    """
+    stages, s = stages_of(e.case), e.case.sizes
+    rows = math.ceil(s.num_microbatches * s.rows / stages) * stages
+    return all_reduce_bytes(stages, rows * microbatch_bytes(e.case) // s.rows + more)
 
 
 def loss_facts(evidence: TaskEvidence) -> list[Fact]:

@@ -87,7 +87,7 @@ def own_part(leaf, spec, axis_name):
 
 
 def by_flat_parts(params, gradients, state, specs, axis_name, config):
-    """All parts as one flat array: one update, and one all-gather for all leaves that are split."""
+    """All parts as one flat array: clipped in a branch, and one all-gather for all leaves that are split."""
     norm, t = global_norm(gradients, specs), (state["count"] + 1).astype("float32")
     leaves, tree = jax.tree.flatten(jax.tree.map(lambda leaf, spec: own_part(leaf, spec, axis_name), params, specs))
     rates = [
@@ -106,7 +106,7 @@ def by_flat_parts(params, gradients, state, specs, axis_name, config):
         ends = np.cumsum([leaves[i].size for i in places])[:-1]
         part, g, m, v = (flat(trees, places) for trees in (tree.unflatten(leaves), gradients, state["m"], state["v"]))
         decay = jnp.concatenate([jnp.full(leaves[i].size, rates[i], "float32") for i in places])
-        g = jnp.where(norm > config.clip, g * (config.clip / norm), g)
+        g = lax.cond(norm > config.clip, lambda g: g * (config.clip / norm), lambda g: g, g)
         m, v = m + (1 - config.beta1) * (g - m), v + (1 - config.beta2) * (g * g - v)
         step = m / (1 - config.beta1**t) / (jnp.sqrt(v / (1 - config.beta2**t)) + config.eps)
         part = part * (1 - config.learning_rate * decay) - config.learning_rate * step

@@ -258,7 +258,14 @@ def _unseen(rng: np.random.Generator) -> Case[StepSizes]:
 
 
 def _task(name: str, **settings: Any) -> Task:
-    return Task(wrapping=WRAPPINGS[name], unseen=_unseen, given=lambda case: encode_specs(specs_of(case)), **settings)
+    """A task with a model's leaves; clipping may be a branch on the norm."""
+    return Task(
+        wrapping=WRAPPINGS[name],
+        unseen=_unseen,
+        given=lambda case: encode_specs(specs_of(case)),
+        data_branches=True,
+        **settings,
+    )
 
 
 SHARDED_ADAMW = _task(

@@ -212,6 +212,11 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         "function, each a tree like that argument; for a single argument, (gradient,)",
     ),
     (
+        r"Expected cotangent type (\w+\[[^\]]*\])(?:\{[^}]*\})? but got (\w+\[[^\]]*\])",
+        r"a gradient arrives as \2 where \1 is needed. In this version of JAX, a lax.all_to_all whose split_axis and "
+        "concat_axis differ has a gradient only with tiled=True: cut and join with reshape around it",
+    ),
+    (
         r"ModuleNotFoundError: No module named ('[\w.]+')",
         r"No module named \1: a notebook is judged with the packages of the course and without other files. Copy what "
         "the function needs into a cell",

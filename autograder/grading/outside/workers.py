@@ -202,5 +202,5 @@ _ANSWERS = (
     "planning/search.py",
     *(f"schedules/{name}.py" for name in ("alternating", "filled", "looped")),
 )
-# Parts that an exercise gives, and that hold the answer to one of an earlier chapter: from which chapter they are given.
+# Parts that hold the answer to an exercise of one chapter and are given in a later one, the chapter named here.
 _GIVEN_FROM = {"attention.py": "context_parallel"}
