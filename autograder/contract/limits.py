@@ -136,7 +136,7 @@ def time_within(evidence: TaskEvidence, ratio: float, hint: str, **options: Any)
         )
         # If a step takes longer because it waits, point to the transfer; if it multiplies no more than the reference,
         # to another computation.
-        others = [piece for piece in e.timeline.critical if piece.stream == "compute" and piece.kind != "dot_general"]
+        others = _besides_products(e)
         as_much = e.costs.flops <= 1.02 * known.get("flops", {}).get(REFERENCE, 0)
         waits = bool(sent) and extra_exposed > extra_seconds / 2 > 0
         first = sent[0] if waits else others[0] if as_much and others else e.timeline.critical[0]
@@ -144,11 +144,26 @@ def time_within(evidence: TaskEvidence, ratio: float, hint: str, **options: Any)
         before = before or ("besides the products, " if as_much and first.kind != "dot_general" else "")
         return (
             f"on {e.timeline.machine} a step would take {_ms(e.timeline.seconds)} ms, {times}; {before}"
-            f"{plain_kind(first.kind)} takes {_ms(first.seconds)} ms of the critical path, in "
-            f"{count_of(first.count, 'run')}. {hint}"
+            f"{_taken(first)}{_also(others[1:]) if first in others else ''}. {hint}"
         ), first.line
 
     return _within("predicted time", Kind.TIME, "seconds", _seconds, look, evidence, ratio, **_MS, **options)
+
+
+def _besides_products(e: Evidence) -> list[Piece]:
+    """The computations on the critical path that are not products, the longest first."""
+    assert e.timeline
+    return [piece for piece in e.timeline.critical if piece.stream == "compute" and piece.kind != "dot_general"]
+
+
+def _taken(piece: Piece) -> str:
+    runs = count_of(piece.count, "run")
+    return f"{plain_kind(piece.kind)} takes {_ms(piece.seconds)} ms of the critical path, in {runs}"
+
+
+def _also(pieces: list[Piece]) -> str:
+    """The next pieces with their lines: the longest one is not always the one that is too much."""
+    return "".join(f"; {_taken(piece)} ({piece.line})" for piece in pieces[:2] if piece.line)
 
 
 def _seconds(e: Evidence) -> float:
@@ -238,17 +253,21 @@ def time_gained(evidence: TaskEvidence, share: float, hint: str, *, weight: floa
     name = "predicted time"
     if barred := _barred(name, Kind.TIME, evidence, "exposed", NAIVE, weight=weight):
         return barred
-    e, known = evidence.at_scale, evidence.references["seconds"]
+    e, known, waited = evidence.at_scale, evidence.references["seconds"], evidence.references["exposed"][NAIVE]
     assert e and e.timeline
-    took, most, message = e.timeline.seconds, known[NAIVE] - share * evidence.references["exposed"][NAIVE], ""
+    took, most, message, line = e.timeline.seconds, known[NAIVE] - share * waited, "", ""
     if took > most:
+        others = _besides_products(e)
+        if e.timeline.exposed_seconds <= (1 - share) * waited and others:
+            line = others[0].line
+            hint = f"It waits no longer than it may, but besides the products, {_taken(others[0])}{_also(others[1:])}."
         message = (
             f"on {e.timeline.machine} a step takes {_ms(took)} ms, and the naive baseline takes {_ms(known[NAIVE])} "
             f"ms. Hiding the communication should save at least {share:.4g} times what the baseline exposes, and "
             f"work that only fills the wait saves nothing. {hint}"
         )
     shown = {key: 1e3 * known[key] for key in (REFERENCE, NAIVE) if key in known}
-    details = {"unit": Unit.MILLISECONDS, "of": e.timeline.machine, "weight": weight}
+    details = {"unit": Unit.MILLISECONDS, "of": e.timeline.machine, "weight": weight, "line": line}
     return facts.case_fact(e, name, Kind.TIME, message, 1e3 * took, 1e3 * most, **details, **shown)
 
 

@@ -199,10 +199,23 @@ def test_a_figure_just_above_its_limit_reads_so():
 
 
 def test_a_slow_step_names_a_transfer_where_it_waits_and_else_what_is_computed():
-    """The transfer lasts longer than the copy, and as long as in the reference: the copy is what costs more."""
+    """The transfer lasts longer than the copy, and as long as in the reference: the copies are what costs more."""
+    copies = Piece("transpose", "mine:9", "compute", 0.05, 1), Piece("add", "mine:8", "compute", 0.04, 2)
     for exposed, line in ((0.1, "mine:9"), (1.0, "mine:7")):
         e = evidence(seconds=2.0, exposed=exposed)
-        copy = Piece("transpose", "mine:9", "compute", 0.05, 1)
+        assert e.timeline
+        e = replace(e, timeline=replace(e.timeline, critical=(*e.timeline.critical, *copies)))
+        fact = time_within(judged(e, REFERENCES), 1.15, "")
+        assert fact.line == line
+        assert ("; add takes 40 ms of the critical path, in 2 runs (mine:8)" in fact.message) == (line == "mine:9")
+
+
+def test_a_step_that_waits_little_and_still_gains_nothing_names_what_it_computes():
+    copy = Piece("transpose", "mine:9", "compute", 0.05, 1)
+    for exposed, named in ((0.1, True), (1.0, False)):
+        e = evidence(seconds=3.9, exposed=exposed)
         assert e.timeline
         e = replace(e, timeline=replace(e.timeline, critical=(*e.timeline.critical, copy)))
-        assert time_within(judged(e, REFERENCES), 1.15, "").line == line
+        fact = time_gained(judged(e, REFERENCES), 0.16, "What does it wait for?")
+        assert (fact.line, "besides the products, transpose takes 50 ms" in fact.message) == ("mine:9" * named, named)
+        assert fact.message.endswith("What does it wait for?") != named

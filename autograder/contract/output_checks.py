@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import GeneratorType
 from typing import Any
 
 import jax
@@ -27,6 +28,8 @@ def describe(x: Any) -> str:
         return "None (is a return missing?)"
     if type(x) in (tuple, list):
         return f"a {type(x).__name__} of {len(x)}"
+    if isinstance(x, GeneratorType):
+        return "a generator (return a tuple of what it yields)"
     return f"{x.dtype}{list(x.shape)}" if hasattr(x, "shape") and hasattr(x, "dtype") else f"a {type(x).__name__}"
 
 

@@ -2,15 +2,18 @@
 
 import json
 import random
+import re
 
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from autograder.contract import value_tasks as answers
 from autograder.contract.case import Sizes
 from autograder.contract.task import Case, Evidence
 from autograder.contract.value_facts import LARGEST, answer_matches, decode, every_answer_matches, is_answer
 from autograder.contract.verdict import Kind
+from autograder.contract.wrapping import Mismatch
 from course.program import Costs, Memory
 
 CASE = Case("data=8", {"data": 8}, Sizes())
@@ -73,6 +76,28 @@ def test_answers_are_json_of_bounded_length():
 
 def test_ranges_in_an_answer_are_the_numbers_that_they_stand_for():
     assert answers._formed("layers", (range(2), [3], range(4, 4)), None) == ((0, 1), (3,), ())
+
+
+@pytest.mark.parametrize("like", [None, ((0, 0),)])
+def test_numpy_arrays_and_numbers_are_the_plain_values_that_they_stand_for(like):
+    for pairs in (np.arange(4).reshape(2, 2), [(np.int64(0), np.uint8(1)), np.array([2, 3])]):
+        formed = answers._formed("pairs", pairs, like)
+        assert formed == ((0, 1), (2, 3)) and {type(n) for pair in formed for n in pair} == {int}
+    assert answers._formed("schedule", np.array(["F0", "B0"]), None) == ("F0", "B0")
+
+
+@pytest.mark.parametrize(
+    ("answer", "like", "says"),
+    [
+        ((i for i in range(2)), None, "a generator (return a tuple of what it yields)"),
+        (P(b"data"), P("x"), "b'data' is not the name of a mesh axis"),
+        (P(("data", 1)), P("x"), "1 is not the name of a mesh axis"),
+        (np.arange(2.0), (0, 0), "a float, expected a value of type int"),
+    ],
+)
+def test_other_values_are_described(answer, like, says):
+    with pytest.raises(Mismatch, match=re.escape(says)):
+        answers._formed("schedule", answer, like)
 
 
 def asserted(count):

@@ -133,20 +133,23 @@ def _formed(name: str, answer: Any, like: Any) -> Any:
     Raises:
         Mismatch: Its structure differs from that of ``like``.
     """
+    if isinstance(answer, np.ndarray | np.generic):
+        answer = answer.tolist()
     if isinstance(like, P):
         if not isinstance(answer, P):
             raise Mismatch(f"{name} returned {describe(answer)}, expected a PartitionSpec such as P('data')")
         entries = list(answer)
         while entries and entries[-1] is None:
             entries.pop()
+        for axis in (axis for entry in entries for axis in (entry if isinstance(entry, tuple) else (entry,))):
+            if axis is not None and not isinstance(axis, str):
+                raise Mismatch(f"{name} returned {answer}: {axis!r} is not the name of a mesh axis")
         return P(*(e[0] if isinstance(e, tuple) and len(e) == 1 else e for e in entries))
     if isinstance(like, tuple):
         if not isinstance(answer, Sequence) or isinstance(answer, str | P):
             raise Mismatch(f"{name} returned {describe(answer)}, expected a tuple such as {show(like)[:80]}")
         templates = like if len(like) == len(answer) else [like[0]] * len(answer) if like else answer
         return tuple(_formed(name, a, b) for a, b in zip(answer, templates, strict=True))
-    if isinstance(answer, np.integer | np.bool_):
-        answer = answer.item()
     if like is None:
         return _any_formed(name, answer)
     kind = type(like)
