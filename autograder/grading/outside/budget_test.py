@@ -181,6 +181,29 @@ def test_a_child_that_sleeps_is_ended_and_one_that_computes_is_not(monkeypatch, 
     assert process.stdout.strip() == exceeded
 
 
+ECHO = """
+    import sys
+    from autograder.grading.inside import wire
+
+    while True:
+        wire.write(sys.stdout.buffer, wire.read(sys.stdin.buffer)[0])
+"""
+
+
+def test_an_interrupted_request_leaves_no_answer_for_the_next_one(monkeypatch):
+    worker = Worker(lambda: Process(ECHO), greets=False, seconds=60)
+    assert worker.ask({"number": 1})[0]["number"] == 1
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(wire, "read", interrupted)
+        worker.ask({"number": 2})
+    assert worker.ask({"number": 3})[0]["number"] == 3
+    worker.close()
+
+
 class SlowToEnd:
     """Closes its output immediately when ended, and its files a moment later, as a real process may."""
 

@@ -83,6 +83,9 @@ class Worker:
                 if status == wire.CPU_USED_UP:
                     message = f"the program used more than {self.cpu_s} s of processor time and was ended"
                     raise Stopped(LIMIT_EXCEEDED, f"{message} (limit on processor time)", self.cpu_s or 0.0) from None
+            except BaseException:  # an interrupt: the next request must not read the answer to this one
+                self.close()
+                raise
             if expired.is_set():
                 message = f"the program took longer than {self.seconds:g} s and was ended (limit on wall time)"
                 raise Stopped(LIMIT_EXCEEDED, message)
