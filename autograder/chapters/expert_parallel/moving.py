@@ -74,13 +74,14 @@ def _flops(evidence: TaskEvidence) -> Fact:
 
     def fact(e: Evidence) -> Fact:
         s = e.case.sizes
-        most, message = 6 * s.tokens * s.k * s.width, ""
+        most, message, line = 6 * s.tokens * s.k * s.width, "", ""
         if e.costs.flops > most:
+            line = next((e.costs.lines[dtypes] for dtypes in e.costs.products if dtypes in e.costs.lines), "")
             message = (
                 f"a device computes {e.costs.flops:,.0f} FLOPs in matrix products, and moving {s.tokens} tokens needs "
                 f"none (at most {most:,.0f} are allowed). What does it multiply by, and how much of that is zeros?"
             )
-        return facts.case_fact(e, "FLOPs", Kind.COMPUTE, message, e.costs.flops, most, unit=Unit.FLOPS)
+        return facts.case_fact(e, "FLOPs", Kind.COMPUTE, message, e.costs.flops, most, unit=Unit.FLOPS, line=line)
 
     return facts.worst([fact(e) for e in evidence.programs], "FLOPs", Kind.COMPUTE)
 

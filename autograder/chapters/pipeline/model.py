@@ -133,7 +133,7 @@ def loss_facts(evidence: TaskEvidence) -> list[Fact]:
     )
     gradients = "Which stages have a part in the loss, and is each part counted once, weighted by its unmasked count?"
     uneven = "The layer left over would be on no stage, and nobody would notice."
-    stretch = "Every stage computes the loss of all rows, but only one of them counts. Could each compute a part?"
+    stretch = "Does one stage, or each of them, compute the loss of all rows? Could each compute a part?"
     return [
         *facts.values_and_gradients([summed(e) for e in evidence.cases], values, gradients),
         refused("uneven layers", evidence.cases, "a model with one layer too many", uneven),
