@@ -290,8 +290,8 @@ def combine(y: jax.Array, gates: jax.Array, experts: jax.Array, places: jax.Arra
 # | FLOPs of matrix products | at most 1.1 times the reference's |
 # | live temporaries | at most 2 times the reference's |
 #
-# Useful: `lax.all_to_all(..., split_axis=..., concat_axis=..., tiled=True)`. Without `tiled=True`, its gradient is an
-# error in this version of JAX.
+# Useful: `lax.all_to_all(..., split_axis=..., concat_axis=..., tiled=True)`. Without `tiled=True`, taking its gradient
+# raises an error in this version of JAX when `split_axis` and `concat_axis` differ.
 
 
 # %%

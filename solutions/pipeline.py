@@ -280,12 +280,14 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | `ppermute` | as in `execute_pipeline`, forward and backward |
-# | any other collectives | together at most `2 (S-1)/S` of the outputs, padded to a multiple of `S` rows, and scalars |
+# | any other collectives | together at most `2 (S-1)/S` of the bytes of all outputs; scalars are negligible |
 # | *no points:* FLOPs, 8 stages, 32,768 outputs | at most 0.65 times those of computing the whole loss on every stage |
+#
+# If `S` does not divide the rows, they count as padded to a multiple of `S`.
 #
 # The last row is a stretch goal. With a large vocabulary the head costs as much as several layers, and all stages but
 # one compute it in vain. Make the plain version work first. Then let each stage compute the loss of `1/S` of the rows,
-# at least if `S` divides them.
+# at least when `S` divides them.
 #
 # Useful: `lax.scan` over the layers of a stage, `lax.psum`, `lax.pmean`; for the stretch goal `lax.psum_scatter`.
 

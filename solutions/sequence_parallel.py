@@ -355,8 +355,8 @@ if __name__ == "__main__":
 # | any other collective | none | none |
 # | largest temporary | a quarter of all scores of this device's heads | |
 #
-# Useful: `lax.all_to_all(..., tiled=True)`, `jnp.repeat`. Without `tiled=True`, the gradient of an all-to-all whose
-# `split_axis` and `concat_axis` differ is an error in this version of JAX.
+# Useful: `lax.all_to_all(..., tiled=True)`, `jnp.repeat`. Without `tiled=True`, taking the gradient of an all-to-all
+# raises an error in this version of JAX when `split_axis` and `concat_axis` differ.
 
 
 # %%

@@ -162,8 +162,8 @@ def _taken(piece: Piece) -> str:
 
 
 def _also(pieces: list[Piece]) -> str:
-    """The next pieces with their lines: the longest one is not always the one that is too much."""
-    return "".join(f"; {_taken(piece)} ({piece.line})" for piece in pieces[:2] if piece.line)
+    """The next pieces with their lines: the longest is not always the one at fault."""
+    return "".join([f"; {_taken(piece)} ({piece.line})" for piece in pieces if piece.line][:2])
 
 
 def _seconds(e: Evidence) -> float:
@@ -260,7 +260,7 @@ def time_gained(evidence: TaskEvidence, share: float, hint: str, *, weight: floa
         others = _besides_products(e)
         if e.timeline.exposed_seconds <= (1 - share) * waited and others:
             line = others[0].line
-            hint = f"It waits no longer than it may, but besides the products, {_taken(others[0])}{_also(others[1:])}."
+            hint = f"Its waiting is within the limit; besides the products, {_taken(others[0])}{_also(others[1:])}."
         message = (
             f"on {e.timeline.machine} a step takes {_ms(took)} ms, and the naive baseline takes {_ms(known[NAIVE])} "
             f"ms. Hiding the communication should save at least {share:.4g} times what the baseline exposes, and "

@@ -30,7 +30,10 @@ def describe(x: Any) -> str:
         return f"a {type(x).__name__} of {len(x)}"
     if isinstance(x, GeneratorType):
         return "a generator (return a tuple of what it yields)"
-    return f"{x.dtype}{list(x.shape)}" if hasattr(x, "shape") and hasattr(x, "dtype") else f"a {type(x).__name__}"
+    if hasattr(x, "shape") and hasattr(x, "dtype"):
+        return f"{x.dtype}{list(x.shape)}"
+    kind = type(x).__name__
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
 def broadcast(measured: tuple[int, ...], expected: tuple[int, ...]) -> str:

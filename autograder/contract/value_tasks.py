@@ -133,8 +133,6 @@ def _formed(name: str, answer: Any, like: Any) -> Any:
     Raises:
         Mismatch: Its structure differs from that of ``like``.
     """
-    if isinstance(answer, np.ndarray | np.generic):
-        answer = answer.tolist()
     if isinstance(like, P):
         if not isinstance(answer, P):
             raise Mismatch(f"{name} returned {describe(answer)}, expected a PartitionSpec such as P('data')")
@@ -143,8 +141,10 @@ def _formed(name: str, answer: Any, like: Any) -> Any:
             entries.pop()
         for axis in (axis for entry in entries for axis in (entry if isinstance(entry, tuple) else (entry,))):
             if axis is not None and not isinstance(axis, str):
-                raise Mismatch(f"{name} returned {answer}: {axis!r} is not the name of a mesh axis")
+                raise Mismatch(f"{name} returned {show_spec(answer)}: {axis!r} is not the name of a mesh axis")
         return P(*(e[0] if isinstance(e, tuple) and len(e) == 1 else e for e in entries))
+    if isinstance(answer, np.ndarray | np.generic) and (answer.ndim or not isinstance(like, tuple)):
+        answer = answer.tolist()
     if isinstance(like, tuple):
         if not isinstance(answer, Sequence) or isinstance(answer, str | P):
             raise Mismatch(f"{name} returned {describe(answer)}, expected a tuple such as {show(like)[:80]}")

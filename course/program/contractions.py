@@ -1,112 +1,157 @@
-"""Matrix products written by hand: ``(a[:, :, None] * b[None]).sum(1)``, or with a mask in place of a factor.
+"""Matrix products written as a multiplication and a sum: ``(a[:, :, None] * b[None]).sum(1)``.
 
-Each factor is repeated along a dim that the other one has, and neither along the dim of the sum. Where a value is
-repeated is recorded by its elements' order in memory, which a reshape does not change: the span ``(2, 6)`` of a value
-of shape ``[5, 3, 2]`` is its middle dim.
+Each factor is broadcast along a dim that the other one has and the sum keeps, and neither is broadcast along the summed
+dim. A mask that selects elements is a factor too. Dims are stored as ranges of strides in row-major order, which
+survive a reshape: the middle dim of shape ``[5, 3, 2]`` is ``(2, 6)``.
 """
 
 from __future__ import annotations
 
 import math
-from itertools import combinations, product
+from collections.abc import Iterable
 
-from course.program.ir import ELEMENTWISE, Block, Op, Value, walk
+import numpy as np
+
+from course.program.ir import ELEMENTWISE, Block, Op, Value, makers_of, unsupported, walk
 
 Spans = frozenset[tuple[int, int]]
-# A sum of these is the same operation of sums, so a product reaches its sum through them.
-_LINEAR = set("add subtract negate multiply divide convert reshape transpose select optimization_barrier".split())
 _NOTHING: Spans = frozenset()
+# Far more than any program of the course takes; without a limit, a hostile one would take hours.
+MAX_STEPS = 2_000_000
 
 
 def products_by_hand(main: Block) -> dict[Op, list[Op]]:
-    """The sums that are matrix products, and the multiplications or selections that each of them sums."""
-    repeated: dict[Value, Spans] = {}
-    unsummed: dict[Value, dict[Op, Spans]] = {}  # for each product, where one of its factors is repeated
-    products: dict[Op, list[Op]] = {}
-    for op in walk(main):
-        if len(op.results) != 1:
+    """The sums that are matrix products, and the multiplications or selections that each of them adds up.
+
+    Raises:
+        ProgramError: Following all sums to what they add up takes more than ``MAX_STEPS`` steps.
+    """
+    makers, broadcast = makers_of(main), _broadcast_spans(main)
+    products, steps = {}, 0
+    for total in walk(main):
+        if total.kind != "reduce" or len(total.results) > 1 or "f" not in total.results[0].dtype:
             continue
-        result = op.results[0]
-        repeated[result] = _repeated(op, repeated)
-        reached = {factor: spans for operand in op.operands for factor, spans in unsummed.get(operand, {}).items()}
-        if op.kind == "reduce" and any(inner.kind == "add" for inner in walk(op.regions[0])):
-            each = _span_of_each(op.operands[0].shape)
-            dims = {each[dim] for dim in op.attributes["dimensions"]}
-            summed = [by for by, spans in reached.items() if not all(_covered(span, spans) for span in dims)]
-            products.update({op: summed} if summed else {})
-        elif op.kind == "transpose":
-            unsummed[result] = {factor: _transposed(op, spans) for factor, spans in reached.items()}
-        elif op.kind in _LINEAR and "f" in result.dtype:
-            unsummed[result] = reached | _outer(op, repeated)
+        if not any(op.kind == "add" for op in walk(total.regions[0])):
+            continue
+        each, dims = _dim_spans(total.operands[0].shape), set(total.attributes["dimensions"])
+        summed = frozenset(span for dim, span in enumerate(each) if dim in dims)
+        queue, seen, found = [(total.operands[0], summed, frozenset(each) - summed)], {total.operands[0]}, []
+        while queue:
+            value, summed, kept = queue.pop()
+            op = makers.get(value)
+            if op is None:
+                continue
+            if steps == MAX_STEPS:
+                raise unsupported(total, total.line, "the program's sums add up too many operations to follow")
+            steps += 1
+            if _is_product(op, broadcast, summed, kept):
+                found.append(op)
+                continue
+            if op.kind == "transpose":
+                summed, kept = (_before_transpose(op, spans) for spans in (summed, kept))
+            followed = [operand for operand in _terms(op, value, broadcast) if operand not in seen]
+            seen.update(followed)
+            queue += [(operand, summed, kept) for operand in followed]
+        if found:
+            products[total] = found
     return products
 
 
-def _outer(op: Op, repeated: dict[Value, Spans]) -> dict[Op, Spans]:
-    """The operation, and where a factor is repeated, if another one is not repeated there, and the other way round."""
+def _is_product(op: Op, broadcast: dict[Value, Spans], summed: Spans, kept: Spans) -> bool:
+    """Check that the sum of this operation's result along some dims is a matrix product."""
     if op.kind not in ("multiply", "select"):
-        return {}
-    spans = [repeated.get(factor, _NOTHING) for factor in op.operands]
-    pairs = [(a, b) for a, b in combinations(spans, 2) if _more(a, b) and _more(b, a)]
-    return {op: pairs[0][0] | pairs[0][1]} if pairs else {}
+        return False
+    first, *others = (broadcast.get(operand, _NOTHING) for operand in op.operands)
+    return any(
+        _overlap(kept, _minus(first, other))
+        and _overlap(kept, _minus(other, first))
+        and bool(_minus(summed, first | other))
+        for other in others
+    )
 
 
-def _more(spans: Spans, others: Spans) -> bool:
-    return not all(_covered(span, others) for span in spans)
+def _terms(op: Op, value: Value, broadcast: dict[Value, Spans]) -> list[Value]:
+    """The operands that a value is linear in, scaled at most by factors that are themselves broadcast."""
+    match op.kind, op.operands:
+        case (("add" | "subtract" | "negate" | "convert" | "reshape" | "transpose"), operands):
+            return operands
+        case "optimization_barrier", operands:
+            return [operands[op.results.index(value)]]
+        case "multiply", (a, b):
+            return [x for x, scale in ((a, b), (b, a)) if x is not scale and broadcast.get(scale)]
+        case "divide", (a, divisor):
+            return [a] if broadcast.get(divisor) else []
+        case "select", (mask, *branches):
+            return branches if mask.elements == 1 or broadcast.get(mask) else []
+    return []
 
 
-def _repeated(op: Op, repeated: dict[Value, Spans]) -> Spans:
-    """The spans along which an operation's result is repeated, as far as known."""
+def _broadcast_spans(main: Block) -> dict[Value, Spans]:
+    """The dims along which each value repeats the same elements, as far as known."""
+    broadcast: dict[Value, Spans] = {}
+    for op in walk(main):
+        known = [broadcast.get(operand, _NOTHING) for operand in op.operands]
+        for number, result in enumerate(op.results):
+            if op.kind == "optimization_barrier":
+                broadcast[result] = known[number]
+            elif len(op.results) == 1 and (spans := _spans_of(op, known)):
+                broadcast[result] = spans
+    return broadcast
+
+
+def _spans_of(op: Op, known: list[Spans]) -> Spans:
+    """The spans of an operation's result, from those of its operands."""
     shape = op.results[0].shape
+    whole = frozenset(_dim_spans(shape))
     if op.kind == "iota":
-        return _spans(shape, set(range(len(shape))) - {op.attributes["iota_dimension"]})
+        return whole - {_dim_spans(shape)[op.attributes["iota_dimension"]]}
     if op.kind == "constant":
-        return _spans(shape, set(range(len(shape)))) if op.attributes.get("zero") else _NOTHING
-    operands = [repeated.get(operand, _NOTHING) for operand in op.operands]
-    if op.kind in ("reshape", "optimization_barrier"):
-        return operands[0]
+        numbers = op.attributes.get("value")
+        equal = op.attributes.get("zero") or (numbers is not None and bool(np.all(numbers == numbers.flat[:1])))
+        return whole if equal else _NOTHING
+    if op.kind == "reshape":
+        return known[0]
     if op.kind in ELEMENTWISE:
-        whole = _spans(shape, set(range(len(shape))))
-        of_arrays = [spans for spans, operand in zip(operands, op.operands, strict=True) if operand.elements > 1]
-        for spans in of_arrays:
-            whole = frozenset((low, high) for low, high in map(_overlap, product(whole, spans)) if low < high)
+        for spans, operand in zip(known, op.operands, strict=True):
+            whole = whole if operand.elements == 1 else _minus(whole, _minus(whole, spans))
         return whole
-    if op.kind == "transpose":
-        return _transposed(op, operands[0])
-    if op.kind != "broadcast_in_dim":
+    if op.kind not in ("broadcast_in_dim", "transpose", "reduce"):
         return _NOTHING
-    same = _dims(op.operands[0].shape, operands[0])
-    kept = {new for old, new in enumerate(op.attributes["broadcast_dimensions"]) if old not in same}
-    return _spans(shape, set(range(len(shape))) - kept)
+    before = _dim_spans(op.operands[0].shape)
+    varying = {dim for dim, span in enumerate(before) if _minus({span}, known[0])}
+    if op.kind == "broadcast_in_dim":
+        new_dims = op.attributes["broadcast_dimensions"]
+        kept = {new for old, new in enumerate(new_dims) if old in varying}
+    else:
+        summed = op.attributes["dimensions"] if op.kind == "reduce" else ()
+        old_dims = op.attributes.get("permutation") or [dim for dim in range(len(before)) if dim not in summed]
+        kept = {new for new, old in enumerate(old_dims) if old in varying}
+    return frozenset(span for dim, span in enumerate(_dim_spans(shape)) if dim not in kept and span[0] < span[1])
 
 
-def _transposed(op: Op, spans: Spans) -> Spans:
-    same = _dims(op.operands[0].shape, spans)
-    return _spans(op.results[0].shape, {new for new, old in enumerate(op.attributes["permutation"]) if old in same})
+def _before_transpose(op: Op, spans: Spans) -> Spans:
+    """The spans in a transpose's operand of those dims that the spans cover in its result."""
+    before, after = _dim_spans(op.operands[0].shape), _dim_spans(op.results[0].shape)
+    return frozenset(
+        before[old]
+        for new, old in enumerate(op.attributes["permutation"])
+        if after[new][0] < after[new][1] and not _minus({after[new]}, spans)
+    )
 
 
-def _dims(shape: tuple[int, ...], spans: Spans) -> set[int]:
-    """The dims that the spans cover, and those of size 1."""
-    return {dim for dim, span in enumerate(_span_of_each(shape)) if _covered(span, spans)}
-
-
-def _overlap(pair: tuple[tuple[int, int], tuple[int, int]]) -> tuple[int, int]:
-    (low, high), (other_low, other_high) = pair
-    return max(low, other_low), min(high, other_high)
-
-
-def _covered(span: tuple[int, int], spans: Spans) -> bool:
-    return span[0] == span[1] or any(low <= span[0] and span[1] <= high for low, high in spans)
-
-
-def _span_of_each(shape: tuple[int, ...]) -> list[tuple[int, int]]:
+def _dim_spans(shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Each dim's span; that of a dim of size 1 is empty."""
     return [(math.prod(shape[dim + 1 :]), math.prod(shape[dim:])) for dim in range(len(shape))]
 
 
-def _spans(shape: tuple[int, ...], dims: set[int]) -> Spans:
-    """The spans of some dims, neighbours as one."""
-    merged: list[tuple[int, int]] = []
-    for low, high in sorted(span for dim, span in enumerate(_span_of_each(shape)) if dim in dims and span[0] < span[1]):
-        if merged and merged[-1][1] == low:
-            low = merged.pop()[0]
-        merged.append((low, high))
-    return frozenset(merged)
+def _minus(spans: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]) -> Spans:
+    """What is left of the spans without the others."""
+    left = {span for span in spans if span[0] < span[1]}
+    for low, high in others:
+        cut = {piece for start, end in left for piece in ((start, min(end, low)), (max(start, high), end))}
+        left = {piece for piece in cut if piece[0] < piece[1]}
+    return frozenset(left)
+
+
+def _overlap(spans: Spans, others: Spans) -> bool:
+    return any(max(low, start) < min(high, end) for low, high in spans for start, end in others)

@@ -61,8 +61,8 @@ class Costs:
     """Costs of the busiest device; collectives of any device.
 
     Attributes:
-        flops: Floating-point operations of matrix products, ``2 m n k`` each, ``8 m n k`` for complex numbers; also of
-            those that are written as a multiplication and a sum.
+        flops: Floating-point operations of matrix products, ``2 m n k`` each, ``8 m n k`` for complex numbers,
+            including products written as a multiplication, or a selection by a mask, and a sum.
         elementwise: Elements computed by elementwise operations, sorts and random bits, and operations of reductions;
             complex operations count as real ones.
         bytes_touched: Bytes of operands and results of every operation, without fusion.
@@ -75,7 +75,8 @@ class Costs:
             dtype, ``{"exponential of f32": 4, "sum of bf16": 1}``. Exponentials count only if they are summed: those of
             an activation, which go into a product, do not matter.
         taken: Number of elements of each entry of ``precise``.
-        lines: The learner's line of the first operation of each kind in ``products`` and ``precise``, if known.
+        lines: The learner's line of the first operation of each kind in ``products`` and ``precise``, and of the first
+            ``selection`` that is summed like a product, if known.
     """
 
     flops: float
@@ -219,7 +220,7 @@ def _of_block(block: Block, known: Special) -> _BlockCosts:
             block_costs.flops += by_hand.flops
             if by_hand.dtypes:
                 block_costs.products[by_hand.dtypes] += 1
-                _note_line(block_costs.lines, by_hand.dtypes, op)
+            _note_line(block_costs.lines, by_hand.dtypes or "selection", op)
         if kind := precision_sensitive(op, known):
             block_costs.precise[kind] += 1
             block_costs.taken[kind] += op.results[0].elements

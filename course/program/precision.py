@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ _MOVED = ("broadcast_in_dim", "reshape", "convert", "transpose", "optimization_b
 class ByHand:
     """A matrix product written as a sum: its factors' dtypes, ``"bf16 x f32"``, and its FLOPs.
 
-    With a selection in place of a multiplication, there are no dtypes to judge.
+    For a selection in place of a multiplication, ``dtypes`` is empty.
     """
 
     dtypes: str
@@ -111,18 +112,27 @@ def _by_hand(main: Block) -> dict[Op, list[ByHand]]:
     makers = makers_of(main)
 
     def dtype(factor: Value) -> str:
-        """A factor's dtype before it is repeated: what follows is a cast for the sum."""
+        """A factor's dtype before it is broadcast; a later cast to a wider one serves the sum alone."""
         value = factor
         while (op := makers.get(value)) and op.kind in _MOVED:
+            if op.kind == "convert" and not _widens(op.operands[0].dtype, value.dtype):
+                return value.dtype
             value = op.operands[0]
             if op.kind == "broadcast_in_dim":
                 return value.dtype
         return factor.dtype
 
-    return {
-        total: [
-            ByHand(" x ".join(map(dtype, op.operands)) if op.kind == "multiply" else "", 2.0 * op.results[0].elements)
-            for op in summed
-        ]
-        for total, summed in products_by_hand(main).items()
-    }
+    def product(op: Op) -> ByHand:
+        each = 8.0 if "complex" in op.results[0].dtype else 2.0
+        dtypes = " x ".join(map(dtype, op.operands)) if op.kind == "multiply" else ""
+        return ByHand(dtypes, each * op.results[0].elements)
+
+    return {total: [product(op) for op in summed] for total, summed in products_by_hand(main).items()}
+
+
+def _widens(source: str, target: str) -> bool:
+    """Check that a cast keeps every number."""
+    bits = [
+        int(digits[0]) if "f" in dtype and (digits := re.findall(r"\d+", dtype)) else 0 for dtype in (source, target)
+    ]
+    return 0 < bits[0] < bits[1]

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from course.program import costs, parse
+from course.program import ProgramError, contractions, costs, parse
 from course.program.program_test import program_of, struct
 
 
@@ -60,8 +60,27 @@ NOT_BY_HAND = {
     "an outer product": lambda x, w: (x[:, :1] * x[:1]).sum(0),
     "an outer product, transposed": lambda x, w: (x[:, :1] * x[:1]).T.sum(1),
     "one-hot rows": lambda x, w: (x[:, :, None] == jnp.arange(4.0)).sum(0, dtype=jnp.float32),
+    "an outer product, its dims merged": lambda x, w: jnp.outer(x[0], x[:, 0]).reshape(-1).sum()[None],
+    "a product of three": lambda x, w: (x[:, :, None] * w[None] * jnp.sin(x[:, :, None] + w)).sum(1),
+    "cosines of all pairs": lambda x, w: (jnp.sin(w) / (x[:1] * x[:1].T)).sum(0),
+    "one or the other": lambda x, w: jnp.where(w > 0, x[:1], x[:1].T).sum(0),
+    "integers": lambda x, w: (jnp.arange(8)[:, None, None] * jnp.arange(16)[:, None] * jnp.arange(4)).sum(1),
+    "the gain's gradient of a norm of repeated rows": lambda x, w: jax.grad(normed_rows)(x[0], x[:4]),
+    "a bias's gradient behind a masked mean": lambda x, w: jax.grad(pooled)(x[0], x.reshape(2, 4, 16)),
     "sines of positions": lambda x, w: (x * jnp.cos(jnp.arange(8.0)[:, None] * jnp.arange(16.0))).sum(0),
 }
+
+
+def normed_rows(gain, x):
+    rows = jnp.repeat(x, 2, axis=0)
+    normed = rows * lax.rsqrt(jnp.mean(rows * rows, axis=-1, keepdims=True)) * gain
+    return jnp.sum(normed**2)
+
+
+def pooled(bias, x):
+    mask = (x[:, :, 0] > 0).astype(x.dtype)
+    means = jnp.sum((x + bias) * mask[:, :, None], axis=1) / jnp.maximum(mask.sum(1, keepdims=True), 1)
+    return jnp.sum(means**2)
 
 
 @pytest.mark.parametrize("case", BY_HAND)
@@ -69,6 +88,47 @@ def test_a_multiplication_that_is_summed_like_a_product_is_one(case):
     counts = counted(lambda x: BY_HAND[case](x, x.T @ x))
     assert sum(counts.products.values()) == 2, counts.products
     assert counts.flops == counted(lambda x: x @ (x.T @ x)).flops
+
+
+DTYPES = {
+    "cast before it is broadcast": (lambda a, b: (a.astype(jnp.float32)[:, :, None], b), "f32 x f32"),
+    "cast to a wider one for the sum": (
+        lambda a, b: (jnp.repeat(a[:, :, None], 16, 2).astype(jnp.float32), b),
+        "bf16 x f32",
+    ),
+    "broadcast, then narrowed": (
+        lambda a, b: (
+            jnp.repeat(a.astype(jnp.float32)[:, :, None], 16, 2).astype(jnp.bfloat16),
+            b.astype(jnp.bfloat16),
+        ),
+        "bf16 x bf16",
+    ),
+    "a mask": (lambda a, b: (jnp.repeat((a > 0)[:, :, None], 16, 2).astype(jnp.float32), b), "f32 x f32"),
+}
+
+
+@pytest.mark.parametrize("case", DTYPES)
+def test_a_factor_has_the_dtype_in_which_it_is_multiplied(case):
+    factors, dtypes = DTYPES[case]
+
+    def local(x):
+        a, b = factors(x.astype(jnp.bfloat16), (x.T @ x)[None])
+        return (a * b).sum(1).astype(jnp.float32)
+
+    assert counted(local).products == {"f32 x f32": 1, dtypes: 1 + (dtypes == "f32 x f32")}
+
+
+def test_sums_that_share_thousands_of_terms_are_counted_in_little_memory_or_refused(monkeypatch):
+    def local(x):
+        total = x[:, :, None] * (x.T @ x)[None]
+        for _ in range(200):
+            total = total + x[:, :, None] * (x.T @ x)[None]
+        return sum(total.sum(1) for _ in range(4))
+
+    assert counted(local).products == {"f32 x f32": 201 + 4 * 201}
+    monkeypatch.setattr(contractions, "MAX_STEPS", 500)
+    with pytest.raises(ProgramError, match="add up too many operations to follow"):
+        counted(local)
 
 
 def test_a_sum_of_selected_rows_counts_like_a_product_with_a_mask_but_multiplies_nothing():
@@ -79,7 +139,8 @@ def test_a_sum_of_selected_rows_counts_like_a_product_with_a_mask_but_multiplies
 
 @pytest.mark.parametrize("case", NOT_BY_HAND)
 def test_other_sums_of_multiplications_are_none(case):
-    assert sum(counted(lambda x: NOT_BY_HAND[case](x, x.T @ x)).products.values()) == (case == "a scale")
+    counts = counted(lambda x: NOT_BY_HAND[case](x, x.T @ x))
+    assert sum(counts.products.values()) == counts.written.get("dot_general", 0)
 
 
 def test_exponentials_count_where_they_are_summed_with_their_elements():

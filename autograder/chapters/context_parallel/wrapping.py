@@ -179,12 +179,14 @@ def checked_order(order: Any, devices: int) -> tuple[tuple[int, int], ...]:
     Raises:
         Mismatch: It is not.
     """
+    if isinstance(order, np.ndarray):
+        order = order.tolist()
     pairs = isinstance(order, tuple | list) and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in order)
     if not pairs:
         raise Mismatch(f"zigzag_order returned {describe(order)}, expected a tuple with a pair of integers per device")
     for number in (number for pair in order for number in pair):
         if not isinstance(number, Integral) or isinstance(number, bool):
-            raise Mismatch(f"zigzag_order gives {describe(number)} as the number of a chunk, expected an integer")
+            raise Mismatch(f"zigzag_order gives {number!r} as the number of a chunk, expected an integer")
     if len(order) != devices:
         raise Mismatch(f"zigzag_order({devices}) returned {len(order)} pairs, expected {devices}, one for each device")
     for device, pair in enumerate(order):

@@ -76,7 +76,7 @@ def _flops(evidence: TaskEvidence) -> Fact:
         s = e.case.sizes
         most, message, line = 6 * s.tokens * s.k * s.width, "", ""
         if e.costs.flops > most:
-            line = next((e.costs.lines[dtypes] for dtypes in e.costs.products if dtypes in e.costs.lines), "")
+            line = next((e.costs.lines[how] for how in (*e.costs.products, "selection") if how in e.costs.lines), "")
             message = (
                 f"a device computes {e.costs.flops:,.0f} FLOPs in matrix products, and moving {s.tokens} tokens needs "
                 f"none (at most {most:,.0f} are allowed). What does it multiply by, and how much of that is zeros?"

@@ -175,7 +175,7 @@ def _off_by_an_input(e: Evidence, leaf: str) -> Sentence:
 
 
 def _elsewhere(measured: np.ndarray, expected: np.ndarray, near: float, case: Case[Any]) -> str:
-    if measured.size < 3 or np.max(np.abs(measured - expected)) < 10 * near:  # a small error moves nothing
+    if measured.size < 3 or np.max(np.abs(measured - expected)) < 10 * near:  # too small to be a misplacement
         return ""
     if np.max(np.abs(np.sort(measured, axis=None) - np.sort(expected, axis=None))) > near:
         return ""

@@ -213,8 +213,9 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Expected cotangent type (\w+\[[^\]]*\])(?:\{[^}]*\})? but got (\w+\[[^\]]*\])",
-        r"a gradient arrives as \2 where \1 is needed. In this version of JAX, a lax.all_to_all whose split_axis and "
-        "concat_axis differ has a gradient only with tiled=True: cut and join with reshape around it",
+        r"a gradient arrives as \2 where \1 is needed. Most likely, it is that of a lax.all_to_all whose split_axis "
+        "and concat_axis differ: in this version of JAX it has a gradient only with tiled=True. Use reshape before and "
+        "after it to split and merge the dims",
     ),
     (
         r"ModuleNotFoundError: No module named ('[\w.]+')",

@@ -59,7 +59,13 @@ class Worker:
                 compiler divides by zero; ``needs_human`` if the process died on every try.
         """
         with self._lock:
-            return self._ask(header, blobs)
+            try:
+                return self._ask(header, blobs)
+            except Stopped:
+                raise
+            except BaseException:  # an interrupt: the next request must not read the answer to this one
+                self.close()
+                raise
 
     def _ask(self, header: dict[str, Any], blobs: list[bytes] | None) -> tuple[dict[str, Any], list[bytes]]:
         reason, left = "", self.seconds  # for all tries together
@@ -83,9 +89,6 @@ class Worker:
                 if status == wire.CPU_USED_UP:
                     message = f"the program used more than {self.cpu_s} s of processor time and was ended"
                     raise Stopped(LIMIT_EXCEEDED, f"{message} (limit on processor time)", self.cpu_s or 0.0) from None
-            except BaseException:  # an interrupt: the next request must not read the answer to this one
-                self.close()
-                raise
             if expired.is_set():
                 message = f"the program took longer than {self.seconds:g} s and was ended (limit on wall time)"
                 raise Stopped(LIMIT_EXCEEDED, message)
@@ -205,5 +208,5 @@ _ANSWERS = (
     "planning/search.py",
     *(f"schedules/{name}.py" for name in ("alternating", "filled", "looped")),
 )
-# Parts that hold the answer to an exercise of one chapter and are given in a later one, the chapter named here.
+# Answers to an earlier exercise, mounted from the chapter named here on.
 _GIVEN_FROM = {"attention.py": "context_parallel"}

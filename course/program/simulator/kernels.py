@@ -7,8 +7,9 @@ The complete rules:
 - Ops that ``merging`` merges are one kernel.
 - A matrix product reads its operands and writes its result: ``Machine.matmul_seconds``. Every other kernel is
   charged its memory traffic or its arithmetic, whichever takes longer: ``Machine.kernel_seconds``.
-- Reshapes, also those written as broadcasts, transposes, slices, barriers and constants are free: compilers fold them
-  into layouts and addresses. An update of a slice is a kernel that reads its new content and writes it in place.
+- Reshapes (including broadcasts that repeat nothing), transposes, slices, barriers and constants are free: compilers
+  fold them into layouts and addresses. An update of a slice is a kernel that reads its new content and writes it in
+  place.
 - Values that a loop passes to its next trip must be in the carry's buffer: a slice or transpose, or the value of
   another carry, is copied there.
 - Arithmetic on single numbers, such as loop counters, is free too.
