@@ -287,7 +287,7 @@ if __name__ == "__main__":
 #
 # The last row is a stretch goal. With a large vocabulary the head costs as much as several layers, and all stages but
 # one compute it in vain. Make the plain version work first. Then let each stage compute the loss of `1/S` of the rows,
-# at least when `S` divides them.
+# if `S` divides them.
 #
 # Useful: `lax.scan` over the layers of a stage, `lax.psum`, `lax.pmean`; for the stretch goal `lax.psum_scatter`.
 
