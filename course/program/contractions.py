@@ -35,7 +35,7 @@ def products_by_hand(main: Block) -> dict[Op, list[Op]]:
             continue
         each, dims = _dim_spans(total.operands[0].shape), set(total.attributes["dimensions"])
         summed = frozenset(span for dim, span in enumerate(each) if dim in dims)
-        queue, seen, found = [(total.operands[0], summed, frozenset(each) - summed)], {total.operands[0]}, []
+        queue, seen, added = [(total.operands[0], summed, frozenset(each) - summed)], {total.operands[0]}, []
         while queue:
             value, summed, kept = queue.pop()
             op = makers.get(value)
@@ -45,15 +45,15 @@ def products_by_hand(main: Block) -> dict[Op, list[Op]]:
                 raise unsupported(total, total.line, "the program's sums add up too many operations to follow")
             steps += 1
             if _is_product(op, broadcast, summed, kept):
-                found.append(op)
+                added.append(op)
                 continue
             if op.kind == "transpose":
                 summed, kept = (_before_transpose(op, spans) for spans in (summed, kept))
             followed = [operand for operand in _terms(op, value, broadcast) if operand not in seen]
             seen.update(followed)
             queue += [(operand, summed, kept) for operand in followed]
-        if found:
-            products[total] = found
+        if added:
+            products[total] = added
     return products
 
 
@@ -145,7 +145,7 @@ def _dim_spans(shape: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def _minus(spans: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]) -> Spans:
-    """What is left of the spans without the others."""
+    """The rest of the spans, without the others."""
     left = {span for span in spans if span[0] < span[1]}
     for low, high in others:
         cut = {piece for start, end in left for piece in ((start, min(end, low)), (max(start, high), end))}
