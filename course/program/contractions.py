@@ -8,15 +8,13 @@ survive a reshape: the middle dim of shape ``[5, 3, 2]`` is ``(2, 6)``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-import numpy as np
-
-from course.program.ir import ELEMENTWISE, Block, Op, Value, makers_of, unsupported, walk
+from course.program.ir import ELEMENTWISE, Block, Op, Value, is_uniform, makers_of, unsupported, walk
 
 Spans = frozenset[tuple[int, int]]
 _NOTHING: Spans = frozenset()
-# Far more than any program of the course takes; without a limit, a hostile one would take hours.
+# The largest program of transformer_3d takes 585 steps; without a limit, a hostile one would take hours.
 MAX_STEPS = 2_000_000
 
 
@@ -28,33 +26,40 @@ def products_by_hand(main: Block) -> dict[Op, list[Op]]:
     """
     makers, broadcast = makers_of(main), _broadcast_spans(main)
     products, steps = {}, 0
-    for total in walk(main):
-        if total.kind != "reduce" or len(total.results) > 1 or "f" not in total.results[0].dtype:
-            continue
-        if not any(op.kind == "add" for op in walk(total.regions[0])):
-            continue
-        each, dims = _dim_spans(total.operands[0].shape), set(total.attributes["dimensions"])
-        summed = frozenset(span for dim, span in enumerate(each) if dim in dims)
-        queue, seen, added = [(total.operands[0], summed, frozenset(each) - summed)], {total.operands[0]}, []
-        while queue:
-            value, summed, kept = queue.pop()
-            op = makers.get(value)
-            if op is None:
-                continue
-            if steps == MAX_STEPS:
-                raise unsupported(total, total.line, "the program's sums add up too many operations to follow")
+    for total in filter(_is_sum, walk(main)):
+        added = []
+        for op, summed, kept in _terms_of(total, makers, broadcast):
             steps += 1
+            if steps > MAX_STEPS:
+                raise unsupported(total, total.line, "the program's sums add up too many operations to follow")
             if _is_product(op, broadcast, summed, kept):
                 added.append(op)
-                continue
-            if op.kind == "transpose":
-                summed, kept = (_before_transpose(op, spans) for spans in (summed, kept))
-            followed = [operand for operand in _terms(op, value, broadcast) if operand not in seen]
-            seen.update(followed)
-            queue += [(operand, summed, kept) for operand in followed]
         if added:
             products[total] = added
     return products
+
+
+def _is_sum(op: Op) -> bool:
+    if op.kind != "reduce" or len(op.results) > 1 or "f" not in op.results[0].dtype:
+        return False
+    return any(inner.kind == "add" for inner in walk(op.regions[0]))
+
+
+def _terms_of(total: Op, makers: dict[Value, Op], broadcast: dict[Value, Spans]) -> Iterator[tuple[Op, Spans, Spans]]:
+    """Each operation that a sum is linear in, and the spans of its result that are summed and kept."""
+    each, dims = _dim_spans(total.operands[0].shape), total.attributes["dimensions"]
+    summed = frozenset(each[dim] for dim in dims)
+    queue, seen = [(total.operands[0], summed, frozenset(each) - summed)], {total.operands[0]}
+    while queue:
+        value, summed, kept = queue.pop()
+        if (op := makers.get(value)) is None:
+            continue
+        yield op, summed, kept
+        if op.kind == "transpose":
+            summed, kept = (_before_transpose(op, spans) for spans in (summed, kept))
+        terms = [operand for operand in _terms(op, value, broadcast) if operand not in seen]
+        seen.update(terms)
+        queue += [(operand, summed, kept) for operand in terms]
 
 
 def _is_product(op: Op, broadcast: dict[Value, Spans], summed: Spans, kept: Spans) -> bool:
@@ -102,13 +107,12 @@ def _broadcast_spans(main: Block) -> dict[Value, Spans]:
 def _spans_of(op: Op, known: list[Spans]) -> Spans:
     """The spans of an operation's result, from those of its operands."""
     shape = op.results[0].shape
-    whole = frozenset(_dim_spans(shape))
+    each = _dim_spans(shape)
+    whole = _minus(each, ())
     if op.kind == "iota":
-        return whole - {_dim_spans(shape)[op.attributes["iota_dimension"]]}
+        return whole - {each[op.attributes["iota_dimension"]]}
     if op.kind == "constant":
-        numbers = op.attributes.get("value")
-        equal = op.attributes.get("zero") or (numbers is not None and bool(np.all(numbers == numbers.flat[:1])))
-        return whole if equal else _NOTHING
+        return whole if is_uniform(op) else _NOTHING
     if op.kind == "reshape":
         return known[0]
     if op.kind in ELEMENTWISE:
@@ -126,7 +130,7 @@ def _spans_of(op: Op, known: list[Spans]) -> Spans:
         summed = op.attributes["dimensions"] if op.kind == "reduce" else ()
         old_dims = op.attributes.get("permutation") or [dim for dim in range(len(before)) if dim not in summed]
         kept = {new for new, old in enumerate(old_dims) if old in varying}
-    return frozenset(span for dim, span in enumerate(_dim_spans(shape)) if dim not in kept and span[0] < span[1])
+    return _minus((span for dim, span in enumerate(each) if dim not in kept), ())
 
 
 def _before_transpose(op: Op, spans: Spans) -> Spans:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from course.program.program import ProgramError
 
 COLLECTIVES = {"all_gather", "all_reduce", "all_to_all", "collective_broadcast", "collective_permute", "reduce_scatter"}
@@ -125,6 +127,14 @@ def walk(block: Block) -> Iterator[Op]:
         yield op
         for region in op.regions:
             yield from walk(region)
+
+
+def is_uniform(constant: Op) -> bool:
+    """Return True if all elements of a constant are known to be equal."""
+    numbers = constant.attributes.get("value")
+    if constant.results[0].elements == 1 or constant.attributes.get("zero"):
+        return True
+    return numbers is not None and bool(np.all(numbers == numbers.flat[:1]))
 
 
 def makers_of(main: Block) -> dict[Value, Op]:

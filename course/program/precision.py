@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-import numpy as np
-
 from course.program.contractions import products_by_hand
-from course.program.ir import ELEMENTWISE, Block, Op, Value, makers_of, walk
+from course.program.ir import ELEMENTWISE, Block, Op, Value, is_uniform, makers_of, walk
 
 # These functions in a softmax, a loss and a norm's statistics turn a small error in their input into a large one; long
 # sums do so too.
@@ -66,8 +64,7 @@ def _equal_numbers(main: Block) -> set[Value]:
     for op in walk(main):
         operands_equal = bool(op.operands) and all(operand in equal for operand in op.operands)
         if op.kind == "constant":
-            known = op.attributes.get("value")
-            is_equal = op.results[0].elements == 1 or (known is not None and bool(np.all(known == known.flat[:1])))
+            is_equal = is_uniform(op)
             is_zero = bool(op.attributes.get("zero"))
         elif op.kind in _MOVED:
             is_equal, is_zero = operands_equal, all(operand in zero for operand in op.operands)

@@ -186,7 +186,8 @@ def checked_order(order: Any, devices: int) -> tuple[tuple[int, int], ...]:
         raise Mismatch(f"zigzag_order returned {describe(order)}, expected a tuple with a pair of integers per device")
     for number in (number for pair in order for number in pair):
         if not isinstance(number, Integral) or isinstance(number, bool):
-            raise Mismatch(f"zigzag_order gives {number!r} as the number of a chunk, expected an integer")
+            shown = describe(number) if hasattr(number, "dtype") else repr(number)  # an array may have no value yet
+            raise Mismatch(f"zigzag_order gives {shown} as the number of a chunk, expected an integer")
     if len(order) != devices:
         raise Mismatch(f"zigzag_order({devices}) returned {len(order)} pairs, expected {devices}, one for each device")
     for device, pair in enumerate(order):

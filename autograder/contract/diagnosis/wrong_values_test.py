@@ -46,6 +46,14 @@ CAUSES = {
 }
 
 
+def test_an_error_between_close_numbers_is_not_called_misplaced():
+    for largest, misplaced in ((1.0006, False), (2.0, True)):
+        numbers = np.linspace(1, largest, 32, dtype=np.float32).reshape(4, 8)
+        e = replace(evidence(numbers[:, ::-1], secret=False), expected={"gradients/layers/up": numbers})
+        fact = arrays_match("gradients", [e], "gradients", "A guess.")
+        assert (fact.passed, "in the wrong places" in fact.message) == (False, misplaced)
+
+
 @pytest.mark.parametrize(
     ("mesh", "question"), [(CUBE, "come, from which devices?"), ({"data": 1}, "in what order should they be?")]
 )
