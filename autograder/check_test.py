@@ -245,7 +245,9 @@ def test_python_that_never_ends_is_stopped_at_its_line(notebook, monkeypatch):
     assert "s of processor time; does a loop ever end?" in result.message
 
 
-@pytest.mark.parametrize("module", ["autograder.chapters.fsdp.tasks", "course.training", "solutions.fsdp"])
+@pytest.mark.parametrize(
+    "module", ["autograder.chapters.fsdp.tasks", "course.attention", "course.training", "solutions.fsdp"]
+)
 def test_a_notebook_can_import_what_official_grading_can_and_no_more(notebook, module):
     path = notebook(
         HEAD, f"def shard_params(params, axis_name, min_size):\n    import {module}\n    return params, params"
