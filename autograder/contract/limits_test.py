@@ -6,17 +6,15 @@ import pytest
 
 from autograder.contract.case import Sizes
 from autograder.contract.facts import worst
-from autograder.contract.limits import (
-    NAIVE,
+from autograder.contract.limits import NAIVE, temporaries_at_most, temporaries_within
+from autograder.contract.task import Case, Evidence, TaskEvidence
+from autograder.contract.time_limits import (
     bubble_is,
     exposed_over_within,
     exposed_within,
-    temporaries_at_most,
-    temporaries_within,
     time_gained,
     time_within,
 )
-from autograder.contract.task import Case, Evidence, TaskEvidence
 from course.program import Collective, Costs, Memory, Timeline
 from course.program.memory import Alive
 from course.program.simulator import DeviceTime, Piece

@@ -20,7 +20,7 @@ from autograder.chapters.async_tensor_parallel.wrapping import (
     rows_shape,
 )
 from autograder.chapters.draws import compile_oracle, draw_leaves, unseen_mesh
-from autograder.contract import byte_facts, facts, limits
+from autograder.contract import byte_facts, facts, limits, time_limits
 from autograder.contract.case import UNSEEN
 from autograder.contract.case_builders import groups_of, parts_of, tensor_of
 from autograder.contract.orders import orders, places
@@ -157,10 +157,10 @@ def ring_facts(evidence: TaskEvidence, kind: str, both_ways: bool) -> list[Fact]
     naive: dict[str, Any] = {"than": limits.NAIVE}
     if both_ways:
         ways = facts.worst([equal_ways(e) for e in evidence.programs])
-        return [*common, ways, limits.time_within(evidence, BOTH_WAYS, slow, weight=2, **naive)]
+        return [*common, ways, time_limits.time_within(evidence, BOTH_WAYS, slow, weight=2, **naive)]
     return [
         *common,
-        limits.time_within(evidence, TIME[kind], late, weight=3, **naive),
+        time_limits.time_within(evidence, TIME[kind], late, weight=3, **naive),
         limits.temporaries_within(evidence, TEMPORARIES, resident, weight=2, **naive),
     ]
 
@@ -297,8 +297,8 @@ def mlp_facts(evidence: TaskEvidence) -> list[Fact]:
         *facts.values_and_gradients(evidence.cases, bias, back, norm="gradients/params"),
         byte_facts.bytes_sent("permute bytes", evidence.programs, "collective_permute", form, times=(4, 6)),
         other_collectives,
-        limits.exposed_within(evidence, EXPOSED, exposed, weight=4, than=limits.NAIVE),
-        limits.time_within(evidence, MLP_TIME, slow, weight=2, than=limits.NAIVE),
+        time_limits.exposed_within(evidence, EXPOSED, exposed, weight=4, than=limits.NAIVE),
+        time_limits.time_within(evidence, MLP_TIME, slow, weight=2, than=limits.NAIVE),
         limits.temporaries_within(evidence, MLP_TEMPORARIES, resident, weight=2, than=limits.NAIVE),
     ]
 

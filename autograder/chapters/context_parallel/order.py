@@ -8,7 +8,7 @@ import numpy as np
 
 from autograder.chapters.context_parallel.wrapping import Chunks, shards_of
 from autograder.chapters.draws import draw_leaves, unseen_mesh
-from autograder.contract import facts, limits
+from autograder.contract import facts, limits, time_limits
 from autograder.contract.case import UNSEEN
 from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact, Kind, Unit
@@ -84,7 +84,7 @@ def order_facts(evidence: TaskEvidence) -> list[Fact]:
     return [
         facts.arrays_match("values", evidence.cases, "values", values),
         facts.worst([_most_loaded(e) for e in evidence.programs]),
-        limits.time_within(evidence, FASTER, slow, weight=2, than=limits.NAIVE),
+        time_limits.time_within(evidence, FASTER, slow, weight=2, than=limits.NAIVE),
     ]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from autograder.chapters.context_parallel.order import given, in_sequence, on_devices
 from autograder.chapters.context_parallel.wrapping import Heads, shards_of
 from autograder.chapters.draws import axis_names, compile_oracle, draw_leaves, shift_scores
-from autograder.contract import byte_facts, facts, limits
+from autograder.contract import byte_facts, facts, limits, time_limits
 from autograder.contract.case import UNSEEN
 from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
@@ -110,8 +110,8 @@ def ring_facts(evidence: TaskEvidence) -> list[Fact]:
         ),
         byte_facts.only_collectives("other collectives", evidence.programs, ("collective_permute",)),
         limits.temporaries_within(evidence, TEMPORARIES, resident, weight=2),
-        limits.exposed_within(evidence, EXPOSED, late, weight=3, than=limits.NAIVE),
-        limits.time_within(evidence, TIME, slow, weight=2),
+        time_limits.exposed_within(evidence, EXPOSED, late, weight=3, than=limits.NAIVE),
+        time_limits.time_within(evidence, TIME, slow, weight=2),
     ]
 
 

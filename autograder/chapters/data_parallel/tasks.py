@@ -25,7 +25,7 @@ from autograder.chapters.draws import (
     unseen_mesh,
     unseen_model,
 )
-from autograder.contract import byte_facts, facts, limits
+from autograder.contract import byte_facts, facts, limits, time_limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import axis_size, build_model, params_of
 from autograder.contract.task import Case, Evidence, Task, TaskEvidence
@@ -363,10 +363,10 @@ def overlap_facts(evidence: TaskEvidence) -> list[Fact]:
             "all-reduce bytes", evidence.programs, "all_reduce", lambda e: ring_bytes(e, 1), weight=2
         ),
         byte_facts.only_collectives("other collectives", evidence.programs, ("all_reduce",)),
-        limits.exposed_within(evidence, EXPOSED, exposed, weight=4, than=limits.NAIVE),
+        time_limits.exposed_within(evidence, EXPOSED, exposed, weight=4, than=limits.NAIVE),
         # The naive baseline's step takes only 1.07 times as long as the reference's: no limit on time alone separates
         # the two. The step must gain time, though, or work that fills the wait would pass.
-        limits.time_gained(evidence, (1 - EXPOSED) / 4, "What does it compute that the naive baseline does not?"),
+        time_limits.time_gained(evidence, (1 - EXPOSED) / 4, "What does it compute that the naive baseline does not?"),
     ]
 
 

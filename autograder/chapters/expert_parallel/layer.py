@@ -10,7 +10,7 @@ import numpy as np
 
 from autograder.chapters.draws import compile_oracle, draw_leaves, unseen_case
 from autograder.chapters.expert_parallel.wrapping import Layer, devices_of, expert_of, expert_specs, layer_params
-from autograder.contract import byte_facts, facts, limits
+from autograder.contract import byte_facts, facts, limits, time_limits
 from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
@@ -105,8 +105,8 @@ def overlapped_facts(evidence: TaskEvidence) -> list[Fact]:
     )
     return [
         *layer_facts(evidence),
-        limits.exposed_within(evidence, EXPOSED, waits, weight=3, than=limits.NAIVE),
-        limits.time_gained(evidence, GAINED, waits, weight=2),
+        time_limits.exposed_within(evidence, EXPOSED, waits, weight=3, than=limits.NAIVE),
+        time_limits.time_gained(evidence, GAINED, waits, weight=2),
     ]
 
 

@@ -36,7 +36,7 @@ from autograder.chapters.fsdp.wrapping import (
     rows_of,
     step_axes,
 )
-from autograder.contract import byte_facts, facts, limits
+from autograder.contract import byte_facts, facts, limits, time_limits
 from autograder.contract.byte_facts import resident_bytes
 from autograder.contract.case import ModelSizes
 from autograder.contract.case_builders import axis_of, axis_size, build_model, encode_specs, params_of
@@ -216,8 +216,8 @@ def fsdp_loss_facts(evidence: TaskEvidence) -> list[Fact]:
         # A loop that adds to the stacked gradient in its carry has another copy of a device's parts, and takes 1.16
         # times as much; with one more whole layer, 1.42; with the products of every layer, 1.32.
         limits.temporaries_within(evidence, 1.25, TOO_MUCH, weight=4),
-        limits.time_within(evidence, 1.15, slow),
-        limits.exposed_within(evidence, 1.15, exposed, weight=0),
+        time_limits.time_within(evidence, 1.15, slow),
+        time_limits.exposed_within(evidence, 1.15, exposed, weight=0),
         *_both_ways(evidence.programs, (1, 2)),
     ]
 
@@ -306,10 +306,10 @@ def fsdp_train_step_facts(evidence: TaskEvidence) -> list[Fact]:
         *facts.values_and_gradients(evidence.cases, weighted, each, step=True),
         # A step that carries each gradient, to overlap its reduce-scatter with the next layer, copies it and takes 1.10
         # times as long; gathering ahead in the forward pass only, 1.23. More rows narrow the gap.
-        limits.time_within(evidence, 1.18, slow, weight=4),
+        time_limits.time_within(evidence, 1.18, slow, weight=4),
         # A step that updates each layer in the backward loop holds old and new parts, and takes 1.09 times as much.
         limits.temporaries_within(evidence, 1.2, TOO_MUCH, weight=2),
-        limits.exposed_within(evidence, 1.15, exposed, weight=0),
+        time_limits.exposed_within(evidence, 1.15, exposed, weight=0),
         byte_facts.bytes_sent("all-reduce bytes", evidence.programs, "all_reduce", averaged),
         *_both_ways(evidence.programs, (1, 2), ("all_reduce",)),
     ]

@@ -12,7 +12,7 @@ from jax import lax
 
 from autograder.chapters.draws import compile_oracle, draw_keys, draw_leaves, unseen_mesh
 from autograder.chapters.looping_pipeline.wrapping import Looped, whole_model
-from autograder.contract import byte_facts, facts, limits
+from autograder.contract import byte_facts, facts, time_limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, pipelines_of, stages_of
 from autograder.contract.task import Case, Evidence, Task, TaskEvidence
@@ -128,7 +128,7 @@ def execute_facts(evidence: TaskEvidence) -> list[Fact]:
     return [
         facts.arrays_match("values", evidence.cases, "values", last),
         facts.arrays_match("gradients", evidence.cases, "gradients", weight=2),
-        limits.bubble_is(
+        time_limits.bubble_is(
             evidence.at_scale, ticks_of, _busy, _tick_seconds, bubble, weight=4, drained=drained, early=early
         ),
         permuted(evidence, lambda sizes: 1 + sizes.gradients, weight=2),

@@ -14,7 +14,7 @@ from autograder.chapters.closed_forms import reduced_once
 from autograder.chapters.draws import draw_keys, draw_leaves, draw_masked, draw_rate, sgd, stacked, unseen_mesh
 from autograder.chapters.looping_pipeline.execute import WRAPPINGS, as_stages, in_a_row, permuted
 from autograder.chapters.looping_pipeline.wrapping import Looped, params_of, rows_of, whole_model
-from autograder.contract import byte_facts, facts, limits
+from autograder.contract import byte_facts, facts, limits, time_limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, pipelines_of, stages_of
 from autograder.contract.task import Case, Evidence, Task, TaskEvidence
@@ -100,7 +100,7 @@ def step_facts(evidence: TaskEvidence) -> list[Fact]:
     too_much = "What is kept from every tick until the backward pass gets to it? A tick's input would be enough."
     return [
         *facts.values_and_gradients(evidence.cases, values, gradients, step=True),
-        limits.exposed_over_within(evidence, EXPOSED, "data", exposed, weight=4, than=limits.NAIVE),
+        time_limits.exposed_over_within(evidence, EXPOSED, "data", exposed, weight=4, than=limits.NAIVE),
         limits.flops_within(evidence, FLOPS, slow),
         limits.temporaries_within(evidence, TEMPORARIES, too_much, weight=2),
         byte_facts.bytes_sent(

@@ -23,7 +23,7 @@ from autograder.chapters.pipeline.wrapping.schedule import (
     split_sizes,
     tick_shapes,
 )
-from autograder.contract import byte_facts, facts, limits
+from autograder.contract import byte_facts, facts, time_limits
 from autograder.contract.case_builders import groups_of, pipe_of, stages_of
 from autograder.contract.diagnosis.misplaced import grid
 from autograder.contract.task import Case, Evidence, Task, TaskEvidence
@@ -304,7 +304,7 @@ def execute_facts(evidence: TaskEvidence) -> list[Fact]:
     return [
         facts.arrays_match("values", evidence.cases, "values", values),
         facts.arrays_match("gradients", backward, "gradients", weight=2) if backward else unknown,
-        limits.bubble_is(evidence.at_scale, ticks_of, busy, stage_seconds, bubble, weight=3, drained=drained),
+        time_limits.bubble_is(evidence.at_scale, ticks_of, busy, stage_seconds, bubble, weight=3, drained=drained),
         permuted(evidence.programs, lambda case: 1 + case.sizes.backward),
         byte_facts.only_collectives("other collectives", evidence.programs, ("collective_permute",)),
     ]

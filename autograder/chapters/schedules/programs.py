@@ -12,7 +12,7 @@ import numpy as np
 from autograder.chapters.closed_forms import all_reduce_bytes
 from autograder.chapters.draws import compile_oracle, draw_leaves, draw_rate, unseen_mesh
 from autograder.chapters.schedules.wrapping import DENSE, Executed, rows_of, weights_of
-from autograder.contract import byte_facts, facts, limits
+from autograder.contract import byte_facts, facts, limits, time_limits
 from autograder.contract.case import UNSEEN
 from autograder.contract.case_builders import pipe_of, pipelines_of, stages_of
 from autograder.contract.task import Case, Evidence, Task, TaskEvidence
@@ -126,7 +126,7 @@ def execute_facts(evidence: TaskEvidence) -> list[Fact]:
     return [
         loss,
         facts.arrays_match("gradients", evidence.cases, "gradients", gradients if loss.passed else "", weight=2),
-        limits.bubble_is(
+        time_limits.bubble_is(
             evidence.at_scale,
             lambda case: schedule_of(case).num_ticks,
             lambda case: 3 * case.sizes.num_repeats * case.sizes.num_microbatches,

@@ -23,7 +23,7 @@ from autograder.chapters.draws import (
 )
 from autograder.chapters.tensor_parallel.init import UNSEEN_MESHES
 from autograder.chapters.tensor_parallel.wrapping import LAYERS, Dense, Heads, Mlp, StepSizes, leaf, rows_of, specs_of
-from autograder.contract import byte_facts, facts, limits
+from autograder.contract import byte_facts, facts, time_limits
 from autograder.contract.case import UNSEEN
 from autograder.contract.case_builders import groups_of, params_of, parts_of
 from autograder.contract.task import Case, Evidence, Task, TaskEvidence
@@ -238,7 +238,7 @@ def block_facts(evidence: TaskEvidence, values: str) -> list[Fact]:
 
 def mlp_facts(evidence: TaskEvidence) -> list[Fact]:
     too_slow = "Which transfer takes longest, and does any device need the whole of that array?"
-    return [*block_facts(evidence, BETWEEN), limits.time_within(evidence, SLOWER, too_slow, weight=2)]
+    return [*block_facts(evidence, BETWEEN), time_limits.time_within(evidence, SLOWER, too_slow, weight=2)]
 
 
 _MLP = Mlp(rows=48, width=10, hidden=144)

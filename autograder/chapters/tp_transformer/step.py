@@ -25,7 +25,7 @@ from autograder.chapters.tp_transformer.tasks import (
     unseen,
 )
 from autograder.chapters.tp_transformer.wrapping import Sizes, is_split, rows_of
-from autograder.contract import byte_facts, facts, limits
+from autograder.contract import byte_facts, facts, limits, time_limits
 from autograder.contract.case_builders import groups_of, params_by_head, parts_of
 from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
@@ -130,8 +130,8 @@ def step_facts(evidence: TaskEvidence) -> list[Fact]:
     rings = "The embedding scatters its rows and gathers their gradient. Does a block, or the loss, not use a ring?"
     return [
         *facts.values_and_gradients(evidence.cases, values, gradients, step=True),
-        limits.exposed_within(evidence, EXPOSED, exposed, than=limits.NAIVE, weight=3),
-        limits.time_gained(evidence, (1 - EXPOSED) / 4, "What does it compute that the naive baseline does not?"),
+        time_limits.exposed_within(evidence, EXPOSED, exposed, than=limits.NAIVE, weight=3),
+        time_limits.time_gained(evidence, (1 - EXPOSED) / 4, "What does it compute that the naive baseline does not?"),
         limits.largest_within(evidence, half_of_logits, logits, weight=2),
         byte_facts.bytes_at_most("activation bytes", evidence.programs, MOVES, lambda e: most_moved(e.case), sent),
         byte_facts.bytes_at_most(

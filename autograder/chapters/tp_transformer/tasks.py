@@ -12,7 +12,7 @@ import numpy as np
 
 from autograder.chapters.draws import compile_oracle, draw_keys, draw_leaves, unseen_mesh
 from autograder.chapters.tp_transformer.wrapping import PARALLEL, SEQUENTIAL, Sizes, is_split, layer_of
-from autograder.contract import byte_facts, facts, limits
+from autograder.contract import byte_facts, facts, limits, time_limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, join_heads, params_by_head, parts_of
 from autograder.contract.task import Case, Evidence, Task, TaskEvidence
@@ -147,7 +147,7 @@ def block_facts(evidence: TaskEvidence, times: int) -> list[Fact]:
 
 def parallel_facts(evidence: TaskEvidence) -> list[Fact]:
     twice = "What do attention and the MLP both need, and what happens to their outputs?"
-    return [*block_facts(evidence, 1), limits.time_within(evidence, FASTER, twice, than=limits.NAIVE, weight=3)]
+    return [*block_facts(evidence, 1), time_limits.time_within(evidence, FASTER, twice, than=limits.NAIVE, weight=3)]
 
 
 def _cases(parallel: bool) -> tuple[Case[Sizes], ...]:

@@ -13,7 +13,7 @@ from autograder.chapters.transformer_3d.communication import bfloat16_facts, lay
 from autograder.chapters.transformer_3d.layers import THREE
 from autograder.chapters.transformer_3d.layouts import SIZES, given_specs, run_on_one_device, specs_of, unseen
 from autograder.chapters.transformer_3d.wrapping.model import Sizes, axes_of, in_stages, rows_of, sizes_of, stacked_of
-from autograder.contract import byte_facts, facts, limits
+from autograder.contract import byte_facts, facts, limits, time_limits
 from autograder.contract.case_builders import params_by_head
 from autograder.contract.task import Case, Evidence, Task, TaskEvidence
 from autograder.contract.verdict import Fact
@@ -104,7 +104,7 @@ def forward_facts(evidence: TaskEvidence) -> list[Fact]:
         *facts.values_and_gradients([e for e in evidence.cases if not e.case.sizes.bfloat16], values, gradients),
         *bfloat16_facts([e for e in evidence.cases if e.case.sizes.bfloat16], layer_runs),
         limits.temporaries_within(evidence, TEMPORARIES, too_much, weight=2),
-        limits.exposed_over_within(evidence, EXPOSED, "data", exposed, weight=2, than=limits.NAIVE),
+        time_limits.exposed_over_within(evidence, EXPOSED, "data", exposed, weight=2, than=limits.NAIVE),
         *sent_facts(evidence.programs),
         no_whole_transfers(evidence.cases, 3),
     ]
