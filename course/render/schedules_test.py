@@ -148,7 +148,6 @@ def test_transfers_that_all_stages_wait_for_are_no_bubble():
     picture = schedule_svg(step, forwards(gpipe(4, 4)))
     assert len(rectangles(picture, WIRE)) == 4 * 7
     assert not [rect for rect in actions(picture) if rect[3].startswith("bubble")]
-    assert "other kernels" in texts(picture)  # the results are stored at the end
 
 
 def test_transfers_over_other_axes_are_drawn_on_a_second_line():

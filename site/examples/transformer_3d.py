@@ -120,13 +120,13 @@ def gathers() -> dict[str, Table]:
     assert ticks["sent over data"] > 2 * once["sent over data"] == 2 * all_kept["sent over data"], "sends twice as much"
     assert all_kept.calibrated < once.calibrated < once.step / ticks.step * ticks.calibrated
     assert all_kept.calibrated / ticks.calibrated < all_kept.step / ticks.step
-    assert 0.85 * ticks.step < once.step < 0.92 * ticks.step, "an eighth shorter, or a little more or less"
+    assert 0.96 * ticks.step < once.step < 0.99 * ticks.step, "a little shorter"
     assert once.temporaries > ticks.temporaries, "more is held"
     assert all_kept.temporaries > 1.8 * once.temporaries and all_kept["over data"] < once["over data"]
-    assert many_ticks["over data"] > 2.5 * ticks["over data"] and many_once["over data"] < 1.2 * once["over data"], (
+    assert many_ticks["over data"] > 2.3 * ticks["over data"] and many_once["over data"] < 1.2 * once["over data"], (
         "hardly at all"
     )
-    assert many_ticks["8xH100"] > 1.2 * many_once["8xH100"], "a fifth and more"
+    assert many_ticks["8xH100"] > 1.1 * many_once["8xH100"], "a tenth and more"
     for name, mesh in (("cube", (2, 2, 2)), ("flat", (4, 1, 2))):
         repeats, microbatches, rings = MESHES[mesh]
         assert rings, "products are rings"
@@ -287,16 +287,16 @@ def compiled(step, config=LARGE):
 @kept("compiled", slow=True)
 def peers() -> Table:
     """Ours, placed and guided: compiled for 8 H100s."""
-    table = Table(("data x pipe x tensor", "step"), "ms .1f", "exposed, ms .1f", "resident, GiB .2f")
+    table = Table(("data x pipe x tensor", "step"), "ms .1f", "exposed, ms .1f", "temporaries, GiB .2f")
     for mesh in MESHES:
         name = " x ".join(map(str, mesh))
         for kind, make in {"ours": ours, "placed": placed, "guided": guided}.items():
             table.add((name, kind), *compiled(make(LARGE, mesh)))
         our_row, placed_row, guided_row = (table[f"{name}, {kind}"] for kind in ("ours", "placed", "guided"))
-        assert our_row.ms < placed_row.ms and our_row.resident < placed_row.resident, name
+        assert our_row.ms < placed_row.ms and our_row.temporaries < placed_row.temporaries, name
         assert (our_row.ms < guided_row.ms) == (name != "1 x 8 x 1"), name
-        assert (our_row.resident < guided_row.resident) == (name != "8 x 1 x 1"), name
-    assert table["8 x 1 x 1, ours"].resident < 1.1 * table["8 x 1 x 1, guided"].resident, "hardly more"
+        assert (our_row.temporaries < guided_row.temporaries) == (name != "8 x 1 x 1"), name
+    assert table["8 x 1 x 1, ours"].temporaries < 1.1 * table["8 x 1 x 1, guided"].temporaries, "hardly more"
     assert table["1 x 8 x 1, placed"].ms / table["1 x 8 x 1, ours"].ms > 5
     guided_row, ticks, useful = table["1 x 8 x 1, guided"], 2 * 16 + 7, 2 * 16
     bound = ticks / useful * (guided_row.ms - guided_row.exposed)
@@ -313,7 +313,7 @@ def barrier() -> Table:
         "liveness, GiB .2f",
         "compiled, ms .1f",
         "exposed, ms .1f",
-        "resident, GiB .2f",
+        "temporaries, GiB .2f",
     )
 
     def add(mesh, with_barrier):
@@ -337,10 +337,10 @@ def fsdp_table():
         "exposed, ms .1f",
         "MFU .0%",
         "parts, GiB .2f",
-        "resident, GiB .2f",
+        "temporaries, GiB .2f",
         "compiled: ms .1f",
         "exposed there, ms .1f",
-        "resident there, GiB .2f",
+        "temporaries there, GiB .2f",
     )
 
 
@@ -373,7 +373,9 @@ def billion() -> Table:
         on, off = list(table.rows.values())[-2:]
         assert abs(off.parts / on.parts - part) < 0.05 * part, "halves, and quarters"
         assert on["predicted: ms"] < off["predicted: ms"] and on["compiled: ms"] < off["compiled: ms"]
-        assert on.resident < off.resident and (on["resident there"] > off["resident there"]) == (mesh == (2, 2, 2))
+        assert on.temporaries < off.temporaries and (on["temporaries there"] > off["temporaries there"]) == (
+            mesh == (2, 2, 2)
+        )
     rows = table.rows.values()
     errors = [row["predicted: ms"] / row["compiled: ms"] - 1 for row in rows]
     exposed = [(row.exposed - row["exposed there"]) / (row["predicted: ms"] - row["compiled: ms"]) for row in rows]

@@ -94,6 +94,18 @@ def test_a_collective_that_only_the_less_busy_devices_run_is_counted():
     assert (collective.kind, collective.wire_bytes) == ("collective_permute", 2 * WIDTH**2)
 
 
+def test_a_dim_of_size_one_costs_nothing_however_it_is_added():
+    def with_dim(add):
+        def local(x):
+            parts = [add(x @ x), add(x.T @ x)]
+            return jnp.concatenate(parts).sum(0)
+
+        return seconds(local)
+
+    by_broadcast, by_reshape = with_dim(lambda x: x[None]), with_dim(lambda x: lax.reshape(x, (1, *x.shape)))
+    assert by_broadcast == pytest.approx(by_reshape, rel=1e-9)
+
+
 def test_loop_carries_that_start_as_views_of_one_buffer_are_buffers_of_their_own():
     def local(x):
         start = x * 2

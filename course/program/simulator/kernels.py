@@ -5,10 +5,11 @@ The complete rules:
 - Ops that ``fusion`` marks as fused run inside the kernels that read them: their arithmetic and the memory that they
   read are charged to each of them.
 - Ops that ``merging`` merges are one kernel.
-- A matrix product reads its operands and writes its result: ``Machine.matmul_seconds``. Every other kernel is
+- A matmul reads its operands and writes its result: ``Machine.matmul_seconds``. Every other kernel is
   charged its memory traffic or its arithmetic, whichever takes longer: ``Machine.kernel_seconds``.
-- Reshapes, transposes, slices, barriers and constants are free: compilers fold them into layouts and addresses. An
-  update of a slice is a kernel that reads its new content and writes it in place.
+- Reshapes (including broadcasts that repeat nothing), transposes, slices, barriers and constants are free: compilers
+  fold them into layouts and addresses. An update of a slice is a kernel that reads its new content and writes it in
+  place.
 - Values that a loop passes to its next trip must be in the carry's buffer: a slice or transpose, or the value of
   another carry, is copied there.
 - Arithmetic on single numbers, such as loop counters, is free too.
@@ -41,7 +42,7 @@ class Step:
         what: ``FREE``, ``KERNEL``, ``COLLECTIVE``, ``LOOP`` or ``BRANCH``.
         reads: The values in memory that it needs.
         seconds: Duration of a kernel.
-        flops: FLOPs of a matrix product.
+        flops: FLOPs of a matmul.
         bytes_moved: Memory that a kernel reads and writes.
         gives: The results of a merged kernel; otherwise, those of the op.
     """
@@ -106,7 +107,8 @@ def _of_block(block: Block, free: ElidedBuffers, machine: Machine, loop: Op | No
             chains[op.results[0]] = _chain(op, chains)
             continue
         step = _step(op, chains, free, machine)
-        if step.what == FREE and op.results and op.results[0] in carried and op.kind not in ("reshape", "constant"):
+        moved = op.kind not in ("reshape", "constant") and not _repeats_nothing(op)
+        if step.what == FREE and moved and op.results and op.results[0] in carried:
             step = _copy(op, step.reads, op.results[0], machine)
         # A free step without operands to wait for is ready at once: nothing to do.
         if step.what != FREE or step.reads:
@@ -219,7 +221,7 @@ def _step(op: Op, chains: dict[Value, _Chain], free: ElidedBuffers, machine: Mac
     values = tuple(reads)
     if op.kind in COLLECTIVES:
         return Step(op, COLLECTIVE, values)
-    folded = op.kind in FOLDED and (not op.operands or op.operands[0] not in chains)
+    folded = (op.kind in FOLDED or _repeats_nothing(op)) and (not op.operands or op.operands[0] not in chains)
     if folded or (op.kind in ELEMENTWISE and op.results[0].elements <= 1):
         return Step(op, FREE, values)
     if op.kind == "dot_general":
@@ -233,7 +235,7 @@ def _step(op: Op, chains: dict[Value, _Chain], free: ElidedBuffers, machine: Mac
 def _traffic(
     op: Op, reads: dict[Value, float], chains: dict[Value, _Chain], free: ElidedBuffers
 ) -> tuple[float, float]:
-    """Bytes and operations of a kernel that is not a matrix product."""
+    """Bytes and operations of a kernel that is not a matmul."""
     written_bytes = float(sum(result.bytes for result in op.results))
     if op.kind == "dynamic_update_slice":
         update = op.operands[1:2]

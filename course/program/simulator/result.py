@@ -27,7 +27,7 @@ class Bar:
         kind: StableHLO's name of the operation; for a kernel, of the one that writes its result.
         line: The learner's line.
         shape, dtype: Shape and dtype of the result.
-        flops: FLOPs of a matrix product.
+        flops: FLOPs of a matmul.
         bytes: Bytes that a kernel moves or a device sends.
     """
 
