@@ -16,7 +16,7 @@ class Options:
 
     Attributes:
         num_microbatches: Number of parts that a pipeline splits its rows into.
-        rings: Whether the activations of split layers travel in rings that overlap with the matrix products.
+        rings: Whether the activations of split layers travel in rings that overlap with the matmuls.
         remat: Whether only the input of each tick is kept, and weights are gathered again in the backward pass.
         dtype: Dtype of the dense layers' operands and of the activations and weights they send: ``float32`` or
             ``bfloat16``. Everything else is float32.

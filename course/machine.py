@@ -38,7 +38,7 @@ class Machine:
         name: The name used in commands: ``8xH100``.
         device: The vendor's name for a device.
         num_devices: Number of devices.
-        matmul_flops: Peak FLOP/s of matrix products by operand dtype, in StableHLO's names (``bf16``, ``f32``).
+        matmul_flops: Peak FLOP/s of matmuls by operand dtype, in StableHLO's names (``bf16``, ``f32``).
         vector_flops: Peak FLOP/s of everything else, in float32.
         memory_bytes: Memory of one device.
         memory_bandwidth: Bytes per second of one device.
@@ -74,7 +74,7 @@ class Machine:
 
     @property
     def tf32(self) -> bool:
-        """True if float32 matrix products run as TensorFloat-32: JAX's default on NVIDIA's Ampere and newer."""
+        """True if float32 matmuls run as TensorFloat-32: JAX's default on NVIDIA's Ampere and newer."""
         return self.compiler.get("major", 0) >= 8
 
     def kernel_seconds(self, bytes_moved: float, operations: float = 0.0) -> float:
@@ -83,7 +83,7 @@ class Machine:
         return self.launch + max(memory, operations / self.vector_flops)
 
     def matmul_seconds(self, flops: float, bytes_moved: float, dtype: str) -> float:
-        """Seconds for one matrix product: arithmetic or memory traffic, whichever takes longer."""
+        """Seconds for one matmul: arithmetic or memory traffic, whichever takes longer."""
         peak = self.peak(dtype)
         rate = self.efficiency.matmul * peak
         if self.matmul_rates and flops:
@@ -92,7 +92,7 @@ class Machine:
         return self.launch + max(memory, flops / rate)
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s of matrix products of this operand dtype; a dtype without a unit on this machine runs as float32.
+        """FLOP/s of matmuls of this operand dtype; a dtype without a unit on this machine runs as float32.
 
         Complex products are computed as products of their real and imaginary parts.
         """

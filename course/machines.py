@@ -135,7 +135,7 @@ def _check(machine: Machine, rates: Mapping[str, Table]) -> None:
     for name, value in zero.items():
         if not 0 <= value < math.inf:
             raise BadMachineFile(f"{name} is {value:g}: it must be 0 or more, and finite")
-    for name, table in {**rates, "matrix products": machine.matmul_rates}.items():
+    for name, table in {**rates, "matmuls": machine.matmul_rates}.items():
         ascending = all(a < b for (a, _), (b, _) in pairwise(table))
         if not ascending or (not table and name in rates) or not all(0 < x < math.inf for row in table for x in row):
             raise BadMachineFile(f"rates of {name} must be positive, by ascending size")
@@ -237,7 +237,7 @@ MACHINES = tuple(m for entry in _BY_NAME.values() for m in ((entry, TWO_A100) if
 # machines includes it.
 FREE_NETWORK = Machine(
     name="free network",
-    device="none: 1 TFLOP/s of matrix products, everything else at no cost",
+    device="none: 1 TFLOP/s of matmuls, everything else at no cost",
     num_devices=64,
     matmul_flops={"bf16": 1e12, "f16": 1e12, "f32": 1e12},
     vector_flops=1e30,

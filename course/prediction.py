@@ -31,7 +31,7 @@ class LineTime:
         line: ``cell:line``; empty if an operation has none.
         compute: Seconds of kernels.
         sending: Seconds of transfers, hidden behind kernels or not.
-        flops: FLOPs of matrix products.
+        flops: FLOPs of matmuls.
         bytes_sent: Bytes sent by the device.
         kinds: The operations, slowest first.
     """
@@ -75,7 +75,7 @@ class Prediction:
         if self.refused:
             remarks["the program as written"] = (
                 f"{self.refused}. All figures are therefore those of the GPU compiler's schedule: no critical path, no "
-                "temporaries by line, and FLOPs only of ops it marks as matrix products"
+                "temporaries by line, and FLOPs only of ops it marks as matmuls"
             )
         elif self.compiled is not None:
             remarks["two step times"] = TWO_STEPS
@@ -84,7 +84,7 @@ class Prediction:
         if self.mfu is not None and self.mfu > 1:
             flops = self.costs.flops * sum(len(device.members) for device in self.timeline.devices)
             remarks["MFU above 100%"] = (
-                f"no machine does that. The step's matrix products are {count_text(flops, 'FLOP')} on all devices, and "
+                f"no machine does that. The step's matmuls are {count_text(flops, 'FLOP')} on all devices, and "
                 f"model_flops says {count_text(self.model_flops or 0.0, 'FLOP')}: is that for one step, and does the "
                 "program do all of the model's work?"
             )
@@ -104,7 +104,7 @@ class Prediction:
 
     @property
     def mfu_dtype(self) -> str:
-        """The operand dtype of most matrix products; ``bf16`` if there are none."""
+        """The operand dtype of most matmuls; ``bf16`` if there are none."""
         products = self.costs.products
         most = max(sorted(products), key=lambda pair: products[pair], default="bf16 x bf16")
         return min(most.split(" x "), key=self.machine.peak)

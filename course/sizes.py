@@ -35,7 +35,7 @@ class Sizes:
         parameters: Number of parameters, if known from elsewhere; 0 means that they are counted.
         kv_heads: Number of key/value heads, each shared by a group of query heads; 0 means ``heads``.
         head_width: Width of one head; 0 means ``width / heads``.
-        gated: True if the MLP multiplies two matrix products of its input, as SwiGLU does.
+        gated: True if the MLP multiplies two matmuls of its input, as SwiGLU does.
         parallel: True if attention and MLP share one input and are added to the residual together.
         rotary: True if positions rotate queries and keys, so that no table of positions is learned.
         experts: Number of routed experts of a layer, in place of one MLP; 0 means that the model is dense.

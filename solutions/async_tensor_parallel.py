@@ -237,7 +237,7 @@ def matmul_ring_scatter(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.
 # %% [markdown]
 # ## Both directions: `bidirectional_gather_matmul`
 #
-# A ring uses every link in one direction only. Where each direction has its own wires, as between TPUs, half of the
+# A ring uses every link in one direction only. Where neighbours are joined by direct links, as TPUs are, half of the
 # bandwidth is idle. So send half of each chunk to the next device and the other half to the previous one. After `k`
 # steps a device holds half of the rows of the device `k` places before it, and half of the rows of the device `k`
 # places after it.

@@ -415,7 +415,7 @@ def puzzle_join(first: str, second: str) -> tuple[str, str]:
 # %% [markdown]
 # ### `puzzle_add`: which collective, over which axis?
 #
-# A matrix product has summed over a dim that was split, so each device has only part of every sum. In the first
+# A matmul has summed over a dim that was split, so each device has only part of every sum. In the first
 # picture, the two devices in one block hold **different summands** of it; in the second, complete sums.
 
 # %%

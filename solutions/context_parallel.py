@@ -305,7 +305,7 @@ def layer_with(
 # - **Keys.** Index `i` along `data_axis` uses `fold_in(key, i)`, layer `l` there `fold_in(that, l)`, and chunk `c` in
 #   that layer `fold_in(that, c)`: the chunk decides, not the device, so the result is the same in every order. For an
 #   array with one key for each chunk, `split_key` returns the two arrays for `layer_with`.
-# - **The mean.** `batch["mask"]` is 1 for tokens that count and 0 for the others, such as padding at the end of a
+# - **The mean.** `batch["mask"]` is 1 for unmasked tokens and 0 for masked ones, such as padding at the end of a
 #   sequence. Devices count different numbers of tokens, some none at all. The loss is the mean over **all tokens that
 #   count, on all devices**. `model.loss(params["head"], x, targets, mask)` is the mean over those of one device, or 0
 #   if it has none.
@@ -334,7 +334,7 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | all-reduce | every leaf once over all devices, the loss and the number of tokens that count |
+# | all-reduce | every leaf once over all devices, the loss and the number of unmasked tokens |
 # | permutes | `3 (n - 1)` to `4 n - 2` times a device's keys and values, for each layer |
 # | any other collective | none |
 # | live temporaries | at most 1.25 times the reference's |
@@ -372,7 +372,7 @@ def cp_transformer_step(
         learning_rate: A scalar.
 
     Returns:
-        ``(params, loss)``: updated parameters, and the mean loss over all tokens that count, the same on every device.
+        ``(params, loss)``: updated parameters, and the mean loss over all unmasked tokens, the same on every device.
     """
     ### BEGIN SOLUTION
     axes, chunks = (data_axis, context_axis), jnp.array(order)[lax.axis_index(context_axis)]

@@ -222,7 +222,7 @@ if __name__ == "__main__":
 #
 # `course.model.full_loss(model, params, batch)` is the mean loss over the unmasked part of `batch`, and 0 if everything
 # is masked. A scan's carry must have the same type before and after its body: `float32[8]{V:data}` is an array that
-# varies over `data`, but zeros do not vary until you make them with `lax.pcast(..., to="varying")`.
+# varies over `data`, but zeros do not vary until you cast them with `lax.pcast(..., to="varying")`.
 
 
 # %%
@@ -301,17 +301,19 @@ if __name__ == "__main__":
 #   program it is called, and runs concurrently with whatever comes next.
 # - An iteration of a loop ends when both its computations **and** its communication have ended. An iteration's
 #   communication hides behind the computations of that same iteration only.
-# - Adding the earlier microbatches' gradients is a computation like any other. So is dividing the result of a
-#   reduction. That division has to wait for the reduction, and outside a loop it delays whatever your program computes
-#   next. Dividing the result of a `lax.scan` delays no transfer, and costs one
-#   more pass over the gradients.
+# - Adding the earlier microbatches' gradients is a computation like any other, and so is dividing the result of a
+#   reduction. The division has to wait for the reduction; outside a loop, everything after it in program order then
+#   waits as well. Dividing the gradients once the `lax.scan` has returned them delays no transfer, but reads and writes
+#   all of them once more.
 #
 # | budget | |
 # |---|---|
 # | exposed communication on 8 A5000s | at most 0.35 times that of synchronising once after the whole backward pass |
-# | predicted time | at most that version's minus 0.1625 of its exposed time; work that fills the wait gains nothing |
+# | predicted time | at most that of synchronising once, minus 0.1625 times its exposed time |
 # | bytes sent per device | 2(n-1)/n of the parameters' bytes, and of 4 bytes for the unmasked count |
 # | any other collective | none |
+#
+# Hiding transfers behind extra work does not count: the step itself must become faster.
 #
 # The budget is measured at the size of the example above, with 12 layers and 2 microbatches. The loss is the mean over
 # all unmasked rows or tokens, as in `train_step_dp`. Each device returns **its share** of it: the shares add up to the

@@ -176,7 +176,7 @@ def balancing_loss(
 # ## Into their places: `dispatch`
 #
 # The first implementations of this layer multiplied by a mask `[tokens, experts, capacity]` with a one wherever a token
-# has a place. That is a matrix product, and nearly all of its factors are zeros:
+# has a place. That is a matmul, and nearly all of its factors are zeros:
 
 # %%
 if __name__ == "__main__":
@@ -192,7 +192,7 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | FLOPs of matrix products | at most 6 for each choice and feature, forward and backward |
+# | FLOPs of matmuls | at most 6 for each choice and feature, forward and backward |
 # | live temporaries | at most 4 times the reference's |
 #
 # Useful: `array.at[i, j].add(x, mode="drop")` ignores indices beyond the array's end.
@@ -236,7 +236,7 @@ if __name__ == "__main__":
 # %% [markdown]
 # | budget | |
 # |---|---|
-# | FLOPs of matrix products | at most 6 for each choice and feature, forward and backward |
+# | FLOPs of matmuls | at most 6 for each choice and feature, forward and backward |
 # | live temporaries | at most 4 times the reference's |
 
 
@@ -287,7 +287,7 @@ def combine(y: jax.Array, gates: jax.Array, experts: jax.Array, places: jax.Arra
 # |---|---|
 # | all-to-all over `axis_name` | `4 (n-1)/n` of the places' bytes, forward and backward together |
 # | any other collective | none |
-# | FLOPs of matrix products | at most 1.1 times the reference's |
+# | FLOPs of matmuls | at most 1.1 times the reference's |
 # | live temporaries | at most 2 times the reference's |
 #
 # Useful: `lax.all_to_all(..., split_axis=..., concat_axis=..., tiled=True)`. Without `tiled=True`, taking its gradient
@@ -343,7 +343,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | exposed communication on 8 H100s, forward and backward | at most 0.5 times that of the course's `moe_layer` |
-# | predicted time | less than that `moe_layer`'s by at least 0.2 times its exposed communication |
+# | predicted time | at most that of the course's `moe_layer`, minus 0.2 times its exposed communication |
 # | all-to-all over `axis_name` | `4 (n-1)/n` of the places' bytes, forward and backward together |
 # | any other collective | none |
 #

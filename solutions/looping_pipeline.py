@@ -422,7 +422,8 @@ def looping_train_step(
 # %% [markdown]
 # ### BEGIN SOLUTION
 # The bubble is `(S - 1) / (R*M + S - 1)`, since there are as many microbatches as stages: with 8 repeats 3/35, 8.6%.
-# Each doubling of `R` saves about half as much as the previous one.
+# Each doubling of `R` halves the idle time, `(S - 1)/R` full-length ticks, so it saves half as much time as the
+# previous doubling.
 #
 # Every tick sends one microbatch's activations, and there are `R*M + S - 1` ticks: the bytes over `pipe` and the number
 # of messages grow with `R`, while the computation between two of them shrinks. Nothing overlaps with a permute in this

@@ -281,7 +281,7 @@ if __name__ == "__main__":
 # |---|---|
 # | `ppermute` | as in `execute_pipeline`, forward and backward |
 # | any other collectives | together at most `2 (S-1)/S` of the bytes of all outputs; scalars are negligible |
-# | *no points:* FLOPs, 8 stages, 32,768 outputs | at most 0.65 times those of computing the whole loss on every stage |
+# | stretch goal (no points): FLOPs, 8 stages, 32,768 outputs | at most 0.65 times those of a whole loss per stage |
 #
 # If `S` does not divide the rows, they count as padded to a multiple of `S`.
 #
@@ -374,10 +374,12 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | live temporaries | three blocks per tick + two per microbatch + gradients twice + one stage's layers |
+# | live temporaries | at most 3 blocks per tick, 2 per microbatch, twice a stage's gradients, one stage's residuals |
 # | all-reduce | over `data_axis` once: each leaf, the count, the loss; over `pipe_axis` once: embedding, head, loss |
 # | `ppermute` | as in `pipeline_loss`: recomputing a stage sends nothing |
 # | any other collectives | as in `pipeline_loss` |
+#
+# A stage's residuals count as eight arrays of the width and eight of the hidden size for each of its layers.
 #
 # A block is the activations of one microbatch. In numbers, at the size above: at most 530 MiB of temporaries.
 # Parameters after one step and after three must equal those of a single device. `check` also compares the update

@@ -43,7 +43,7 @@ from solutions.data_parallel import fold_key_over_axes
 from solutions.tp_transformer import gather_matmul, matmul_scatter, tp_transformer_block
 
 PyTree = Any
-# (qkv, num_heads) -> mixed values
+# (qkv, num_heads) -> attention output
 Attend = Callable[[jax.Array, int], jax.Array]
 
 # %% [markdown]
@@ -194,7 +194,7 @@ if __name__ == "__main__":
 #
 # ```text
 # inputs of the 2 norms and of the 2 products after them, q, k, v,
-#     mixed values, hidden features before and after GELU              16 x 4 bytes x s b h / n
+#     attention output, hidden features before and after GELU          16 x 4 bytes x s b h / n
 # masks of 2 dropouts                                                   2 x 1 byte  x s b h / n
 # scores: what attention saves                                          2 x 4 bytes x a s^2 b / n
 # ```
@@ -230,7 +230,7 @@ if __name__ == "__main__":
 # | all-reduce | none | of the whole leaves' gradients, once |
 # | any other collective | none | none |
 # | live temporaries of 12 layers | | at most the formula's bytes for 15 layers without scores, plus the scores of 2 |
-# | FLOPs of matrix products | | at most 1.05 times those without recomputation |
+# | FLOPs of matmuls | | at most 1.05 times those without recomputation |
 #
 # The three extra layers, and the scores of two, leave room for what one layer's backward pass needs. Useful:
 # `jax.checkpoint`.
@@ -246,7 +246,7 @@ def sp_block(params: PyTree, x: jax.Array, key: jax.Array, rate: float, attend: 
         x: This device's part of each sequence, ``[batch, seq/axis, width]``.
         key: For dropout, the same on every device of ``axis_name``.
         rate: Dropout rate of what is added to the residual, a Python number; 0 drops nothing.
-        attend: Causal attention, from ``(qkv, num_heads)`` to mixed values.
+        attend: Causal attention, from ``(qkv, num_heads)`` to attention output.
         axis_name: The mesh axis that features and sequences are split over.
 
     Returns:
@@ -298,7 +298,7 @@ if __name__ == "__main__":
 # |---|---|
 # | collectives | those of `sp_block` |
 # | live temporaries of 12 layers | at most the formula's bytes for 15 layers without scores, plus the scores of 2 |
-# | FLOPs of matrix products | at most 1.05 times those without recomputation |
+# | FLOPs of matmuls | at most 1.05 times those without recomputation |
 
 
 # %%
@@ -339,9 +339,9 @@ if __name__ == "__main__":
 # `(n-1)/n` of its part, `(n-1)/n^2` of the whole array: the larger the axis, the less.
 #
 # - `q` is `[batch, seq/n, num_heads, head_dim]`, `k` and `v` are `[batch, seq/n, kv_heads, head_dim]`. Query head `i`
-#   uses key head `i // (num_heads // kv_heads)`: grouped-query attention. `n` divides `num_heads`.
-# - If `n` divides `kv_heads`, each device attends with `kv_heads/n` of them. If there are **fewer key heads than
-#   devices**, then `kv_heads` divides `n`, and a key head goes to all devices whose queries use it. No other cases
+#   uses KV head `i // (num_heads // kv_heads)`: grouped-query attention. `n` divides `num_heads`.
+# - If `n` divides `kv_heads`, each device attends with `kv_heads/n` of them. If there are **fewer KV heads than
+#   devices**, then `kv_heads` divides `n`, and a KV head goes to all devices whose queries use it. No other cases
 #   occur.
 # - Attention is causal over the whole sequence, and scores are divided by `sqrt(head_dim)`. Use `attend_in_chunks`:
 #   `jax.nn.dot_product_attention` of whole sequences has an array with an element for each pair of tokens.
@@ -353,7 +353,7 @@ if __name__ == "__main__":
 # | all-to-all of queries and results | `2 (n-1)/n^2 B` | as much again |
 # | all-to-all of keys and values | the same, times `max(kv_heads, n)/num_heads` | as much |
 # | any other collective | none | none |
-# | largest temporary | a quarter of all scores of this device's heads | |
+# | largest temporary | at most a quarter of all scores of this device's heads | |
 #
 # Useful: `lax.all_to_all(..., tiled=True)`, `jnp.repeat`. Without `tiled=True`, taking the gradient of an all-to-all
 # raises an error in this version of JAX when `split_axis` and `concat_axis` differ.
@@ -406,18 +406,19 @@ def ulysses_attention(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int, axis
 # ## In your own words
 #
 # A colleague looks at sequence parallelism and says: "Plain tensor parallelism has two all-reduces in a forward pass;
-# this has two gathers and two scatters. That is twice the communication, to save a few norms." What is true of that?
-# Say what is sent in either case, and which part of `34 + 5 a s / h` (the paper's formula for 16-bit numbers, in bytes
-# per `s b h`; see the chapter's page) stays whole on every device without sequence parallelism. For `n = 8`, what share
-# of everything saved is that, if the scores are recomputed?
+# this has two all-gathers and two reduce-scatters. That is twice the communication, to save a few norms." What is true
+# of that? Say what is sent in either case, and which part of `34 + 5 a s / h` (the paper's formula for 16-bit numbers,
+# in bytes per `s b h`; see the chapter's page) stays whole on every device without sequence parallelism. For `n = 8`,
+# what share of everything saved is that, if the scores are recomputed?
 
 # %% [markdown]
 # ### BEGIN SOLUTION
-# An all-reduce sends `2 (n-1)/n A`, a gather or a scatter half of that. So two all-reduces send as many bytes as two
-# gathers and two scatters; only a block that gathers again in the backward pass sends more, 10 transfers of `(n-1)/n A`
-# instead of 8. Of the 34, 10 stay whole: inputs of the two norms (4), of the two products after them (4), two masks
-# (2). The other 24 are split. On eight devices a plain layer saves `10 + 24/8 = 13` times `s b h`, of which 10, or 77%,
-# are whole; with sequence parallelism `34/8 = 4.25`. So the "few norms" are three quarters of what is saved.
+# An all-reduce sends `2 (n-1)/n A`, an all-gather or a reduce-scatter half of that. So two all-reduces send as many
+# bytes as two all-gathers and two reduce-scatters; only a block that gathers again in the backward pass sends more, 10
+# transfers of `(n-1)/n A` instead of 8. Of the 34, 10 stay whole: inputs of the two norms (4), of the two products
+# after them (4), two masks (2). The other 24 are split. On eight devices a plain layer saves `10 + 24/8 = 13` times
+# `s b h`, of which 10, or 77%, are whole; with sequence parallelism `34/8 = 4.25`. So the "few norms" are three
+# quarters of what is saved.
 # ### END SOLUTION
 
 # %% [markdown]
@@ -469,9 +470,9 @@ if __name__ == "__main__":
         print(f"{name:24} {resident:6.0f} MiB live at once, {1e3 * seconds:.1f} ms predicted")
 
 # %% [markdown]
-# ## Lab: few key heads
+# ## Lab: few KV heads
 #
-# Attention with eight query heads over four devices, compared with the same on one device. With two key heads, each of
+# Attention with eight query heads over four devices, compared with the same on one device. With two KV heads, each of
 # them travels to two devices; with one, it travels to all four.
 
 # %%
@@ -489,4 +490,4 @@ if __name__ == "__main__":
         )
         result = jax.jit(mapped)(q, k, v)
         error = jnp.max(jnp.abs(result - jax.nn.dot_product_attention(q, k, v, is_causal=True)))
-        print(f"{kv_heads} key heads: largest difference {error:.1e}")
+        print(f"{kv_heads} KV heads: largest difference {error:.1e}")

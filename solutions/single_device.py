@@ -44,7 +44,7 @@ PyTree = Any
 # %% [markdown]
 # ## Fewer bits where they suffice: `mixed_precision_loss`
 #
-# bfloat16 has the range of float32, but 8 significant bits instead of 24. Matrix products tolerate it well: GPUs
+# bfloat16 has the range of float32, but 8 significant bits instead of 24. Matmuls tolerate it well: GPUs
 # multiply bfloat16 twice as fast or more, and accumulate the products in float32. Two kinds of operation do not
 # tolerate it: sums of many terms, where small terms get lost next to a large total, and the functions in a softmax, a
 # norm or a loss, which amplify a small error in their input.
@@ -107,10 +107,10 @@ if __name__ == "__main__":
 #
 # | in bfloat16 | in float32 |
 # |---|---|
-# | both operands of **every** matrix product, forward and backward | parameters, and their gradients |
+# | both operands of **every** matmul, forward and backward | parameters, and their gradients |
 # | activations between products, as the memory limit requires | norms, from the squares to the product with `scale` |
 # | | both softmaxes, over the scores and in the loss; the loss itself |
-# | | every sum outside a matrix product, including those in the backward pass |
+# | | every sum outside a matmul, including those in the backward pass |
 #
 # Mind the last row: the gradient of an embedding table is a sum over all occurrences of a token, accumulated in the
 # dtype of the table that was indexed. Scores and logits may come out of their products in bfloat16: cast them before
@@ -129,7 +129,7 @@ if __name__ == "__main__":
 
 # %%
 def mixed_precision_loss(params: PyTree, batch: dict[str, jax.Array], num_heads: int) -> jax.Array:
-    """The loss of ``float32_loss`` with matrix products in bfloat16.
+    """The loss of ``float32_loss`` with matmuls in bfloat16.
 
     Args:
         params: Float32 parameters of the Transformer, a tree as described above.
@@ -193,9 +193,9 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | operations in the program | no more for 24 microbatches than for 8 |
-# | matrix products in the program's text, 24 microbatches | at most half of those executed (in other words, a loop) |
+# | matmuls in the program's text, 24 microbatches | at most half of those executed (in other words, a loop) |
 # | live temporaries | at most 1.15 times the reference's, which holds one microbatch's activations and one gradient |
-# | FLOPs of matrix products | at most 1.15 times the reference's: no pass is run twice |
+# | FLOPs of matmuls | at most 1.15 times the reference's: no pass is run twice |
 #
 # Values and gradients must equal those of the whole batch up to rounding: 2e-5 of the leaf's largest element.
 #
@@ -251,7 +251,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | operations in the program, backward pass included | no more for 48 layers than for 24 |
-# | matrix products in the program's text, 48 layers | at most half of those executed (in other words, a loop) |
+# | matmuls in the program's text, 48 layers | at most half of those executed (in other words, a loop) |
 #
 # Values and gradients must equal those of a Python loop up to rounding: 2e-5 of the leaf's largest element.
 #
@@ -283,7 +283,7 @@ def scan_layers(layer: Callable[[PyTree, jax.Array], jax.Array], stacked_params:
 # backward pass reaches that layer. `jax.checkpoint` keeps only a function's inputs and recomputes the rest when it is
 # needed. A *policy* says what to keep in addition to the inputs.
 #
-# You can inspect what is kept. This function has three matrix products and two `tanh`:
+# You can inspect what is kept. This function has three matmuls and two `tanh`:
 
 # %%
 if __name__ == "__main__":
@@ -304,7 +304,7 @@ if __name__ == "__main__":
 # | budget, backward pass included, 12 layers | |
 # |---|---|
 # | live temporaries | at most 0.35 times those without `jax.checkpoint` |
-# | FLOPs of matrix products | at most 4/3 of those without |
+# | FLOPs of matmuls | at most 4/3 of those without |
 #
 # Values and gradients must equal those of a Python loop up to rounding: 2e-5 of the leaf's largest element.
 #
@@ -364,7 +364,7 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | operands of every matrix product | float16 |
+# | operands of every matmul | float16 |
 # | parameters and losses | within 2^-8 of the leaf's largest element |
 # | `scale`, `good_steps`, parameters after a skipped step, and those whose gradient is zero | exact |
 #
@@ -443,9 +443,9 @@ if __name__ == "__main__":
 #
 # | budget, backward pass included, 4,096 tokens in chunks of 512 | |
 # |---|---|
-# | largest temporary | a quarter of `batch x num_heads x seq x seq` elements |
+# | largest temporary | at most a quarter of `batch x num_heads x seq x seq` elements |
 # | live temporaries | at most 0.4 times the plain version's |
-# | FLOPs of matrix products | at most 1.35 times the plain version's |
+# | FLOPs of matmuls | at most 1.35 times the plain version's |
 #
 # Values and gradients must equal those of `jax.nn.dot_product_attention(q, k, v, is_causal=True)` up to rounding: 1e-4
 # of the largest element, since scores beyond ±200 occur, and an error in their last bit enters an exponent. Scores may
@@ -510,7 +510,7 @@ def chunked_attention(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int) -> j
 # parameters, and halve the rows of each product: as long as a microbatch still fills the device, that costs hardly any
 # time. Remat leaves `A L` plus one layer's `10 A`, far less, and takes `4 f L`, a third more. So: microbatches first,
 # since they are nearly free, as long as they stay large enough for the device. Remat when a microbatch is already
-# small, or when you must save more than a small factor; a policy that keeps the outputs of matrix products recovers
+# small, or when you must save more than a small factor; a policy that keeps the outputs of matmuls recovers
 # most of the time. Both where even one row at a time is too much, as with long sequences; and remat lets microbatches
 # be larger again, which can pay for part of its cost.
 # ### END SOLUTION

@@ -17,7 +17,7 @@
 #
 # | function | what it does |
 # |---|---|
-# | `init_dense` | draws each device's part of a dense layer, as if one device had drawn all of it |
+# | `init_dense` | draws each device's part of a dense layer, at the whole layer's scale |
 # | `column_parallel_dense` | a dense layer with its outputs split: gathers rows on the way in |
 # | `row_parallel_dense` | a dense layer with its inputs split: sums and scatters rows on the way out |
 # | `tp_mlp` | these two, one after the other, with no communication in between |
@@ -82,7 +82,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | standard deviation of a whole kernel | 0.9 to 1.1 times that of a single device |
-# | largest temporary, kernels split over 6 devices | at most two of a kernel's parts |
+# | largest temporary, kernels split over 6 devices | at most twice the size of a device's part of the kernel |
 # | operations per device there | at most 400 for each element of its parts |
 # | communication | none |
 #
@@ -117,7 +117,7 @@ def init_dense(key: jax.Array, d_in: int, d_out: int, axis_name: str, split: str
 # ## Outputs split: `column_parallel_dense`
 #
 # Between layers, each device holds some **rows** of the activations (tokens, say) with all of their features. Inside a
-# layer, each device holds all rows with some of the **features**. A matrix product turns one layout into the other:
+# layer, each device holds all rows with some of the **features**. A matmul turns one layout into the other:
 
 # %%
 if __name__ == "__main__":

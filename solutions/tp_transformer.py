@@ -162,8 +162,8 @@ if __name__ == "__main__":
 #
 # | budget | forward | forward and backward |
 # |---|---|---|
-# | gathers, each of `(n-1)/n` of the activations | 2 | 4 |
-# | scatters, each of `(n-1)/n` of the activations | 2 | 4 |
+# | all-gathers, each of `(n-1)/n` of the activations | 2 | 4 |
+# | reduce-scatters, each of `(n-1)/n` of the activations | 2 | 4 |
 # | any other collective | none | none |
 #
 # In bytes: with `A` bytes of activations `[batch, seq, width]`, a device sends `8 (n-1)/n A` per layer. `q`, `k` and
@@ -239,8 +239,8 @@ if __name__ == "__main__":
         print(f"{name:20} {1e3 * products:.2f} ms of matmuls, {count} transfers of {1e3 * once:.2f} ms")
 
 # %% [markdown]
-# So gather once and scatter once. On the way in, both kernels multiply the same tokens; on the way out, only the sum of
-# the two products is needed.
+# So one all-gather and one reduce-scatter are enough. On the way in, both kernels multiply the same tokens; on the way
+# out, only the sum of the two products is needed.
 #
 # - There is one dropout mask: `drop(..., rate, key)` with `fold_in(key, this device's index along the axis)`, not
 #   split any further.
@@ -248,8 +248,8 @@ if __name__ == "__main__":
 #
 # | budget | forward | forward and backward |
 # |---|---|---|
-# | gathers | 1 | 2 |
-# | scatters | 1 | 2 |
+# | all-gathers | 1 | 2 |
+# | reduce-scatters | 1 | 2 |
 # | any other collective | none | none |
 # | predicted time on 8 H100s | | at most 0.85 times that of the same operations one after the other |
 #
@@ -386,8 +386,8 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | largest temporary | 1.5 times `batch x seq x vocab/n` elements |
-# | sent, forward and backward | activations once each way; three numbers per token and a loss in all-reduces |
+# | largest temporary | at most 1.5 times `batch x seq x vocab/n` elements |
+# | sent, forward and backward | at most: activations once each way; three numbers per token and a loss in all-reduces |
 #
 # With `T` tokens, these are `2 (n-1)/n 4 T width` and `2 (n-1)/n 4 (3 T + 1)` bytes.
 #
@@ -466,10 +466,10 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | exposed communication, 8 H100s | at most 0.4 times that of a step that gathers and scatters all at once |
-# | predicted time | at most that step's minus 0.15 times its exposed time: extra work while waiting gains nothing |
-# | largest temporary | half of all logits |
-# | activations sent | 1.5 times the gathers and scatters of all layers, embedding and loss, forward and backward |
+# | exposed communication, 8 H100s | at most 0.4 times that of a step with single collectives |
+# | predicted time | at most that step's, minus 0.15 times its exposed time; hiding behind extra work does not count |
+# | largest temporary | at most half of all logits |
+# | activations sent | at most 1.5 times the collectives of all layers, embedding and loss, forward and backward |
 # | all-reduce | whole leaves once over `tensor_axis`, every leaf once over `data_axis`, and the sums of the loss |
 #
 # `check` compares parameters after one step and after three, on meshes from 1 x 1 to 8 x 1 and 1 x 8. It also compares
@@ -545,13 +545,13 @@ def tp_transformer_step(
 # %% [markdown]
 # ### BEGIN SOLUTION
 # The gradients of `12 d^2 L` weights no longer travel: `2 (n-1)/n` of them, `24 (n-1)/n d^2 L` numbers per device.
-# Instead activations do: 4 gathers and 4 scatters per layer, forward and backward, `8 (n-1)/n T d L` numbers. That is
-# less only if `T < 3 d`, about 6,000 tokens, and a batch has many more. A ring can hide these transfers behind the
-# matmuls of a layer, which take `72 T d^2 / n` FLOPs on a device. Divided by the numbers sent, that is `9 d / (n-1)`
-# FLOPs for each: the number of tokens cancels, and only the width per device matters. At `d = 2048` and `n = 8` it is
-# 2,600 FLOPs per 4 bytes, less than an H100 executes in the time it takes to send them (490 TFLOP/s at 450 GB/s: about
-# 4,400). So at this width part of the communication stays exposed, whatever the batch size. Parallel blocks send half
-# as much.
+# Instead activations do: 4 all-gathers and 4 reduce-scatters per layer, forward and backward, `8 (n-1)/n T d L`
+# numbers. That is less only if `T < 3 d`, about 6,000 tokens, and a batch has many more. A ring can hide these
+# transfers behind the matmuls of a layer, which take `72 T d^2 / n` FLOPs on a device. Divided by the numbers sent,
+# that is `9 d / (n-1)` FLOPs for each: the number of tokens cancels, and only the width per device matters. At
+# `d = 2048` and `n = 8` it is 2,600 FLOPs per 4 bytes, less than an H100 executes in the time it takes to send them
+# (490 TFLOP/s at 450 GB/s: about 4,400). So at this width part of the communication stays exposed, whatever the batch
+# size. Parallel blocks send half as much.
 # ### END SOLUTION
 
 # %% [markdown]

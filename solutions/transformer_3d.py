@@ -175,7 +175,9 @@ def init_3d(
 # `whole_weights` does both: in the forward pass it gathers leaves that are split over `data_axis`, and in the backward
 # pass it turns each device's gradient of its own loss into the complete gradient of its part. It is `gather_params`
 # with the rest of the table. `shared_axes` are the other axes over which a leaf may be whole: `("tensor",)` for layers,
-# `("pipe", "tensor")` for embedding and head. `along(spec, axis_name)` is the part of a spec that concerns one axis.
+# `("pipe", "tensor")` for embedding and head. `along(spec, axis_name)` keeps one axis of a spec:
+# `along(P(None, ("tensor", "data")), "data")` is `P(None, "data")`, and the result is `P()` if the spec does not name
+# the axis.
 #
 # | budget | forward | backward |
 # |---|---|---|
@@ -249,7 +251,7 @@ def whole_weights(parts: PyTree, specs: PyTree, dtype: str, data_axis: str, shar
 #
 # | budget | |
 # |---|---|
-# | sent over `tensor` | every activation that a block moves, once in each pass; 1.25 times that with `rings` |
+# | sent over `tensor` | at most every activation that a block moves, once in each pass; 1.25 times that with `rings` |
 # | sent in one piece (not around a ring), with `rings` | nothing |
 # | all-reduced | nothing |
 # | any other collective | none |
@@ -424,7 +426,7 @@ def run_ticks_back(compute, before, own, carry, of_own, inputs, of_outputs, bloc
 # | reduce-scattered over `data` | every split leaf's gradient once |
 # | permuted over `pipe` | a microbatch per tick, forward and backward; at most 1.5 times that |
 # | all-reduced | every gradient over the axes over which its leaf is whole |
-# | sent over `tensor` | as much as `stage_3d` sends in each tick, and with `remat` its forward pass again |
+# | sent over `tensor` | at most as much as `stage_3d` sends in each tick, and with `remat` its forward pass again |
 # | sent in one piece (not around a ring), with `rings` | nothing |
 # | any other collective | none |
 # | live temporaries, 8 repeats | at most 1.3 times the reference's |
@@ -533,7 +535,7 @@ def layers_3d(
 # | permuted over `pipe` | a microbatch per tick, forward and backward; at most 1.5 times that |
 # | anything else over `pipe` | the outputs once, and their gradients once |
 # | all-reduced | every gradient over the axes over which its leaf is whole, and three numbers per token for the loss |
-# | sent over `tensor` | for layers as above; embedding and loss once each way, and again with `remat` |
+# | sent over `tensor` | at most: for layers as above; embedding and loss once each way, and again with `remat` |
 # | any other collective | none |
 # | exposed over `data`, 8 H100s | at most 0.7 times that of gathering in every tick |
 # | live temporaries | at most 1.3 times the reference's |

@@ -133,8 +133,9 @@ if __name__ == "__main__":
 # | bytes sent per device | at most 2(n-1)/n of 4 bytes for each of these, for n devices on its axes |
 # | any other collective | none: no leaf is ever gathered |
 #
-# JAX accepts `lax.psum(x, axes)` only if `x` varies over all of `axes` or over none of them. The sum of a leaf's
-# squares varies over the axes that the leaf is split over.
+# JAX accepts `lax.psum(x, axes)` only if `x` varies over all of `axes`, or over none of them; in the second case it
+# multiplies `x` by the number of devices, without an error. The sum of a leaf's squares varies over the axes that the
+# leaf is split over.
 #
 # Useful: `lax.psum` takes a tuple of axis names.
 
@@ -387,7 +388,7 @@ if __name__ == "__main__":
 #
 # The model's parts are `model.embed(params["embed"], inputs)`, `model.layer(layer_params, x)` for one layer, and
 # `model.loss(params["head"], x, targets)`. A scan's carry must have the same type before and after its body: zeros do
-# not vary until you make them, with `lax.pcast(zeros, axis_name, to="varying")`, or with `vary_alike(zeros, x)[0]` from
+# not vary until you cast them with `lax.pcast(zeros, axis_name, to="varying")`, or with `vary_alike(zeros, x)[0]` from
 # `course.mesh`, which makes them vary over the same axes as `x`. The loss varies too, so if you take its `jax.vjp`, the
 # 1 that you pass back must vary; `jax.value_and_grad` takes care of that.
 #

@@ -38,7 +38,7 @@ def machines(
         message = (
             "\nmemory: of one device, 1 GiB is 2^30 bytes and 1 GB 10^9\n"
             "links: devices that each one connects, and what each device sends, one way\n"
-            "reached: shares of the peaks of matrix products, memory and links\n"
+            "reached: shares of the peaks of matmuls, memory and links\n"
             "`meshcraft machines NAME` says where each figure is from"
         )
         show(_machines_table(shown), Text(message, style="dim"))

@@ -206,7 +206,7 @@ def _norm_matches(name: str, e: Evidence, prefix: str) -> Fact:
 
 
 def products_of(name: str, evidence: list[Evidence], dtype: str, hint: str) -> Fact:
-    """Require every matrix product to multiply operands of ``dtype``, as written in StableHLO: ``bf16``."""
+    """Require every matmul to multiply operands of ``dtype``, as written in StableHLO: ``bf16``."""
 
     def look(e: Evidence) -> Fact:
         required = f"{dtype} x {dtype}"
@@ -268,7 +268,7 @@ def _line_of(e: Evidence, kinds: Iterable[str]) -> str:
 def same_program_size(name: str, smaller: Evidence, larger: Evidence, what: str, hint: str) -> Fact:
     """Require a Program to have no more operations of any kind when ``what`` grows from one case to another.
 
-    The larger case must also run more matrix products: a Program that does as much in the smaller case proves nothing.
+    The larger case must also run more matmuls: a Program that does as much in the smaller case proves nothing.
     """
     few, many = smaller.costs, larger.costs
     grown = [kind for kind, count in many.written.items() if count > few.written.get(kind, 0)]
@@ -283,11 +283,11 @@ def same_program_size(name: str, smaller: Evidence, larger: Evidence, what: str,
         )
     elif runs[1] <= runs[0]:
         message = (
-            f"the program runs {count_of(runs[0], 'matrix product')} in the case {cases[0]} and {runs[1]} in "
+            f"the program runs {count_of(runs[0], 'matmul')} in the case {cases[0]} and {runs[1]} in "
             f"{cases[1]}, where there is more to do: it does the same amount in both. Are all parts processed, one "
             "after the other?"
         )
-        shown = count_of(runs[1], "matrix product"), f"more than {runs[0]}"
+        shown = count_of(runs[1], "matmul"), f"more than {runs[0]}"
     return case_fact(larger, name, Kind.PROGRAM, message, *shown, unit=Unit.OPERATIONS)
 
 

@@ -93,7 +93,7 @@ def _array(temporary: Any) -> str:
 
 # --8<-- [start:flops_within]
 def flops_within(evidence: TaskEvidence, ratio: float, hint: str, **options: Any) -> Fact:
-    """Limit the FLOPs of matrix products to ``ratio`` times the reference's; ``options`` as for ``within``."""
+    """Limit the FLOPs of matmuls to ``ratio`` times the reference's; ``options`` as for ``within``."""
 
     def look(e: Evidence, times: str) -> tuple[str, str]:
         return f"a device computes {short(e.costs.flops)} FLOPs, {times}. {hint}", ""

@@ -93,7 +93,7 @@ def _overlap(report: GpuReport, reference: GpuReport, case: str) -> Fact:
     if fact.passed or alone is None:
         return fact
     message = (
-        f"the compiler runs {alone.kind.replace('_', '-')} {alone.count} times without overlapping a matrix product: "
+        f"the compiler runs {alone.kind.replace('_', '-')} {alone.count} times without overlapping a matmul: "
         "what could be computed before its result is there?"
     )
     return replace(fact, line=alone.line, message=message)
@@ -117,7 +117,7 @@ def _exposed(report: GpuReport, reference: GpuReport, chapter: str, task: Task, 
     most = max(alone, key=lambda c: c.count * c.operand_bytes)
     message += (
         f"; {most.kind.replace('_', '-')} of {most.operand_bytes / 1e6:,.4g} MB runs {most.count} times without "
-        "overlapping a matrix product. What must be computed before it can start, and in which iteration?"
+        "overlapping a matmul. What must be computed before it can start, and in which iteration?"
     )
     return replace(fact, line=most.line, message=message)
 

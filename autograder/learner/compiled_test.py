@@ -134,7 +134,7 @@ def test_exposed_time_of_the_compiled_schedule_has_the_timelines_limit_as_advice
     assert [fact.name for fact in facts] == [*NAMES, EXPOSED]
     fact = facts[-1]
     assert (fact.passed, fact.weight) == (passed, 0)
-    assert passed is not ("all-reduce of 1 MB runs 11 times without overlapping a matrix product" in fact.message)
+    assert passed is not ("all-reduce of 1 MB runs 11 times without overlapping a matmul" in fact.message)
     assert fact.line == ("" if passed else "cell:3")
     monkeypatch.setattr(compiled, "references", lambda _: {})
     assert compiled_facts("data_parallel", task, data_parallel.overlapped_gradients, lambda _: None)[-1].passed is None

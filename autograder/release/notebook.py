@@ -28,10 +28,13 @@ PAGE_MARK = re.compile(r"^[ \t]*# --8<-- \[(?:start|end):.*\n?", re.MULTILINE)
 GLOSSARY = {
     "leaf": "one array in a tree of arrays, such as the parameters",
     "temporaries": "arrays that live only while the program runs, neither inputs nor results",
-    "exposed": "communication during which nothing is computed, so that the step takes longer by it",
+    "exposed": "communication during which the device computes nothing, which lengthens the step",
 }
 # Columns that the tables of ``check`` have if a function has a realistic size.
-COMPARED = "*reference*, *naive*: columns in the tables of `check`, for the course's solution and for the obvious one."
+COMPARED = (
+    "*reference*, *naive*: columns in the tables of `check`, for the course's solution and for the straightforward "
+    "version that it improves on."
+)
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 

@@ -87,7 +87,7 @@ def environment(platform: str = "", flags: str = "") -> dict[str, str]:
     """Environment variables of a measuring process; ``platform`` and ``flags`` as for ``ask``."""
     variables = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "MESHCRAFT_MESH")}
     # Allocate memory on demand, so that the peak is the program's and two processes can follow each other.
-    variables |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:2]]), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    variables |= {"PYTHONPATH": str(ROOT), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     variables |= {"JAX_PLATFORMS": "cpu"} if platform == "cpu" else {"MESHCRAFT_MESH": "real"}
     xla_flags = " ".join(part for part in (variables.get("XLA_FLAGS", ""), flags) if part)
     return {**variables, "XLA_FLAGS": xla_flags} if xla_flags else variables

@@ -109,7 +109,7 @@ class Training:
 
     @property
     def dtype(self) -> str:
-        """Operand dtype of matrix products, in StableHLO's name."""
+        """Operand dtype of matmuls, in StableHLO's name."""
         return {4: "f32", 2: "bf16"}[self.element]
 
 

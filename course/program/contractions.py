@@ -1,4 +1,4 @@
-"""Matrix products written as a multiplication and a sum: ``(a[:, :, None] * b[None]).sum(1)``.
+"""Matmuls written as a multiplication and a sum: ``(a[:, :, None] * b[None]).sum(1)``.
 
 Each factor is broadcast along a dim that the other one has and the sum keeps, and neither is broadcast along the summed
 dim. A mask that selects elements is a factor too. Dims are stored as ranges of strides in row-major order, which
@@ -19,7 +19,7 @@ MAX_STEPS = 2_000_000
 
 
 def products_by_hand(main: Block) -> dict[Op, list[Op]]:
-    """The sums that are matrix products, and the multiplications or selections that each of them adds up.
+    """The sums that are matmuls, and the multiplications or selections that each of them adds up.
 
     Raises:
         ProgramError: Following all sums to what they add up takes more than ``MAX_STEPS`` steps.
@@ -63,7 +63,7 @@ def _terms_of(total: Op, makers: dict[Value, Op], broadcast: dict[Value, Spans])
 
 
 def _is_product(op: Op, broadcast: dict[Value, Spans], summed: Spans, kept: Spans) -> bool:
-    """Check that the sum of this operation's result along some dims is a matrix product."""
+    """Check that the sum of this operation's result along some dims is a matmul."""
     if op.kind not in ("multiply", "select"):
         return False
     first, *others = (broadcast.get(operand, _NOTHING) for operand in op.operands)

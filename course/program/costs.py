@@ -61,7 +61,7 @@ class Costs:
     """Costs of the busiest device; collectives of any device.
 
     Attributes:
-        flops: Floating-point operations of matrix products, ``2 m n k`` each, ``8 m n k`` for complex numbers,
+        flops: Floating-point operations of matmuls, ``2 m n k`` each, ``8 m n k`` for complex numbers,
             including products written as a multiplication, or a selection by a mask, and a sum.
         elementwise: Elements computed by elementwise operations, sorts and random bits, and operations of reductions;
             complex operations count as real ones.

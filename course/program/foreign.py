@@ -1,6 +1,6 @@
 """Features of programs that no chapter needs, translated for the analyses: for predictions only.
 
-A convolution is priced as the equivalent matrix product over the elements in its window, without padding and the
+A convolution is priced as the equivalent matmul over the elements in its window, without padding and the
 holes from the gradient of a stride.
 """
 

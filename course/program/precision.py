@@ -16,7 +16,7 @@ _MOVED = ("broadcast_in_dim", "reshape", "convert", "transpose", "optimization_b
 
 @dataclass(frozen=True)
 class ByHand:
-    """A matrix product written as a sum: its factors' dtypes, ``"bf16 x f32"``, and its FLOPs.
+    """A matmul written as a sum: its factors' dtypes, ``"bf16 x f32"``, and its FLOPs.
 
     For a selection in place of a multiplication, ``dtypes`` is empty.
     """
@@ -79,7 +79,7 @@ def _equal_numbers(main: Block) -> set[Value]:
 
 
 def _summed(main: Block) -> set[Value]:
-    """The values that reach a sum, or leave their block, on a path without a matrix product."""
+    """The values that reach a sum, or leave their block, on a path without a matmul."""
     summed = {value for op in walk(main) for region in op.regions for value in region.returns} | set(main.returns)
     for op in reversed(list(walk(main))):
         ends = op.kind in ("reduce", "reduce_window", "scatter", "while", "case")

@@ -48,7 +48,7 @@ def capacity_text(number: float) -> str:
 
 
 def dtype_text(machine: Machine, dtype: str) -> str:
-    """Name of the precision of a machine's matrix products: ``TF32`` for ``f32`` if its peak is TensorFloat-32's."""
+    """Name of the precision of a machine's matmuls: ``TF32`` for ``f32`` if its peak is TensorFloat-32's."""
     return "TF32" if dtype == "f32" and machine.tf32 else dtype
 
 

@@ -75,7 +75,7 @@ class ModelSizes:
     def model_flops(self) -> int:
         """FLOPs that the model needs per token, forward and backward.
 
-        ``6 N + 12 L d s`` with ``N`` the weights of matrix products, as for all of the course's measurements.
+        ``6 N + 12 L d s`` with ``N`` the weights of matmuls, as for all of the course's measurements.
         """
         weights = self.num_layers * (4 * self.width**2 + self._mlp_weights) + VOCAB * self.width
         sizes = budget.Sizes(self.num_layers, self.width, self.num_heads, VOCAB, self.seq, parameters=weights)
@@ -142,7 +142,7 @@ class StrategyOptions:
         dtype: Compute dtype of the layers; parameters, gradients and the optimizer's state are float32.
         min_size: Leaves with fewer elements are not split over ``data``.
         num_repeats: Number of times that a microbatch passes through each stage of a pipeline.
-        rings: Whether activations of split layers travel in rings that overlap with the matrix products.
+        rings: Whether activations of split layers travel in rings that overlap with the matmuls.
     """
 
     num_microbatches: int = 1

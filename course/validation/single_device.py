@@ -75,7 +75,7 @@ class Sizes:
 
     @property
     def model_flops(self) -> float:
-        """FLOPs that the model needs per step: ``6 N + 12 L d s`` per token, ``N`` the weights of matrix products."""
+        """FLOPs that the model needs per step: ``6 N + 12 L d s`` per token, ``N`` the weights of matmuls."""
         weights = self.num_layers * 12 * self.width**2 + self.vocabulary * self.width
         sizes = budget.Sizes(
             self.num_layers, self.width, self.num_heads, self.vocabulary, self.sequence, parameters=weights

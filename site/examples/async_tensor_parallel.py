@@ -35,7 +35,7 @@ MLPS = {
     "rings, rows sent again": gathering_again,
 }
 DRAWN = {"no ring": "none", "rings, JAX's derivative": "jax", "rings, rows kept": "kept"}
-COMPILED = "overlapping a product s", "replayed, µs .1f", "exposed, µs .1f", "resident, MiB .2f"
+COMPILED = "overlapping a product s", "replayed, µs .1f", "exposed, µs .1f", "temporaries, MiB .2f"
 
 
 def exported(function, rows=TOKENS, hidden=HIDDEN, dtype=jnp.bfloat16, platform="cpu"):
@@ -66,7 +66,7 @@ def program() -> dict[str, Table]:
         table.add(
             name, ", ".join(f"{n} x {kind}" for kind, n in times.items()), sent, up, down, prediction.costs.operations
         )
-    columns = "step, µs .1f", "computing .1f", "exposed .1f", "times .2f", "resident, MiB .2f"
+    columns = "step, µs .1f", "computing .1f", "exposed .1f", "times .2f", "temporaries, MiB .2f"
     steps = compare("second witness: timeline", predictions, *columns)
     drawn = {"gathered": NONE, "ring": SCAN, "both": BOTH}
     draw_timelines("witnesses", **{picture: predictions[name].timeline for picture, name in drawn.items()})
@@ -87,7 +87,7 @@ def passes() -> Table:
         "exposed .1f",
         "times .2f",
         "sent, MiB .1f",
-        "resident, MiB .1f",
+        "temporaries, MiB .1f",
     )
     table = compare("forward and backward", predictions, *columns)
     draw_timelines("passes", **{picture: predictions[name].timeline for name, picture in DRAWN.items()})
@@ -96,7 +96,7 @@ def passes() -> Table:
     assert abs(forward.exposed / none.exposed - 0.5) < 0.01, "half of the exposed time is left"
     assert by_jax.exposed == 0 and by_jax.step - none.step > 0, "computing grew by more than exposed shrank"
     assert abs(rows_again.sent - 5 / 4 * rows_kept.sent) < 1e-6, "half of the forward pass's bytes"
-    assert rows_kept.step < rows_again.step and rows_again.resident < rows_kept.resident < unrolled.resident
+    assert rows_kept.step < rows_again.step and rows_again.temporaries < rows_kept.temporaries < unrolled.temporaries
     return table
 
 
@@ -240,9 +240,9 @@ def third() -> dict[str, Table]:
         compiled("rings in bfloat16, with the merge pass left on", dict(zip(precise, merged, strict=True)), *COMPILED),
     ]
     none, loop, scan, bidirectional = tables[0].rows.values()
-    assert loop.exposed == scan.exposed == bidirectional.exposed == 0 and round(scan.resident, 2) == round(
-        loop.resident, 2
-    ) == round(none.resident / 2, 2)
+    assert loop.exposed == scan.exposed == bidirectional.exposed == 0 and round(scan.temporaries, 2) == round(
+        loop.temporaries, 2
+    ) == round(none.temporaries / 2, 2)
     assert tables[2][LOOP].replayed > none.replayed, "longer than with no ring at all"
     assert 1.7 < bidirectional.replayed / none.replayed < 2 and [
         row["overlapping a product"] for row in tables[2].rows.values()
@@ -256,5 +256,5 @@ def compiled_passes() -> Table:
     table = compiled("an MLP in float32, forward and backward", reports, *COMPILED)
     none, by_jax, rows = table.rows.values()
     assert none.replayed < rows.replayed and by_jax.replayed > 1.1 * rows.replayed, "no ring takes less"
-    assert rows.resident < none.resident
+    assert rows.temporaries < none.temporaries
     return table

@@ -71,14 +71,14 @@ def passes(function, order, tokens: int = 16_384):
 @example("predicted, idealised", "predicted, calibrated")
 def ways() -> Table:
     predictions = {name: seen(passes(*way), IDEAL) for name, way in WAYS.items()}
-    columns = "step, ms .2f", "calibrated .2f", "computing .2f", "exposed .2f", "times .2f", "resident, MiB .0f"
+    columns = "step, ms .2f", "calibrated .2f", "computing .2f", "exposed .2f", "times .2f", "temporaries, MiB .0f"
     table = compare("16,384 tokens, 8 H100s", predictions, *columns, base=RING)
     shown = (GATHERED, CONTIGUOUS, RING)
     draw_steps("ways", {name: predictions[name].timeline for name in shown})
     assert same_order(table, "step", "calibrated")
     assert table[RING].exposed < 0.3 * table[GATHERED].exposed
     assert table[RING].step < 0.65 * table[CONTIGUOUS].step and table[GATHERED].step < table[RING].step
-    assert table[GATHERED].resident > 1.2 * 1.15 * table[RING].resident
+    assert table[GATHERED].temporaries > 1.2 * 1.15 * table[RING].temporaries
     say(
         faster=f"{table[RING].step / table[CONTIGUOUS].step:.2f}",
         hidden=f"{table[RING].exposed / table[GATHERED].exposed:.2f}",
@@ -196,7 +196,7 @@ def with_compiler() -> Table:
     reports = by_compiler(TASK, ways)
     several = by_compiler(TASK, {RING: ring_attention}, xla_gpu_experimental_parallel_collective_overlap_limit=4)
     reports[f"{RING}, four transfers at once"] = several[RING]
-    columns = "transfers over a product s", "replayed, ms .2f", "exposed, ms .2f", "resident, MiB .0f"
+    columns = "transfers over a product s", "replayed, ms .2f", "exposed, ms .2f", "temporaries, MiB .0f"
     return compiled("forward and backward", reports, *columns, least=MIB)
 
 
@@ -238,17 +238,17 @@ def long_step(platform: str = "cpu", **sizes: Any):
 @example("predicted, idealised")
 def long() -> Table:
     """A billion parameters, 131,072 tokens: predicted, not run; from one layer and two, since all others are alike."""
-    table = Table("layers", "parameters, million .0f", "step, s .2f", "exposed, ms .1f", "resident, GiB .1f")
+    table = Table("layers", "parameters, million .0f", "step, s .2f", "exposed, ms .1f", "temporaries, GiB .1f")
     rows = []
     for layers in (1, 2):
         step, params = long_step(num_layers=layers)
         prediction, count = predict(step, IDEAL), sum(leaf.size for leaf in jax.tree.leaves(params))
-        resident = prediction.memory.temporaries
-        rows.append((count, prediction.timeline.seconds, prediction.timeline.exposed_seconds, resident))
+        temporaries = prediction.memory.temporaries
+        rows.append((count, prediction.timeline.seconds, prediction.timeline.exposed_seconds, temporaries))
     one, two = rows
     rows.append(tuple(a + (LONG["num_layers"] - 1) * (b - a) for a, b in zip(one, two, strict=True)))
-    for layers, (count, seconds, exposed, resident) in zip((1, 2, LONG["num_layers"]), rows, strict=True):
-        table.add(layers, count / 1e6, seconds, 1e3 * exposed, resident / GIB)
+    for layers, (count, seconds, exposed, temporaries) in zip((1, 2, LONG["num_layers"]), rows, strict=True):
+        table.add(layers, count / 1e6, seconds, 1e3 * exposed, temporaries / GIB)
     return table
 
 

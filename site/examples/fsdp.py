@@ -72,7 +72,7 @@ def prefetch() -> Table:
         "computing .2f",
         "exposed .2f",
         "times .2f",
-        "resident, GiB .2f",
+        "temporaries, GiB .2f",
         base=AFTER,
     )
     drawn = {"before": BEFORE, "half": "ahead forward only", "after": AFTER}
@@ -85,7 +85,7 @@ def prefetch() -> Table:
         share=f"{before.exposed / before.step:.0%}",
         delayed=f"{predicted(with_delay).timeline.seconds / predictions[AFTER].timeline.seconds:.2f}",
     )
-    assert table["ahead, backward by JAX"].exposed < 0.1 * before.exposed and after.resident < 2 * before.resident
+    assert table["ahead, backward by JAX"].exposed < 0.1 * before.exposed and after.temporaries < 2 * before.temporaries
     return table
 
 
@@ -119,7 +119,7 @@ def tokens() -> Table:
 @kept("compiled")
 def with_compiler() -> dict[str, object]:
     ways = {name: WAYS[name] for name in (BEFORE, "ahead forward only", AFTER)}
-    columns = "matrices overlapping a product s", "replayed, ms .2f", "exposed, ms .2f", "resident, GiB .2f"
+    columns = "matrices overlapping a product s", "replayed, ms .2f", "exposed, ms .2f", "temporaries, GiB .2f"
     plain = by_compiler(TASK, ways)
     buffered = by_compiler(TASK, ways, xla_gpu_enable_while_loop_double_buffering=True)
     lines = ["transfers of matrices in the loops of the last one:"]
@@ -150,7 +150,7 @@ def hybrid() -> dict[str, Table]:
         for axis, link in nodes.axis_links(exported.mesh).items():
             used = sum(c.total_bytes for c in costs(parse(exported)).collectives if axis in c.axes)
             links.add((way, axis, link), bytes_text(used))
-    steps = Table(("parameters split", "between nodes"), "step, ms .1f", "exposed, ms .1f", "resident, GiB .2f")
+    steps = Table(("parameters split", "between nodes"), "step, ms .1f", "exposed, ms .1f", "temporaries, GiB .2f")
     narrow = replace(nodes, links=(inside, replace(between, shared=True)))
     for name, where in (("an adapter for each device", nodes), ("one adapter for each node", narrow)):
         for way, exported in programs.items():

@@ -187,7 +187,7 @@ def losses() -> Table:
         "step, ms .2f",
         "calibrated .2f",
         "energy, J .2f",
-        "resident, MiB .0f",
+        "temporaries, MiB .0f",
     )
     table = Table("the loss is computed", *columns)
     for name, function in ways.items():
@@ -209,7 +209,7 @@ def losses() -> Table:
     longer = [row.calibrated - row.step for row in table.rows.values()]
     assert max(longer) < 1.05 * min(longer), "by about the same time"
     assert branch.step >= every_stage.step > 1.15 * parts.step, "a branch saves no time, parts do"
-    assert branch.energy < 0.85 * every_stage.energy and parts.resident < 0.5 * every_stage.resident
+    assert branch.energy < 0.85 * every_stage.energy and parts.temporaries < 0.5 * every_stage.temporaries
     say(parts=f"{parts.step / every_stage.step:.2f}", less=f"{every_stage.computing - branch.computing:.2f}")
     return table
 

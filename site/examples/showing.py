@@ -94,7 +94,7 @@ def say(**figures: object) -> None:
 
 
 class Row(dict[str, Any]):
-    """The figures of one row by column; ``row.resident`` is the column ``resident, GiB``."""
+    """The figures of one row by column; ``row.temporaries`` is the column ``temporaries, GiB``."""
 
     def __getattr__(self, name: str) -> Any:
         return self[name]
@@ -234,12 +234,11 @@ MEASURES: dict[str, Callable[[Any], Any]] = {
     "computing": lambda prediction: prediction.timeline.busy,
     "exposed": lambda prediction: prediction.timeline.exposed_seconds,
     "sent": sent,
-    "resident": lambda prediction: prediction.memory.temporaries,
+    "temporaries": lambda prediction: prediction.memory.temporaries,
 }
 COMPILED: dict[str, Callable[[Any], Any]] = {
     "replayed": lambda report: report.replay.seconds,
     "exposed": lambda report: sum(report.replay.exposed.values()),
-    "resident": lambda report: report.memory.temporaries,
     "temporaries": lambda report: report.memory.temporaries,
 }
 MEASURES["busy"] = MEASURES["computing"]

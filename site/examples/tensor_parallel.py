@@ -70,7 +70,7 @@ def ways() -> Table:
         "busy, ms .2f",
         "exposed, ms .2f",
         "sent, MiB ,.0f",
-        "resident, MiB ,.0f",
+        "temporaries, MiB ,.0f",
     )
     table, sizes = compare("", predictions, *columns), realistic(TASK).sizes
     drawn = {"weights": "weights come to the rows", "hidden": "hidden features made whole", "rows": OURS}
@@ -84,7 +84,7 @@ def ways() -> Table:
     before, whole, _, after, again = table.rows.values()
     weights, rows = (4 * sizes.width * n / 2**20 for n in (2 * sizes.hidden, sizes.rows))
     assert same_order(table, "step", "calibrated")
-    assert abs(whole.step / before.step - 1) < 0.02 and again.resident < after.resident
+    assert abs(whole.step / before.step - 1) < 0.02 and again.temporaries < after.temporaries
     sent = [round(row.sent) for row in table.rows.values()]
     assert sent == [7 / 8 * size for size in (2 * weights, 1.5 * weights, 0.75 * weights, 4 * rows, 5 * rows)]
     say(share=f"{100 * after.exposed / after.step:.0f}", kernel=f"{weights / 2:.0f}", all_rows=f"{rows:.0f}")

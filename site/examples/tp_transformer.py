@@ -26,12 +26,12 @@ from solutions import tp_transformer as ours
 from solutions.async_tensor_parallel import matmul_ring_scatter, ring_gather_matmul
 
 CHAPTER, H100, RINGS = load("tp_transformer"), machine("8xH100"), (ring_gather_matmul, matmul_ring_scatter)
-BLOCKS = {"in turn": "tp_transformer_block", "side by side": "parallel_transformer_block"}
+BLOCKS = {"sequential": "tp_transformer_block", "parallel": "parallel_transformer_block"}
 LARGE = CHAPTER.task("parallel_transformer_block")
 LONG = {"seq": 1024, "max_seq": 1024}
 USUAL: dict[str, Any] = {"width": 2048, "hidden": 8192, "rows": 8, **LONG}
 WIDE: dict[str, Any] = {"width": 4096, "hidden": 16384, "num_heads": 32, "rows": 4, **LONG}
-DRAWN = {"in turn, whole": "before", "side by side, whole": "beside", "side by side, rings": "after"}
+DRAWN = {"sequential, single": "before", "parallel, single": "beside", "parallel, rings": "after"}
 
 
 @example("counted by closed form")
@@ -65,22 +65,22 @@ def blocks() -> Table:
             def by_rings(params, x, key, rate, gather_matmul, matmul_scatter, axis_name, block=block):
                 return block(params, x, key, rate, *RINGS, axis_name)
 
-            for way, function in (("whole", block), ("rings", by_rings)):
+            for way, function in (("single", block), ("rings", by_rings)):
                 module = parse(program(CHAPTER.task(name), function, realistic(LARGE, parallel=parallel, **sizes)))
                 timelines = [timeline(module, where) for where in (H100, machine("8xH100-calibrated"))]
                 times = [1e3 * x for t in timelines for x in (t.seconds, t.exposed_seconds)]
                 table.add((width, kind, way), sum(c.total_bytes for c in costs(module).collectives) / 2**20, *times)
                 if sizes is WIDE and f"{kind}, {way}" in DRAWN:
                     drawn[DRAWN[f"{kind}, {way}"]] = timelines[0]
-            whole, rings = (table[f"{width}, {kind}, {way}"] for way in ("whole", "rings"))
+            whole, rings = (table[f"{width}, {kind}, {way}"] for way in ("single", "rings"))
             assert rings.exposed < 0.56 * whole.exposed and rings["calibrated H100"] > whole["calibrated H100"]
-        in_turn, side_by_side = (table[f"{width}, {kind}, whole"] for kind in BLOCKS)
-        assert side_by_side.sent == in_turn.sent / 2, "half of the bytes"
+        sequential, parallel = (table[f"{width}, {kind}, single"] for kind in BLOCKS)
+        assert parallel.sent == sequential.sent / 2, "half of the bytes"
     draw_timelines("blocks", **drawn)
     step = {name: row["idealised H100"] for name, row in table.rows.items()}
-    narrow, wide = (step[f"{w}, side by side, whole"] / step[f"{w}, in turn, whole"] for w in ("2,048", "4,096"))
-    assert narrow < wide and round(table["4,096, side by side, rings"].exposed, 2) == 0
-    assert 1.05 < step["2,048, in turn, rings"] / step["2,048, in turn, whole"] < 1.07
+    narrow, wide = (step[f"{w}, parallel, single"] / step[f"{w}, sequential, single"] for w in ("2,048", "4,096"))
+    assert narrow < wide and round(table["4,096, parallel, rings"].exposed, 2) == 0
+    assert 1.05 < step["2,048, sequential, rings"] / step["2,048, sequential, single"] < 1.07
     return table
 
 
@@ -178,7 +178,7 @@ def scale() -> Table:
 
 def mesh_row(table, way, kind, data, tensor, compiled):
     """A whole step of 32 sequences, by the analyses and by the GPU compiler."""
-    flops, parallel = flops_per_token(BILLION) * 32 * BILLION.seq, kind == "side by side"
+    flops, parallel = flops_per_token(BILLION) * 32 * BILLION.seq, kind == "parallel"
     step = ours.tp_transformer_step if way == "rings" else gathers_and_scatters_whole
 
     def exported(platform):
@@ -211,7 +211,7 @@ def billion() -> Table:
     table = meshes()
     for data, tensor in ((8, 1), (4, 2), (2, 4), (1, 8)):
         for kind in BLOCKS:
-            for way in ("whole", "rings") if tensor > 1 else ("rings",):
+            for way in ("single", "rings") if tensor > 1 else ("rings",):
                 mesh_row(table, way, kind, data, tensor, True)
     rows = table.rows.values()
     apart = [abs(row["compiled: step"] / row.step - 1) for row in rows]
@@ -225,7 +225,7 @@ def billion() -> Table:
         ]
         assert orders[0] == orders[1] and orders[0][0][:5] == "4 x 2" and orders[0][-1][:5] == "1 x 8"
     rings, side_by_side, in_turn = (
-        table[f"1 x 8, {name}"] for name in ("side by side, rings", "side by side, whole", "in turn, whole")
+        table[f"1 x 8, {name}"] for name in ("parallel, rings", "parallel, single", "sequential, single")
     )
     assert (
         rings.step < side_by_side.step < 0.85 * in_turn["compiled: step"]
@@ -251,5 +251,5 @@ def meshes():
 def again():
     """A row of ``billion`` without the compiler."""
     table = meshes()
-    mesh_row(table, "rings", "side by side", 1, 8, False)
+    mesh_row(table, "rings", "parallel", 1, 8, False)
     return table

@@ -1,4 +1,4 @@
-// A matrix product on a roofline, and whether sending hides behind it. Figures are those of course/machines.toml.
+// A matmul on a roofline, and whether sending hides behind it. Figures are those of course/machines.toml.
 "use strict";
 
 (function () {

@@ -82,7 +82,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "| permutes |": SENT,
         "| any other collective |": OTHERS,
         "| live temporaries |": HELD,
-        "the mean loss over all tokens that count, the same on every device": STEP,
+        "the mean loss over all unmasked tokens, the same on every device": STEP,
     },
 }
 

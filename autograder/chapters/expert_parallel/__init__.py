@@ -31,7 +31,7 @@ EXPLAINED_IN = {
 
 VALUES = ("values", "gradients", "gradient norm")
 BOTH = ("values", "gradients")
-MOVING = {"| FLOPs of matrix products |": ("FLOPs",), "| live temporaries |": ("live temporaries",)}
+MOVING = {"| FLOPs of matmuls |": ("FLOPs",), "| live temporaries |": ("live temporaries",)}
 # Pieces of the notebook's text, and the facts that enforce them.
 PROMISES = {
     "route": {

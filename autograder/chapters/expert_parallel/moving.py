@@ -78,7 +78,7 @@ def _flops(evidence: TaskEvidence) -> Fact:
         if e.costs.flops > most:
             line = next((e.costs.lines[how] for how in (*e.costs.products, "selection") if how in e.costs.lines), "")
             message = (
-                f"a device computes {e.costs.flops:,.0f} FLOPs in matrix products, and moving {s.tokens} tokens needs "
+                f"a device computes {e.costs.flops:,.0f} FLOPs in matmuls, and moving {s.tokens} tokens needs "
                 f"none (at most {most:,.0f} are allowed). What does it multiply by, and how much of that is zeros?"
             )
         return facts.case_fact(e, "FLOPs", Kind.COMPUTE, message, e.costs.flops, most, unit=Unit.FLOPS, line=line)

@@ -18,7 +18,7 @@ def _mask(weights, experts, places, num_experts, capacity):
 
 
 def multiplies_by_a_one_hot_mask(x, experts, places, num_experts, capacity):
-    """A matrix product with a mask of tokens and places."""
+    """A matmul with a mask of tokens and places."""
     mask = _mask(jnp.ones(experts.shape), experts, places, num_experts, capacity)
     return jnp.einsum("tec,td->ecd", mask, x)
 
@@ -30,7 +30,7 @@ def sums_all_tokens_under_a_mask(x, experts, places, num_experts, capacity):
 
 
 def multiplies_by_a_mask_of_gates(y, gates, experts, places):
-    """A matrix product with the gates in a mask of tokens and places."""
+    """A matmul with the gates in a mask of tokens and places."""
     return jnp.einsum("tec,ecd->td", _mask(gates, experts, places, *y.shape[:2]), y)
 
 

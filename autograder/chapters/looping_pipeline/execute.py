@@ -141,7 +141,7 @@ def _busy(case: Case[Looped]) -> int:
 
 
 def _tick_seconds(case: Case[Looped]) -> float:
-    """Seconds of the matrix products of one stage's layers for one microbatch."""
+    """Seconds of the matmuls of one stage's layers for one microbatch."""
     s = case.sizes
     return 2 * s.rows * 2 * s.width * s.hidden * s.layers_per_stage / machine(MACHINE).peak("f32")
 

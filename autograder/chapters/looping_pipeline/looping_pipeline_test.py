@@ -24,7 +24,7 @@ ROWS, WIDTH = 32, 16
 
 
 def looped_products(num_stages, num_microbatches, num_repeats):
-    """A pipeline whose stages are one matrix product each."""
+    """A pipeline whose stages are one matmul each."""
     weights = jax.ShapeDtypeStruct((num_repeats, num_stages, WIDTH, WIDTH), jnp.float32)
     inputs = {"weights": weights, "x": jax.ShapeDtypeStruct((num_microbatches, ROWS, WIDTH), jnp.float32)}
     specs, out = {"weights": P(None, "pipe"), "x": P()}, {"y": P("pipe")}

@@ -64,7 +64,7 @@ PROMISES = {
         "Reject a number of layers that the stages do not divide": ("uneven layers",),
         "| `ppermute` | as in `execute_pipeline`": ("permute bytes",),
         "| any other collectives | together": ("loss bytes",),
-        "*no points:* FLOPs": ("FLOPs",),
+        "stretch goal (no points): FLOPs": ("FLOPs",),
         "Make the plain version work": (),
         "The mean over all unmasked rows or tokens, a scalar": ("values",),
         "ValueError: The layers cannot": ("uneven layers",),

@@ -46,7 +46,7 @@ def products(evidence: TaskEvidence) -> Fact:
         if e.costs.flops > form:
             message = f"{passes} compute {e.costs.flops:,.0f} FLOPs together, and {form:,} are enough. {hint}"
         elif count > 2 * s.passes:  # such as sums of elementwise products
-            message = f"{passes} compute {count} matrix products together, and {2 * s.passes} are enough. {hint}"
+            message = f"{passes} compute {count} matmuls together, and {2 * s.passes} are enough. {hint}"
         return facts.case_fact(e, name, Kind.COMPUTE, message, e.costs.flops, form, unit=Unit.FLOPS, weight=2)
 
     return facts.worst([fact(e) for e in evidence.cases], name, Kind.COMPUTE)

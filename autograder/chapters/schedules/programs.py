@@ -144,7 +144,7 @@ def execute_facts(evidence: TaskEvidence) -> list[Fact]:
 
 
 def _tick_seconds(case: Case[Executed]) -> float:
-    """The duration of the matrix products in one pass of a part."""
+    """The duration of the matmuls in one pass of a part."""
     s = case.sizes
     return 2 * s.rows * s.width**2 * s.num_layers / machine(MACHINE).peak("f32")
 

@@ -108,7 +108,7 @@ ENTER_TENSOR_REGION, LEAVE_TENSOR_REGION = _region(ENTER), _region(LEAVE)
 
 # sp_block and selective_recompute: a stack of layers, forward and backward.
 
-# Limit on FLOPs of matrix products, relative to a stack without recomputation.
+# Limit on FLOPs of matmuls, relative to a stack without recomputation.
 FLOPS = 1.05
 
 

@@ -35,9 +35,7 @@ def does_not_grow(evidence: TaskEvidence, small: str, large: str, what: str, hin
     costs = by_case[large].costs
     written, run = costs.written.get("dot_general", 0), sum(costs.products.values())
     if fact.passed and run < 2 * written:
-        growth = (
-            f"in the case {large}, the program has {written} matrix products and runs {run}: a loop runs the same ones"
-        )
+        growth = f"in the case {large}, the program has {written} matmuls and runs {run}: a loop runs the same ones"
         fact = replace(fact, passed=False, message=f"{growth} again and again. {hint}")
     return fact
 
@@ -139,7 +137,7 @@ def layers_oracle(inputs: dict[str, Any], case: Case[Batch]) -> dict[str, Any]:
 _RESIDUALS = (
     "What is kept for every layer until the backward pass gets there, and which part of it is cheap to recompute?"
 )
-_AGAIN = "How often is each matrix product of the forward pass computed?"
+_AGAIN = "How often is each matmul of the forward pass computed?"
 
 
 def _scan_facts(evidence: TaskEvidence) -> list[Fact]:

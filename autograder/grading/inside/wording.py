@@ -175,7 +175,7 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"dot_general requires contracting dimensions to have the same shape, got \((\d+),\) and \((\d+),\)",
-        r"in this matrix product the dims that are summed over have the shapes \1 and \2, and must be equal. Which "
+        r"in this matmul the dims that are summed over have the shapes \1 and \2, and must be equal. Which "
         r"operand is the wrong one, or transposed?",
     ),
     (

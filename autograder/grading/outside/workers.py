@@ -141,7 +141,7 @@ class Worker:
 
 def local_worker(module: str, *, greets: bool, seconds: float) -> Worker:
     """A worker without a sandbox, in a separate process on the learner's machine."""
-    env = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:2]]), "MESHCRAFT_LEVEL": "unsafe-local"}
+    env = {"PYTHONPATH": str(ROOT), "MESHCRAFT_LEVEL": "unsafe-local"}
     start = lambda: Sandbox(module, level=PLAIN, limits=UNLIMITED, env=env).__enter__()  # noqa: E731
     return Worker(start, greets=greets, seconds=seconds)
 

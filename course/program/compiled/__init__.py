@@ -1,7 +1,7 @@
 """Compiled: the result of the real GPU compiler for a Program, without GPUs.
 
 XLA:GPU compiles ahead of time, in its own process, with fixed flags. The result has the buffers that it assigns, the
-schedule that it runs, the collectives that overlap with a matrix product, and the schedule's time on a machine.
+schedule that it runs, the collectives that overlap with a matmul, and the schedule's time on a machine.
 """
 
 from course.program.compiled.plugin import AotMissing

@@ -10,7 +10,7 @@ from course.program.ir import Module, walk
 
 
 def disagreement(cpu: Module, cuda: Module) -> str:
-    """Describe the first difference between two exports in collectives or matrix products; empty if there is none.
+    """Describe the first difference between two exports in collectives or matmuls; empty if there is none.
 
     Everything else may differ: for example, random bits are lowered differently.
 
@@ -30,7 +30,7 @@ def disagreement(cpu: Module, cuda: Module) -> str:
         for (left, right), counts in _differences(_products(cpu), _products(cuda))
     ]
     if not differences and ours.flops != theirs.flops:
-        differences = [f"FLOPs of matrix products: {ours.flops:,.0f} for CPUs, {theirs.flops:,.0f} for GPUs"]
+        differences = [f"FLOPs of matmuls: {ours.flops:,.0f} for CPUs, {theirs.flops:,.0f} for GPUs"]
     return "; ".join(differences)
 
 

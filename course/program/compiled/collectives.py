@@ -1,4 +1,4 @@
-"""The collectives of the GPU compiler's schedule: overlap with matrix products, and the time of each."""
+"""The collectives of the GPU compiler's schedule: overlap with matmuls, and the time of each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GpuCollective:
         operand_bytes: Bytes that each device contributes; the compiler may have combined several arrays.
         count: Number of executions.
         asynchronous: Whether it is started and awaited separately, and not marked as synchronous.
-        spans_matmul: Whether a matrix product is scheduled between its start and its end.
+        spans_matmul: Whether a matmul is scheduled between its start and its end.
         in_loop: Whether it is in the body of a loop.
         line: The learner's line, empty if the compiler kept none.
     """

@@ -22,14 +22,14 @@ class Side:
 
     Attributes:
         kernels: Executions of kernels that move memory.
-        products: Seconds in matrix products.
+        products: Seconds in matmuls.
         others: Seconds in all other kernels.
-        flops: FLOPs of matrix products.
+        flops: FLOPs of matmuls.
         moved: Bytes that the other kernels read and write.
         temporaries: Bytes of temporaries.
         copies: The part of ``others`` in kernels that only copy; 0 for the timeline, which counts copies of loop
             carries with the other kernels.
-        again: Matrix products whose name shows that the compiler recomputes them.
+        again: Matmuls whose name shows that the compiler recomputes them.
     """
 
     kernels: int

@@ -2,7 +2,7 @@
 
 The complete rules:
 
-- A matrix product (a dot, a library call, a fusion with one inside) is charged its FLOPs or its memory traffic,
+- A matmul (a dot, a library call, a fusion with one inside) is charged its FLOPs or its memory traffic,
   whichever takes longer: ``Machine.matmul_seconds``. Every other kernel: ``Machine.kernel_seconds``.
 - A kernel's traffic is the bytes of its operands that it reads and of its results that it writes. A slice inside a
   fusion reads only the slice, not the whole array; an update of a slice writes the update, in place.
@@ -36,7 +36,7 @@ class Work:
     """The work of a kernel.
 
     Attributes:
-        flops: FLOPs of matrix products.
+        flops: FLOPs of matmuls.
         dtype: Dtype of their operands, in StableHLO's names.
         bytes: Bytes read and written.
         operations: Elements computed by its other operations.

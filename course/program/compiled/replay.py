@@ -33,7 +33,7 @@ class Replay:
         machine: Name of the machine.
         seconds: Duration of the step.
         busy: Seconds of compute on the device.
-        matmul: The part of ``busy`` in matrix products.
+        matmul: The part of ``busy`` in matmuls.
         exposed: Idle seconds during which a transfer runs or queues, by mesh axes.
         bars: Every kernel and transfer; not part of the JSON, and empty unless requested.
     """
@@ -170,7 +170,7 @@ class _Device:
         return now + seconds
 
     def alone(self, name: str) -> tuple[float, float, float]:
-        """Seconds of a computation's kernels, of its matrix products among them, and of its transfers."""
+        """Seconds of a computation's kernels, of its matmuls among them, and of its transfers."""
         if name in self._alone:
             return self._alone[name]
         computation = self.schedule.computations[name]

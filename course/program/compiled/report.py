@@ -77,7 +77,7 @@ class GpuReport:
 
     @property
     def coverage(self) -> float | None:
-        """The fraction of collectives, weighted by trips, that span a matrix product; None without collectives."""
+        """The fraction of collectives, weighted by trips, that span a matmul; None without collectives."""
         return _coverage(self.collectives)
 
     @property

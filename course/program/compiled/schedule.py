@@ -149,7 +149,7 @@ class Schedule:
     entry: str
 
     def is_matmul(self, instruction: Instruction) -> bool:
-        """Return True for a matrix product: a dot, a library product, or a fusion with one of these inside."""
+        """Return True for a matmul: a dot, a library product, or a fusion with one of these inside."""
         if instruction.opcode in ("dot", "convolution") or instruction.target in GEMMS:
             return True
         return instruction.opcode in ("fusion", "call", "async-start", "while", "conditional") and any(
