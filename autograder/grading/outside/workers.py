@@ -1,9 +1,7 @@
 """The processes used by grading: started when needed, ended after a fault, each request with a deadline."""
 
-import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
