@@ -111,9 +111,7 @@ STATE = ("split dims", "state bytes per device")
 MUTANTS = (
     mutant("shard_params", keeps_everything, *STATE),
     patch(shard_params, "ignores_min_size", {"leaf.size < min_size or ": ""}, *STATE),
-    patch(shard_params, "takes_min_size_for_bytes", {"leaf.size <": "4 * leaf.size <"}, *STATE),
     patch(shard_params, "keeps_leaves_of_min_size", {"leaf.size < min_size": "leaf.size <= min_size"}, *STATE),
-    patch(shard_params, "keeps_vectors_whole", {"leaf.size <": "leaf.ndim < 2 or leaf.size <"}, *STATE),
     patch(shard_params, "everyone_takes_first_part", {"leaf, index * length": "leaf, 0"}, "values"),
     patch(shard_params, "counts_devices_backwards", {"index * length": "(size - 1 - index) * length"}, "values"),
     patch(gather_params, "sums_gradients", {"return whole(shard)": f"return {GATHER}"}, "gradients"),
@@ -204,14 +202,7 @@ MUTANTS = (
         inside=gather_params,
     ),
     patch(fsdp_train_step, "averages_whole_leaves_twice", MEAN_TWICE, "all-reduce bytes"),
-    patch(fsdp_train_step, "forgets_the_learning_rate", {"learning_rate * g": "0.1 * g"}, *GRADIENTS, "values"),
     mutant("hybrid_shard_step", reduces_whole_gradients_between_nodes, SENT_ACROSS),
-    patch(
-        hybrid_shard_step,
-        "fetches_parts_from_every_node",
-        {"(fsdp_loss)(shards": "(fsdp_loss)(jax.tree.map(lambda leaf: lax.all_gather(leaf, replica_axis)[0], shards)"},
-        SENT_ACROSS,
-    ),
     patch(
         hybrid_shard_step,
         "gathers_four_times_inside_a_node",

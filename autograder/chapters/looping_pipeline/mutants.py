@@ -118,7 +118,6 @@ MUTANTS = (
     position("waits_for_the_first_alone", {PERIOD: "num_stages"}, "values"),
     position("waits_for_the_last", {PERIOD: WAITS_FOR_ALL}, "values"),
     position("gives_floats", {"return (microbatch, repeat) if": "return (microbatch / 1, repeat) if"}, "values"),
-    position("turns_the_pair_round", {"return (microbatch, repeat) if": "return (repeat, microbatch) if"}, "values"),
     execute("drains_between_repeats", {PERIOD: WAITS_FOR_ALL}, "bubble", "permute bytes"),
     execute(
         "begins_a_repeat_too_early",
@@ -178,17 +177,6 @@ MUTANTS = (
         shown_by=("data=2 x pipe=3, 1 microbatch",),
     ),
     step("drains_between_repeats_in_step", {PERIOD: WAITS_FOR_ALL}, "permute bytes"),
-    step(
-        "broadcasts_the_outputs_over_stages",
-        {
-            "jnp.where(index == num_stages - 1, share * loss, 0)": "share * loss / num_stages",
-            "outputs = outputs[-num_microbatches:]\n": (
-                "last = jnp.where(index == num_stages - 1, outputs[-num_microbatches:], 0)\n"
-                "        outputs = as_varying(lax.psum(last, pipe_axis), pipe_axis)\n"
-            ),
-        },
-        "all-reduce bytes",
-    ),
     step(
         "gathers_the_outputs_in_step",
         {"outputs[-num_microbatches:]": "lax.all_gather(outputs[-num_microbatches:], pipe_axis)[-1]"},

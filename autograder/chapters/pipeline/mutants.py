@@ -104,11 +104,6 @@ MUTANTS = (
         "values",
     ),
     loss(
-        "averages_over_stages",
-        {**ON_ALL_STAGES, "lax.psum(jnp.where(last, loss": "lax.pmean(jnp.where(last, loss"},
-        *WRONG_STEP,
-    ),
-    loss(
         "broadcasts_outputs",
         {
             "lax.psum_scatter(jnp.where(last, y, 0.0), axis_name, tiled=True)": (

@@ -12,7 +12,6 @@ from solutions.single_device import (
     chunked_attention,
     mixed_precision_loss,
     remat_layers,
-    rms_norm,
     scaled_step,
     scan_layers,
 )
@@ -38,10 +37,6 @@ def keeps_the_square(q, k, v, chunk):
 
 def recomputes_twice(q, k, v, chunk):
     return jax.checkpoint(chunked_attention, static_argnums=3)(q, k, v, chunk)
-
-
-def recomputes_three_times(q, k, v, chunk):
-    return jax.checkpoint(recomputes_twice, static_argnums=3)(q, k, v, chunk)
 
 
 PRODUCTS = "jax.checkpoint_policies.dots_saveable"
@@ -87,23 +82,6 @@ MUTANTS = (
         "has_a_gradient_that_is_five_percent_too_large",
         {'low(params["head"])': 'low(1.05 * params["head"] - lax.stop_gradient(0.05 * params["head"]))'},
         "gradient error",
-    ),
-    patch(
-        mixed_precision_loss,
-        "sums_squares_of_neighbours_in_bfloat16",
-        {
-            "    return x * lax": (
-                "    low = (x * x).astype(jnp.bfloat16)\n"
-                "    for _ in range(3):\n"
-                "        low = low[..., ::2] + low[..., 1::2]\n"
-                "    return x * lax"
-            ),
-            "jnp.mean(x * x, axis=-1, keepdims=True)": (
-                "jnp.sum(low.astype(jnp.float32), axis=-1, keepdims=True) / x.shape[-1]"
-            ),
-        },
-        FUNCTIONS,
-        inside=rms_norm,
     ),
     patch(accumulate_gradients, "sums_microbatches", {"leaf / num_microbatches": "leaf"}, *GRADIENTS, "values"),
     patch(
@@ -200,19 +178,10 @@ MUTANTS = (
     ),
     patch(scaled_step, "grows_a_step_late", {">= growth_interval": "> growth_interval"}, "good steps", "scale"),
     patch(scaled_step, "never_grows", {'2 * state["scale"]': 'state["scale"]'}, "scale"),
-    patch(scaled_step, "shrinks_to_a_tenth", {'state["scale"] / 2': 'state["scale"] / 10'}, "scale"),
     mutant("chunked_attention", keeps_the_square, *SQUARE),
     patch(chunked_attention, "keeps_every_chunk", {"    @jax.checkpoint\n": ""}, *SQUARE),
     mutant("chunked_attention", recomputes_twice, "FLOPs"),
-    mutant("chunked_attention", recomputes_three_times, "FLOPs"),
     patch(chunked_attention, "forgets_to_correct_the_sum", {"total * shrink +": "total +"}, *WRONG),
     patch(chunked_attention, "begins_with_a_maximum_of_zero", {"(nothing - jnp.inf,": "(nothing,"}, *WRONG),
-    patch(chunked_attention, "begins_with_minus_a_hundred", {"(nothing - jnp.inf,": "(nothing - 100,"}, *WRONG),
     patch(chunked_attention, "masks_with_minus_a_hundred", {"-jnp.inf)": "-100)"}, *WRONG),
-    patch(
-        chunked_attention,
-        "takes_one_maximum_for_all_queries",
-        {"scores.max(-1)": "scores.max((-2, -1), keepdims=True)[..., 0] + 0 * largest"},
-        *WRONG,
-    ),
 )

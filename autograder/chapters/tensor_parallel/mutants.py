@@ -42,17 +42,6 @@ def draws_everything_and_takes_its_lines(key, d_in, d_out, axis_name, split):
     return {"kernel": kernel, "bias": jnp.zeros(kernel.shape[1])}
 
 
-def columns_that_overlap(key, d_in, d_out, axis_name, split):
-    """A key for each row or column of the whole kernel, shifted by one from each device to the next."""
-    n = lax.axis_size(axis_name)
-    lines, length = (d_in, d_out) if split == "rows" else (d_out, d_in)
-    lines, first = (lines // n, lax.axis_index(axis_name)) if split else (lines, 0)
-    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(first + jnp.arange(lines))
-    kernel = jax.vmap(lambda line_key: jax.random.normal(line_key, (length,)))(keys) * d_in**-0.5
-    kernel = kernel if split == "rows" else kernel.T
-    return {"kernel": kernel, "bias": jnp.zeros(kernel.shape[1])}
-
-
 def gathers_the_weights(params, x, axis_name):
     """Rows stay in place, and all weights are gathered, as in FSDP."""
     up = lax.all_gather(params["up"]["kernel"], axis_name, axis=1, tiled=True)
@@ -104,20 +93,7 @@ BOTH_WAYS = ("data=2 x tensor=4", FORWARD_ALONE)
 
 MUTANTS = (
     patch(init_dense, "counts_its_own_inputs", {"scale * jax": "shape[0] ** -0.5 * jax"}, "initial scale"),
-    patch(init_dense, "does_not_scale", {"scale * jax": "jax"}, "initial scale"),
     patch(init_dense, "draws_the_same_part_everywhere", {"(axis_name,)": "()"}, "values"),
-    patch(init_dense, "ignores_the_key", {"n, scale =": "key = jax.random.key(0)\n    n, scale ="}, "values"),
-    patch(
-        init_dense,
-        "adds_its_place_to_the_key",
-        {
-            "fold_key_over_axes(key, (axis_name,))": (
-                "jax.random.wrap_key_data(jax.random.key_data(key).at[1].add(jnp.uint32(lax.axis_index(axis_name))))"
-            )
-        },
-        "values",
-    ),
-    mutant("init_dense", columns_that_overlap, "values"),
     mutant("init_dense", draws_everything_and_keeps_its_part, "numbers drawn", shown_by=ALONE),
     mutant("init_dense", draws_everything_and_takes_its_lines, "largest temporary", "numbers drawn", shown_by=ALONE),
     patch(
@@ -192,20 +168,8 @@ MUTANTS = (
         shown_by=("data=2 x tensor=4", FORWARD_ALONE),
         inside=row_parallel_dense,
     ),
-    patch(
-        tp_attention,
-        "sums_the_output_kernels_gradient",
-        {"width, _,": gradient_times("out", "lax.axis_size(axis_name)") + "width, _,"},
-        "gradients",
-    ),
     patch(tp_attention, "keeps_keys_from_learning", {"(q, k, v,": "(q, lax.stop_gradient(k), v,"}, "gradients"),
     patch(tp_train_step, "leaves_split_leaves_summed", {MEAN_OF_PART: "lax.pmean(gradient, data_axis)"}, *WRONG_STEP),
-    patch(
-        tp_train_step,
-        "divides_copies_again",
-        {MEAN_OF_COPY: f"{MEAN_OF_COPY} / lax.axis_size(tensor_axis)"},
-        *WRONG_STEP,
-    ),
     patch(
         tp_train_step, "averages_parts_with_each_other", {MEAN_OF_PART: MEAN_OF_COPY}, "all-reduce bytes", *WRONG_STEP
     ),

@@ -73,14 +73,6 @@ MUTANTS = (
     block("drops_the_same_on_every_device", {"fold_key_over_axes(key, (axis_name,))": "key"}, *NUMBERS),
     block("drops_the_same_twice", {"drop(y, rate, second)": "drop(y, rate, first)"}, *NUMBERS),
     block(
-        "feeds_the_mlp_what_came_in",
-        {
-            "x = x + drop(y, rate, first)": "x, came_in = x + drop(y, rate, first), x",
-            'rms_norm(mlp["norm"], x)': 'rms_norm(mlp["norm"], came_in)',
-        },
-        *NUMBERS,
-    ),
-    block(
         "forgets_the_gradient_of_the_norms",
         {'rms_norm(params["attention_norm"]': 'rms_norm(lax.stop_gradient(params["attention_norm"])'},
         *GRADIENTS,
@@ -150,11 +142,6 @@ MUTANTS = (
         *GRADIENTS,
     ),
     loss("takes_off_the_mean_of_the_maxima", {"lax.pmax(": "lax.pmean("}, *NUMBERS),
-    loss(
-        "takes_off_one_maximum_for_all_tokens",
-        {"jnp.max(logits, axis=-1)": "jnp.full(targets.shape, jnp.max(logits))"},
-        *NUMBERS,
-    ),
     loss("averages_the_exponentials", {"total = lax.psum": "total = lax.pmean"}, "values"),
     loss("averages_the_targets_logits", {"right = lax.psum": "right = lax.pmean"}, *NUMBERS),
     loss("forgets_the_gradient_of_the_norm", {'params["norm"]': 'lax.stop_gradient(params["norm"])'}, *GRADIENTS),

@@ -116,7 +116,6 @@ MUTANTS = (
     ),
     whole("sums_over_data", {TOTAL: "total = lax.psum(gradient, axes)"}, *GRADIENTS),
     whole("leaves_shares", {"(data_axis, *shared_axes)": "(data_axis,)"}, *GRADIENTS, "all-reduce bytes"),
-    whole("averages_shares", {TOTAL: "total = lax.pmean(gradient, axes)"}, *GRADIENTS),
     whole(
         "scatters_what_it_has_rounded",
         {"lax.psum_scatter(gradient, data_axis": "lax.psum_scatter(gradient.astype(dtype), data_axis"}
