@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
-# The facts that most wrong answers fail, for a function with a backward pass and for a training step.
-WRONG = ("gradients", "values")
-WRONG_STEP = ("gradient norm", *WRONG)
+# The facts that most wrong answers fail: of a function with a backward pass, of a gradient alone, and of a step.
+WRONG, GRADIENTS = ("gradients", "values"), ("gradient norm", "gradients")
+NUMBERS = (*GRADIENTS, "values")
 
 
 # --8<-- [start:mutant]

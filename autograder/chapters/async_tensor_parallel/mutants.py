@@ -8,7 +8,7 @@ import jax
 from jax import lax
 
 from autograder.chapters.async_tensor_parallel.alternatives import gathered, scattered
-from autograder.chapters.mutant import mutant, patch
+from autograder.chapters.mutant import NUMBERS, WRONG, mutant, patch
 from course.mesh import vary_alike
 from solutions.async_tensor_parallel import (
     async_tp_mlp,
@@ -38,7 +38,7 @@ def one_way_scatter(x, kernel, axis_name):
 gather, scatter = partial(patch, ring_gather_matmul), partial(patch, matmul_ring_scatter)
 both_gather, both_scatter = partial(patch, bidirectional_gather_matmul), partial(patch, bidirectional_matmul_scatter)
 SYNCHRONOUS = ("other collectives", "permute bytes", "predicted time")
-NUMBERS, CUT_OFF = ("gradients", "values"), ("gradients", "permute bytes")
+CUT_OFF = ("gradients", "permute bytes")
 PRODUCT, JOINED = (
     "product(*vary_alike(x, kernel))",
     "jnp.concatenate(lax.scan(pass_on, sums, jnp.arange(1, size))[0], -1)",
@@ -111,11 +111,11 @@ def waits_in_every_step(params, x, axis_name):
 MUTANTS = (
     mutant("ring_gather_matmul", gathers_then_multiplies, "live temporaries", *SYNCHRONOUS),
     gather("multiplies_what_has_just_arrived", GATHERS_LATE, "predicted time"),
-    gather("places_in_the_other_order", {"(index - step) % size": "(index + step) % size"}, *NUMBERS),
+    gather("places_in_the_other_order", {"(index - step) % size": "(index + step) % size"}, *WRONG),
     gather(
         "goes_round_powers_of_two",
         {"(index - step) % size": "(index - step & size - 1)"},
-        *NUMBERS,
+        *WRONG,
         shown_by=("data=2 x tensor=3",),
     ),
     gather(
@@ -133,7 +133,7 @@ MUTANTS = (
         {"own(index - 1 - step)": "own(index - step)", "pass_on, own(index - 1)": "pass_on, own(index)"},
         "values",
     ),
-    scatter("takes_the_mean", {PRODUCT: f"{PRODUCT} / size"}, *NUMBERS),
+    scatter("takes_the_mean", {PRODUCT: f"{PRODUCT} / size"}, *WRONG),
     scatter("without_a_gradient", {PRODUCT: f"lax.stop_gradient({PRODUCT})"}, *CUT_OFF),
     mutant("bidirectional_gather_matmul", gathers_then_multiplies, "bytes each way", *SYNCHRONOUS),
     mutant("bidirectional_gather_matmul", one_way_alone, "bytes each way"),
@@ -148,7 +148,7 @@ MUTANTS = (
     both_gather(
         "places_both_halves_as_if_they_came_one_way",
         {"(index - step, index + step)": "(index - step, index - step)"},
-        *NUMBERS,
+        *WRONG,
     ),
     both_gather(
         "gathers_both_ways_then_multiplies",
@@ -182,7 +182,7 @@ MUTANTS = (
             "own(index + 1 + step, right)": "own(index - 1 - step, right)",
             "own(index + 1, right)": "own(index - 1, right)",
         },
-        *NUMBERS,
+        *WRONG,
     ),
     both_scatter("without_any_gradient", {JOINED: f"lax.stop_gradient({JOINED})"}, *CUT_OFF),
     mutant("async_tp_mlp", synchronous, "exposed communication", "other collectives", "permute bytes"),
@@ -190,7 +190,5 @@ MUTANTS = (
     mutant("async_tp_mlp", leaves_the_derivative_to_jax, "predicted time"),
     mutant("async_tp_mlp", keeps_every_product, "live temporaries"),
     mutant("async_tp_mlp", waits_in_every_step, "exposed communication", "predicted time"),
-    patch(
-        async_tp_mlp, "forgets_the_first_bias", {' + params["up"]["bias"]': ""}, "gradient norm", "gradients", "values"
-    ),
+    patch(async_tp_mlp, "forgets_the_first_bias", {' + params["up"]["bias"]': ""}, *NUMBERS),
 )

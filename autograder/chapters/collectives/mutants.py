@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -124,6 +125,8 @@ MISREADINGS = {
 # These are right where the axes have the names that they assume.
 SHOWN_BY = {"says_data": ("pipe=4 x data=2",), "says_tensor": ("pipe=4 x data=2",)}
 
+gather, scatter, reduce = (partial(patch, f) for f in (ring_all_gather, ring_reduce_scatter, ring_all_reduce))
+exchange, block, copies = (partial(patch, f) for f in (ring_all_to_all, puzzle_block, puzzle_copies))
 SENT, OTHERS, TEMPORARIES = "permute bytes", "other collectives", "live temporaries"
 BOTH_HALVES = "ring_all_gather(ring_reduce_scatter(x, axis_name), axis_name)"
 HOP_OF_SUM = "lax.ppermute(partial_sum, axis_name, to_next)"
@@ -132,16 +135,14 @@ PARTS = "math.prod(mesh[axis] for axis in names)"
 
 MUTANTS = (
     mutant("ring_all_reduce", adds_in_float32, "values", shown_by=("data=2, float16",)),
-    patch(ring_all_gather, "places_chunks_the_wrong_way_round", {"(index - step)": "(index + step)"}, *WRONG),
-    patch(
-        ring_all_gather,
+    gather("places_chunks_the_wrong_way_round", {"(index - step)": "(index + step)"}, *WRONG),
+    gather(
         "stops_one_step_short",
         {"fori_loop(0, size - 1": "fori_loop(0, size - 2", "last, size - 1": "last, size - 2"},
         *WRONG,
         SENT,
     ),
-    patch(
-        ring_all_gather,
+    gather(
         "goes_round_powers_of_two",
         {"(index - step) % size": "(index - step & size - 1)"},
         *WRONG,
@@ -149,65 +150,40 @@ MUTANTS = (
     ),
     mutant("ring_all_gather", asks_for_all_gather, OTHERS, SENT),
     mutant("ring_all_gather", keeps_every_chunk_until_the_end, TEMPORARIES),
-    patch(ring_reduce_scatter, "adds_one_too_few", {"fori_loop(1, size": "fori_loop(1, size - 1"}, *WRONG, SENT),
-    patch(
-        ring_reduce_scatter, "makes_the_mean", {"pass_on, own(index - 1))": "pass_on, own(index - 1)) / size"}, *WRONG
-    ),
+    scatter("adds_one_too_few", {"fori_loop(1, size": "fori_loop(1, size - 1"}, *WRONG, SENT),
+    scatter("makes_the_mean", {"pass_on, own(index - 1))": "pass_on, own(index - 1)) / size"}, *WRONG),
     mutant("ring_reduce_scatter", asks_for_psum_scatter, OTHERS, SENT),
     mutant("ring_reduce_scatter", adds_at_the_end, TEMPORARIES),
-    patch(
-        ring_reduce_scatter,
-        "sums_without_gradients",
-        {HOP_OF_SUM: f"lax.stop_gradient({HOP_OF_SUM})"},
-        "gradients",
-        SENT,
+    scatter("sums_without_gradients", {HOP_OF_SUM: f"lax.stop_gradient({HOP_OF_SUM})"}, "gradients", SENT),
+    reduce(
+        "gathers_everything_and_adds", {BOTH_HALVES: "ring_all_gather(x[None], axis_name).sum(0)"}, TEMPORARIES, SENT
     ),
-    patch(
-        ring_all_reduce,
-        "gathers_everything_and_adds",
-        {BOTH_HALVES: "ring_all_gather(x[None], axis_name).sum(0)"},
-        TEMPORARIES,
-        SENT,
-    ),
-    patch(
-        ring_all_reduce,
-        "asks_for_psum",
-        {BOTH_HALVES: 'lax.pcast(lax.psum(x, axis_name), axis_name, to="varying")'},
-        OTHERS,
-        SENT,
-    ),
-    patch(ring_all_reduce, "averages", {BOTH_HALVES: f"{BOTH_HALVES} / lax.axis_size(axis_name)"}, *WRONG),
-    patch(ring_all_reduce, "reduces_twice", {"return": f"x = {BOTH_HALVES}\n    return"}, *WRONG, TEMPORARIES, SENT),
+    reduce("asks_for_psum", {BOTH_HALVES: 'lax.pcast(lax.psum(x, axis_name), axis_name, to="varying")'}, OTHERS, SENT),
+    reduce("averages", {BOTH_HALVES: f"{BOTH_HALVES} / lax.axis_size(axis_name)"}, *WRONG),
+    reduce("reduces_twice", {"return": f"x = {BOTH_HALVES}\n    return"}, *WRONG, TEMPORARIES, SENT),
     mutant("ring_all_reduce", keeps_every_sum_until_the_end, TEMPORARIES),
-    patch(ring_all_to_all, "forgets_the_last_shift", {"range(1, size)": "range(1, size - 1)"}, *WRONG, SENT),
-    patch(ring_all_to_all, "loses_the_chunk_for_itself", {"result = x ": "result = jnp.zeros_like(x) "}, *WRONG),
+    exchange("forgets_the_last_shift", {"range(1, size)": "range(1, size - 1)"}, *WRONG, SENT),
+    exchange("loses_the_chunk_for_itself", {"result = x ": "result = jnp.zeros_like(x) "}, *WRONG),
     mutant("ring_all_to_all", asks_for_all_to_all, OTHERS, SENT),
     mutant("ring_all_to_all", puts_in_order_at_the_end, TEMPORARIES),
-    patch(
-        ring_all_to_all,
-        "exchanges_without_gradients",
-        {HOP_OF_CHUNK: f"lax.stop_gradient({HOP_OF_CHUNK})"},
-        "gradients",
-        SENT,
-    ),
+    exchange("exchanges_without_gradients", {HOP_OF_CHUNK: f"lax.stop_gradient({HOP_OF_CHUNK})"}, "gradients", SENT),
     *(
         patch(puzzle, name, {right: wrong}, "values", shown_by=SHOWN_BY.get(name, ()))
         for (puzzle, right), misreadings in MISREADINGS.items()
         for name, wrong in misreadings.items()
     ),
-    patch(puzzle_block, "gives_the_whole_shape", {f"dim // {PARTS}": "dim"}, "values"),
-    patch(puzzle_block, "multiplies", {"dim //": "dim *"}, "values"),
-    patch(puzzle_block, "takes_the_first_axis_of_several", {"in names)": "in names[:1])"}, "values"),
-    patch(puzzle_block, "divides_by_all_devices", {PARTS: "(math.prod(mesh.values()) if names else 1)"}, "values"),
-    patch(
-        puzzle_block,
+    block("gives_the_whole_shape", {f"dim // {PARTS}": "dim"}, "values"),
+    block("multiplies", {"dim //": "dim *"}, "values"),
+    block("takes_the_first_axis_of_several", {"in names)": "in names[:1])"}, "values"),
+    block("divides_by_all_devices", {PARTS: "(math.prod(mesh.values()) if names else 1)"}, "values"),
+    block(
         "forgets_dims_that_the_spec_leaves_out",
         {", *[None] * (len(shape) - len(spec))": "", "strict=True": "strict=False"},
         "values",
     ),
-    patch(puzzle_copies, "counts_all_devices", {" if axis not in split": ""}, "values"),
-    patch(puzzle_copies, "counts_blocks", {"not in split": "in split"}, "values"),
-    patch(puzzle_copies, "counts_axes", {"math.prod(size": "sum(1"}, "values"),
-    patch(puzzle_copies, "adds_sizes", {"math.prod": "sum"}, "values"),
-    patch(puzzle_copies, "overlooks_tuples", {"not in split": "not in tuple(spec)"}, "values"),
+    copies("counts_all_devices", {" if axis not in split": ""}, "values"),
+    copies("counts_blocks", {"not in split": "in split"}, "values"),
+    copies("counts_axes", {"math.prod(size": "sum(1"}, "values"),
+    copies("adds_sizes", {"math.prod": "sum"}, "values"),
+    copies("overlooks_tuples", {"not in split": "not in tuple(spec)"}, "values"),
 )

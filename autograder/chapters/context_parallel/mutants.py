@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.chapters.mutant import gathered_and_scattered, mutant, patch, there_and_back
+from autograder.chapters.mutant import NUMBERS, WRONG, gathered_and_scattered, mutant, patch, there_and_back
 from course import attention
 from course.attention import attend_chunks, attend_chunks_backward
 from course.mesh import vary_alike
@@ -116,20 +116,20 @@ def zigzag_of_eight(num_devices):
 
 HELD, LATE, TIME = "live temporaries", "exposed communication", "predicted time"
 SENT, OTHERS, REDUCED = "permute bytes", "other collectives", "all-reduce bytes"
-NUMBERS, STEP = ("values", "gradients"), ("gradient norm", "gradients", "values")
-merge, ring, step = (partial(patch, f) for f in (merge_attention, ring_attention, cp_transformer_step))
+merge, ring = partial(patch, merge_attention), partial(patch, ring_attention)
+zigzag, step = partial(patch, zigzag_order), partial(patch, cp_transformer_step)
 LARGEST = "largest = jnp.where(largest == -jnp.inf, 0, largest)"
 HOPS = "lax.ppermute(x, axis_name, to_next)"
 IN_BFLOAT16 = "lax.ppermute(x.astype(jnp.bfloat16), axis_name, to_next).astype(x.dtype)"
 
 MUTANTS = (
-    merge("returns_the_larger_log_sum_exp", {"largest + jnp.log(total)": "largest"}, *NUMBERS),
-    merge("forgets_to_divide", {" / total[..., None]": ""}, *NUMBERS),
-    merge("forgets_queries_without_keys", {LARGEST: "largest = largest"}, *NUMBERS),
+    merge("returns_the_larger_log_sum_exp", {"largest + jnp.log(total)": "largest"}, *WRONG),
+    merge("forgets_to_divide", {" / total[..., None]": ""}, *WRONG),
+    merge("forgets_queries_without_keys", {LARGEST: "largest = largest"}, *WRONG),
     merge(
         "exponentials_overflow",
         {LARGEST: "largest = jnp.zeros_like(largest)"},
-        *NUMBERS,
+        *WRONG,
         shown_by=("scores near 10,000",),
     ),
     merge(
@@ -139,9 +139,9 @@ MUTANTS = (
     ),
     mutant("ring_attention", gathers_keys_and_values, SENT, OTHERS, HELD, LATE),
     mutant("ring_attention", saves_every_block, SENT, HELD),
-    ring("sends_to_the_wrong_side", {"(i, (i + 1) % size)": "(i, (i - 1) % size)"}, *NUMBERS),
+    ring("sends_to_the_wrong_side", {"(i, (i + 1) % size)": "(i, (i - 1) % size)"}, *WRONG),
     ring("leaves_gradients_one_device_early", {"return of_q, *send(of_kv)": "return of_q, *of_kv"}, "gradients"),
-    ring("sends_in_bfloat16", {HOPS: IN_BFLOAT16}, *NUMBERS, SENT, LATE),
+    ring("sends_in_bfloat16", {HOPS: IN_BFLOAT16}, *WRONG, SENT, LATE),
     ring(
         "sends_sums_after_adding",
         {
@@ -153,47 +153,42 @@ MUTANTS = (
         LATE,
     ),
     mutant("ring_attention", skips_no_pair_of_chunks, TIME),
-    patch(
-        ring_attention,
+    ring(
         "exponentials_of_scores_overflow",
         {LARGEST: "largest = jnp.zeros_like(largest)"},
-        *NUMBERS,
+        *WRONG,
         inside=merge_attention,
         shown_by=("model=2 x ring=4, in any order, large scores",),
     ),
     mutant("zigzag_order", contiguous_order, "most loaded device", TIME),
     mutant("zigzag_order", interleaved_order, "most loaded device", TIME, shown_by=("context=8",)),
     mutant("zigzag_order", zigzag_of_eight, "values", shown_by=("context=3",)),
-    patch(
-        zigzag_order,
+    zigzag(
         "mirrors_within_a_half",
         {"2 * num_devices - 1 - device)": "num_devices + device)"},
         "most loaded device",
         TIME,
         shown_by=("context=8",),
     ),
-    patch(
-        zigzag_order,
-        "gives_a_chunk_twice",
-        {"2 * num_devices - 1 - device)": "2 * num_devices - 2 - device)"},
-        "values",
+    zigzag("gives_a_chunk_twice", {"2 * num_devices - 1 - device)": "2 * num_devices - 2 - device)"}, "values"),
+    step(
+        "numbers_positions_on_each_device", {'["position"][places]': '["position"][jnp.arange(len(places))]'}, *NUMBERS
     ),
-    step("numbers_positions_on_each_device", {'["position"][places]': '["position"][jnp.arange(len(places))]'}, *STEP),
     step(
         "averages_means_of_devices",
         {"* own / total": "/ (lax.axis_size(data_axis) * lax.axis_size(context_axis))"},
-        *STEP,
+        *NUMBERS,
     ),
     step(
         "forgets_the_context_axis",
         {"lambda share: lax.psum(share, axes)": "lambda share: lax.psum(share, data_axis)"},
-        *STEP,
+        *NUMBERS,
         REDUCED,
     ),
     step(
         "drops_the_same_in_every_chunk",
         {"(chunks)\n        attend": "(0 * chunks)\n        attend"},
-        *STEP,
+        *NUMBERS,
         shown_by=("data=2 x context=2, dropout",),
     ),
     step(

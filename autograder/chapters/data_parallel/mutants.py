@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.chapters.mutant import gathered_and_scattered, in_microbatches, mutant, patch
+from autograder.chapters.mutant import GRADIENTS, NUMBERS, gathered_and_scattered, in_microbatches, mutant, patch
 from course.mesh import as_varying
 from course.model import full_loss
 from solutions.data_parallel import fold_key_over_axes, overlapped_gradients, sync_gradients, train_step_dp
@@ -71,8 +72,9 @@ def reduces_in_the_layers_own_iteration(params, batch, model, axis_name, num_mic
     return loss + last_loss, gradients
 
 
+fold, sync = (partial(patch, f) for f in (fold_key_over_axes, sync_gradients))
+step, overlapped = (partial(patch, f) for f in (train_step_dp, overlapped_gradients))
 OTHERS = "other collectives"
-GRADIENTS = ("gradient norm", "gradients")
 ALL_REDUCES = ("all-reduce bytes", "all-reduces")
 OWN_KEY = "jax.random.fold_in(key, lax.axis_index(name))"
 ADDED = "jax.random.wrap_key_data(jax.random.key_data(key) + 7919 * jnp.uint32(1 + lax.axis_index(name)))"
@@ -90,47 +92,37 @@ ALIKE = "jnp.ones_like(last_loss) / (num_microbatches * lax.axis_size(axis_name)
 RETURNED = "loss, gradients\n    ### END"
 
 MUTANTS = (
-    patch(fold_key_over_axes, "keeps_the_key", {OWN_KEY: "key"}, "values"),
-    patch(
-        fold_key_over_axes,
+    fold("keeps_the_key", {OWN_KEY: "key"}, "values"),
+    fold(
         "folds_in_the_first_axis_only",
         {"in axis_names:": "in axis_names[:1]:"},
         "values",
         shown_by=("data=4 x tensor=2, over data and tensor",),
     ),
-    patch(fold_key_over_axes, "ignores_the_key", {"for name": "key = jax.random.key(0)\n    for name"}, "values"),
-    patch(
-        fold_key_over_axes,
+    fold("ignores_the_key", {"for name": "key = jax.random.key(0)\n    for name"}, "values"),
+    fold(
         "gathers_keys_and_takes_its_own",
         {OWN_KEY: f"jax.random.wrap_key_data(lax.all_gather({OWN_DATA}, name)[lax.axis_index(name)])"},
         "communication",
     ),
-    patch(fold_key_over_axes, "adds_to_the_key", {OWN_KEY: ADDED}, "values"),
-    patch(sync_gradients, "averages_every_leaf", {" if name not in split_over": ""}, *ALL_REDUCES, "values"),
-    patch(sync_gradients, "sums", {"lax.pmean": "lax.psum"}, "values"),
-    patch(sync_gradients, "leaves_everything", {SYNCED: "gradient"}, "all-reduce bytes", "values"),
-    patch(
-        sync_gradients,
+    fold("adds_to_the_key", {OWN_KEY: ADDED}, "values"),
+    sync("averages_every_leaf", {" if name not in split_over": ""}, *ALL_REDUCES, "values"),
+    sync("sums", {"lax.pmean": "lax.psum"}, "values"),
+    sync("leaves_everything", {SYNCED: "gradient"}, "all-reduce bytes", "values"),
+    sync(
         "averages_leaves_that_are_whole_everywhere",
         {"if replicated_over": "if not split_over"},
         "all-reduce bytes",
         "values",
     ),
-    patch(
-        sync_gradients,
+    sync(
         "gathers_and_averages",
         {"lax.pmean(gradient, replicated_over)": "jnp.mean(lax.all_gather(gradient, replicated_over), 0)"},
         "all-reduce bytes",
         OTHERS,
     ),
-    patch(
-        train_step_dp,
-        "takes_all_rows_at_once",
-        {"    micro": "    num_microbatches = 1\n    micro"},
-        "live temporaries",
-    ),
-    patch(
-        train_step_dp,
+    step("takes_all_rows_at_once", {"    micro": "    num_microbatches = 1\n    micro"}, "live temporaries"),
+    step(
         "averages_every_microbatchs_loss",
         {
             "loss_and_gradients), None": (
@@ -140,52 +132,40 @@ MUTANTS = (
         },
         *ALL_REDUCES,
     ),
-    patch(train_step_dp, "averages_shares", {TOTAL: TOTAL.replace("psum", "pmean")}, *GRADIENTS, "values"),
-    patch(train_step_dp, "ignores_the_mask", {"    varying =": f"    {ALL}\n    varying ="}, *GRADIENTS, "values"),
-    patch(
-        train_step_dp,
+    step("averages_shares", {TOTAL: TOTAL.replace("psum", "pmean")}, *NUMBERS),
+    step("ignores_the_mask", {"    varying =": f"    {ALL}\n    varying ="}, *NUMBERS),
+    step(
         "averages_the_devices_means",
         {COUNT: f"jnp.maximum({OWN}, 1)", TOTAL: TOTAL.replace("psum", "pmean")},
         "all-reduce bytes",
-        *GRADIENTS,
-        "values",
+        *NUMBERS,
     ),
-    patch(
-        train_step_dp,
+    step(
         "divides_by_nothing_where_nothing_counts",
         {
             SHARE: SHARE.replace("count", OWN),
             TOTAL: TOTAL.replace("total", f"jax.tree.map(lambda x: x * ({OWN} / count), total)"),
         },
-        *GRADIENTS,
-        "values",
+        *NUMBERS,
     ),
-    patch(train_step_dp, "decays_every_leaf", {" if matrix else g": ""}, "values"),
-    patch(train_step_dp, "takes_stacked_biases_for_kernels", {' - (part == "layers")': ""}, "values"),
-    patch(
-        train_step_dp,
+    step("decays_every_leaf", {" if matrix else g": ""}, "values"),
+    step("takes_stacked_biases_for_kernels", {' - (part == "layers")': ""}, "values"),
+    step(
         "returns_gradients_with_decay",
         {RETURNED: RETURNED.replace("gradients", "jax.tree.map(lambda p, g: g + weight_decay * p, params, gradients)")},
         *GRADIENTS,
     ),
-    patch(
-        train_step_dp,
+    step(
         "uses_the_first_microbatch_only",
         {"rows.reshape(num_microbatches, -1,": "rows[: len(rows) // num_microbatches].reshape(1, -1,"},
         *GRADIENTS,
         "live temporaries",
         "values",
     ),
-    patch(
-        train_step_dp,
-        "broadcasts_the_parameters_every_step",
-        {VARYING: f"lax.all_gather({VARYING}, axis_name)[0]"},
-        OTHERS,
-    ),
+    step("broadcasts_the_parameters_every_step", {VARYING: f"lax.all_gather({VARYING}, axis_name)[0]"}, OTHERS),
     mutant("overlapped_gradients", reduces_after_the_backward_pass, "exposed communication", "predicted time"),
     mutant("overlapped_gradients", reduces_in_the_layers_own_iteration, "exposed communication"),
-    patch(
-        overlapped_gradients,
+    overlapped(
         "fills_the_wait_with_the_work_of_another_pass",
         {
             "gradient, dx = jax.vjp(model.layer, layer, x)[1](dx)": (
@@ -195,17 +175,9 @@ MUTANTS = (
         },
         "predicted time",
     ),
-    patch(
-        overlapped_gradients,
-        "weighs_the_last_microbatch_as_all_rows",
-        {"head_backward(share(last))": f"head_backward({ALIKE})"},
-        *GRADIENTS,
+    overlapped(
+        "weighs_the_last_microbatch_as_all_rows", {"head_backward(share(last))": f"head_backward({ALIKE})"}, *GRADIENTS
     ),
-    patch(overlapped_gradients, "sums_the_loss", {LOSS: f"lax.psum({LOSS}, axis_name)"}, "all-reduce bytes", "values"),
-    patch(
-        overlapped_gradients,
-        "sends_the_loss_round",
-        {LOSS: gathered_and_scattered(LOSS, "axis_name")},
-        "other collectives",
-    ),
+    overlapped("sums_the_loss", {LOSS: f"lax.psum({LOSS}, axis_name)"}, "all-reduce bytes", "values"),
+    overlapped("sends_the_loss_round", {LOSS: gathered_and_scattered(LOSS, "axis_name")}, "other collectives"),
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.chapters.mutant import mutant, patch, there_and_back
+from autograder.chapters.mutant import NUMBERS, WRONG, mutant, patch, there_and_back
 from course.moe import expert_mlp
 from solutions.expert_parallel import balancing_loss, combine, dispatch, moe_layer, moe_step, overlapped_moe, route
 
@@ -56,6 +58,9 @@ def waits_for_every_place(params, x, k, capacity, axis_name, num_chunks):
     return moe_layer(params, x, k, capacity, axis_name)
 
 
+router, balance, send, collect = (partial(patch, f) for f in (route, balancing_loss, dispatch, combine))
+layer, overlapped, step = (partial(patch, f) for f in (moe_layer, overlapped_moe, moe_step))
+
 # In route.
 CHOICE = "lax.top_k(gates + bias, k)[1]"
 RETURNED_GATES = "return jnp.take_along_axis(gates, experts, axis=1)"
@@ -84,133 +89,100 @@ SHARED = 'expert_mlp(params["shared"], x)'
 # In moe_step.
 EXPERTS = "lax.pmean(gradient, data_axis) / lax.axis_size(expert_axis)"
 TWICE = "lax.pmean(as_varying(as_varying(lax.pmean(gradient, both), data_axis), expert_axis), both)"
-LAYER = ("values", "gradients")
-STEP = ("values", "gradients", "gradient norm")
 MASKED = ("FLOPs", "live temporaries")
 LATE = ("exposed communication", "predicted time")
 REDUCED, TRAVELS, OTHERS = "all-reduce bytes", "all-to-all bytes", "other collectives"
 
 MUTANTS = (
-    patch(
-        route,
+    router(
         "gates_carry_no_gradient",
         {RETURNED_GATES: RETURNED_GATES.replace("(gates", "(lax.stop_gradient(gates)")},
         "gradients",
     ),
-    patch(
-        route,
+    router(
         "divides_by_the_gates_chosen",
         {
             RETURNED_GATES: "gates /= jnp.take_along_axis(gates, experts, axis=1).sum(1, keepdims=True)\n    "
             + RETURNED_GATES
         },
-        *LAYER,
+        *WRONG,
     ),
-    patch(route, "multiplies_by_the_biased_gates", {CHOICE: f"{CHOICE}\n    gates = gates + bias"}, *LAYER),
-    patch(route, "counts_the_token_itself", {" - chosen": ""}, "values"),
-    patch(route, "is_never_full", {PLACES: PLACES.replace("jnp.minimum(", "").replace(", capacity)", "")}, "values"),
-    patch(route, "serves_first_choices_first", {PLACES: FIRST_CHOICES_FIRST}, "values"),
-    patch(route, "counts_in_8_bits", {".astype(jnp.int32)": ".astype(jnp.int8)"}, "values", shown_by=("700 tokens",)),
-    patch(
-        route,
+    router("multiplies_by_the_biased_gates", {CHOICE: f"{CHOICE}\n    gates = gates + bias"}, *WRONG),
+    router("counts_the_token_itself", {" - chosen": ""}, "values"),
+    router("is_never_full", {PLACES: PLACES.replace("jnp.minimum(", "").replace(", capacity)", "")}, "values"),
+    router("serves_first_choices_first", {PLACES: FIRST_CHOICES_FIRST}, "values"),
+    router("counts_in_8_bits", {".astype(jnp.int32)": ".astype(jnp.int8)"}, "values", shown_by=("700 tokens",)),
+    router(
         "takes_the_softmax_without_its_maximum",
         {"jax.nn.softmax(logits)": "jnp.exp(logits) / jnp.exp(logits).sum(-1, keepdims=True)"},
-        *LAYER,
+        *WRONG,
         shown_by=("5 tokens, large logits",),
     ),
-    patch(
-        balancing_loss,
-        "balances_each_device",
-        {COUNTED: COUNTED.removeprefix("lax.psum(").removesuffix(", axes)")},
-        *LAYER,
-    ),
-    patch(
-        balancing_loss,
-        "takes_gates_for_constants",
-        {MEAN_GATES: "jnp.mean(lax.stop_gradient(gates), axis=0)"},
-        "gradients",
-    ),
-    patch(balancing_loss, "forgets_the_number_of_experts", {"balance = num_experts * ": "balance = "}, *LAYER),
-    patch(balancing_loss, "pulls_the_wrong_way", {"bias + rate": "bias - rate"}, "values"),
-    patch(
-        balancing_loss,
+    balance("balances_each_device", {COUNTED: COUNTED.removeprefix("lax.psum(").removesuffix(", axes)")}, *WRONG),
+    balance("takes_gates_for_constants", {MEAN_GATES: "jnp.mean(lax.stop_gradient(gates), axis=0)"}, "gradients"),
+    balance("forgets_the_number_of_experts", {"balance = num_experts * ": "balance = "}, *WRONG),
+    balance("pulls_the_wrong_way", {"bias + rate": "bias - rate"}, "values"),
+    balance(
         "moves_an_expert_with_its_share",
         {"jnp.sign(1 / num_experts - load)": "jnp.where(load < 1 / num_experts, 1.0, -1.0)"},
         "values",
         shown_by=("data=1 x expert=1",),
     ),
-    patch(
-        balancing_loss,
+    balance(
         "gathers_every_choice",
         {COUNTED: "jnp.sum(lax.all_gather(experts, axes).reshape(-1, 1) == jnp.arange(num_experts), axis=0)"},
         OTHERS,
     ),
-    patch(balancing_loss, "sums_over_devices_before_it_counts", {COUNTED: ALL_ROWS}, REDUCED),
+    balance("sums_over_devices_before_it_counts", {COUNTED: ALL_ROWS}, REDUCED),
     mutant("dispatch", multiplies_by_a_one_hot_mask, *MASKED),
-    patch(dispatch, "puts_dropped_tokens_into_the_last_place", {'"drop"': '"clip"'}, *LAYER),
-    patch(
-        dispatch,
-        "sends_the_first_choice_alone",
-        {ADDED: "empty.at[experts[:, :1], places[:, :1]].add(x[:, None]"},
-        *LAYER,
-    ),
-    patch(dispatch, "sends_no_gradient_back", {"add(x[": "add(lax.stop_gradient(x)["}, "gradients"),
-    patch(dispatch, "divides_by_the_choices", {"x[:, None]": "x[:, None] / experts.shape[1]"}, *LAYER),
+    send("puts_dropped_tokens_into_the_last_place", {'"drop"': '"clip"'}, *WRONG),
+    send("sends_the_first_choice_alone", {ADDED: "empty.at[experts[:, :1], places[:, :1]].add(x[:, None]"}, *WRONG),
+    send("sends_no_gradient_back", {"add(x[": "add(lax.stop_gradient(x)["}, "gradients"),
+    send("divides_by_the_choices", {"x[:, None]": "x[:, None] / experts.shape[1]"}, *WRONG),
     mutant("combine", multiplies_by_a_mask_of_gates, *MASKED),
-    patch(combine, "forgets_the_gates", {"gates[:, :, None] * each": "each"}, *LAYER),
-    patch(combine, "gives_gates_no_gradient", {"sum(gates": "sum(lax.stop_gradient(gates)"}, "gradients"),
-    patch(combine, "gives_experts_no_gradient", {"each = y": "each = lax.stop_gradient(y)"}, "gradients"),
-    patch(combine, "takes_the_last_place_for_a_dropped_choice", {'mode="fill", fill_value=0': 'mode="clip"'}, *LAYER),
+    collect("forgets_the_gates", {"gates[:, :, None] * each": "each"}, *WRONG),
+    collect("gives_gates_no_gradient", {"sum(gates": "sum(lax.stop_gradient(gates)"}, "gradients"),
+    collect("gives_experts_no_gradient", {"each = y": "each = lax.stop_gradient(y)"}, "gradients"),
+    collect("takes_the_last_place_for_a_dropped_choice", {'mode="fill", fill_value=0': 'mode="clip"'}, *WRONG),
     mutant("moe_layer", multiplies_by_one_hot_masks, *MASKED),
     mutant("moe_layer", gathers_every_place, TRAVELS, OTHERS, "live temporaries"),
-    patch(moe_layer, "forgets_the_shared_expert", {f"{SHARED} + ": ""}, *LAYER),
-    patch(moe_layer, "mixes_up_devices_and_experts", {THERE: MIXED}, *LAYER),
-    patch(moe_layer, "gives_the_router_no_gradient", {"route(logits": "route(lax.stop_gradient(logits)"}, "gradients"),
-    patch(moe_layer, "sends_tokens_once_more", {THERE: AGAIN}, TRAVELS),
-    patch(moe_layer, "sends_logits_round", {"    computed =": f"    {ROUND}\n    computed ="}, OTHERS),
+    layer("forgets_the_shared_expert", {f"{SHARED} + ": ""}, *WRONG),
+    layer("mixes_up_devices_and_experts", {THERE: MIXED}, *WRONG),
+    layer("gives_the_router_no_gradient", {"route(logits": "route(lax.stop_gradient(logits)"}, "gradients"),
+    layer("sends_tokens_once_more", {THERE: AGAIN}, TRAVELS),
+    layer("sends_logits_round", {"    computed =": f"    {ROUND}\n    computed ="}, OTHERS),
     mutant("overlapped_moe", waits_for_every_place, *LATE),
-    patch(overlapped_moe, "sends_every_chunk_once_more", {THERE: AGAIN}, TRAVELS, *LATE),
-    patch(
-        overlapped_moe, "puts_chunks_back_in_reverse", {"concatenate(returned": "concatenate(returned[::-1]"}, *LAYER
+    overlapped("sends_every_chunk_once_more", {THERE: AGAIN}, TRAVELS, *LATE),
+    overlapped("puts_chunks_back_in_reverse", {"concatenate(returned": "concatenate(returned[::-1]"}, *WRONG),
+    overlapped("forgets_the_shared_expert_in_chunks", {"return shared + ": "return "}, *WRONG),
+    overlapped(
+        "gives_the_router_no_gradient_in_chunks", {"route(logits": "route(lax.stop_gradient(logits)"}, "gradients"
     ),
-    patch(overlapped_moe, "forgets_the_shared_expert_in_chunks", {"return shared + ": "return "}, *LAYER),
-    patch(
-        overlapped_moe,
-        "gives_the_router_no_gradient_in_chunks",
-        {"route(logits": "route(lax.stop_gradient(logits)"},
-        "gradients",
-    ),
-    patch(
-        overlapped_moe,
+    overlapped(
         "sends_logits_round_in_chunks",
         {"tiled=True) for y in computed]\n": f"tiled=True) for y in computed]\n    {ROUND}\n"},
         OTHERS,
     ),
-    patch(
-        moe_step,
+    step(
         "averages_experts_over_both",
         {EXPERTS: "lax.pmean(gradient, both)"},
-        *STEP,
+        *NUMBERS,
         REDUCED,
         shown_by=("data=1 x expert=8",),
     ),
-    patch(moe_step, "forgets_to_divide", {EXPERTS: "lax.pmean(gradient, data_axis)"}, *STEP),
-    patch(moe_step, "forgets_the_copies", {EXPERTS: "gradient / lax.axis_size(expert_axis)"}, *STEP, REDUCED),
-    patch(moe_step, "forgets_the_z_loss", {" + model.z * jnp.mean(z)": ""}, *STEP),
-    patch(
-        moe_step,
+    step("forgets_to_divide", {EXPERTS: "lax.pmean(gradient, data_axis)"}, *NUMBERS),
+    step("forgets_the_copies", {EXPERTS: "gradient / lax.axis_size(expert_axis)"}, *NUMBERS, REDUCED),
+    step("forgets_the_z_loss", {" + model.z * jnp.mean(z)": ""}, *NUMBERS),
+    step(
         "weighs_the_z_loss_by_itself",
         {"model.z * jnp.mean(z)": "0.1 * jnp.mean(z)"},
-        *STEP,
+        *NUMBERS,
         shown_by=("replica=3 x device=2",),
     ),
-    patch(
-        moe_step, "returns_its_own_loss", {"return updated, lax.pmean(loss, both)": "return updated, loss"}, "values"
-    ),
-    patch(moe_step, "averages_twice", {"return lax.pmean(gradient, both)": f"return {TWICE}"}, REDUCED),
-    patch(moe_step, "sends_tokens_once_more_in_the_step", {THERE: AGAIN}, TRAVELS, inside=moe_layer),
-    patch(
-        moe_step,
+    step("returns_its_own_loss", {"return updated, lax.pmean(loss, both)": "return updated, loss"}, "values"),
+    step("averages_twice", {"return lax.pmean(gradient, both)": f"return {TWICE}"}, REDUCED),
+    step("sends_tokens_once_more_in_the_step", {THERE: AGAIN}, TRAVELS, inside=moe_layer),
+    step(
         "sends_the_loss_round",
         {"lax.pmean(loss, both)": f"lax.pmean({there_and_back('loss', 'expert_axis')}, both)"},
         OTHERS,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from autograder.chapters.mutant import gathered_and_scattered, mutant, patch, there_and_back
+from autograder.chapters.mutant import GRADIENTS, NUMBERS, gathered_and_scattered, mutant, patch, there_and_back
 from course.mesh import as_varying
 from course.model import full_loss
 from solutions.fsdp import fsdp_loss, fsdp_train_step, gather_params, hybrid_shard_step, shard_params
@@ -65,6 +67,9 @@ def reduces_whole_gradients_between_nodes(shards, specs, batch, model, axis_name
     return updated, lax.pmean(loss, (axis_name, replica_axis))
 
 
+shard, gather, loss = (partial(patch, f) for f in (shard_params, gather_params, fsdp_loss))
+step, hybrid = (partial(patch, f) for f in (fsdp_train_step, hybrid_shard_step))
+
 # In gather_params.
 GATHER = "lax.all_gather(shard, axis_name, axis=dim, tiled=True)"
 SCATTER = "lax.psum_scatter(gradient, axis_name, scatter_dimension=dim, tiled=True)"
@@ -105,55 +110,42 @@ RING = f"""gradient, n = {INSIDE}, lax.axis_size(replica_axis)
 
 GATHERED, REDUCED, SENT_ACROSS = "all-gather bytes", "reduce-scatter bytes", "bytes between nodes"
 TEMPORARIES, SLOW = "live temporaries", "predicted time"
-GRADIENTS = ("gradient norm", "gradients")
 STATE = ("split dims", "state bytes per device")
 
 MUTANTS = (
     mutant("shard_params", keeps_everything, *STATE),
-    patch(shard_params, "ignores_min_size", {"leaf.size < min_size or ": ""}, *STATE),
-    patch(shard_params, "keeps_leaves_of_min_size", {"leaf.size < min_size": "leaf.size <= min_size"}, *STATE),
-    patch(shard_params, "everyone_takes_first_part", {"leaf, index * length": "leaf, 0"}, "values"),
-    patch(shard_params, "counts_devices_backwards", {"index * length": "(size - 1 - index) * length"}, "values"),
-    patch(gather_params, "sums_gradients", {"return whole(shard)": f"return {GATHER}"}, "gradients"),
-    patch(gather_params, "sums_padded_parts", {GATHER: SUMMED, **CUT}, GATHERED, "other collectives", REDUCED),
-    patch(gather_params, "all_reduces_gradients", CUT, "other collectives", REDUCED),
-    patch(gather_params, "keeps_own_gradient", {SCATTER: OWN_PART.format("gradient")}, "gradients", REDUCED),
-    patch(gather_params, "stacks_parts", {"return whole(shard)": "return lax.all_gather(shard, axis_name)"}, "values"),
-    patch(
-        fsdp_loss,
+    shard("ignores_min_size", {"leaf.size < min_size or ": ""}, *STATE),
+    shard("keeps_leaves_of_min_size", {"leaf.size < min_size": "leaf.size <= min_size"}, *STATE),
+    shard("everyone_takes_first_part", {"leaf, index * length": "leaf, 0"}, "values"),
+    shard("counts_devices_backwards", {"index * length": "(size - 1 - index) * length"}, "values"),
+    gather("sums_gradients", {"return whole(shard)": f"return {GATHER}"}, "gradients"),
+    gather("sums_padded_parts", {GATHER: SUMMED, **CUT}, GATHERED, "other collectives", REDUCED),
+    gather("all_reduces_gradients", CUT, "other collectives", REDUCED),
+    gather("keeps_own_gradient", {SCATTER: OWN_PART.format("gradient")}, "gradients", REDUCED),
+    gather("stacks_parts", {"return whole(shard)": "return lax.all_gather(shard, axis_name)"}, "values"),
+    loss(
         "keeps_gathered_weights",
         {f"@jax.checkpoint\n    def {part}(": f"def {part}(" for part in ("embed", "layer", "head")},
         TEMPORARIES,
     ),
     mutant("fsdp_loss", gathers_four_times, GATHERED, SLOW),
     mutant("fsdp_loss", computes_a_few_rows_at_a_time, TEMPORARIES, SLOW),
-    patch(fsdp_loss, "averages_the_loss", {HEAD: f"lax.pmean({HEAD}, axis_name)"}, "other collectives", "values"),
-    patch(
-        fsdp_loss,
+    loss("averages_the_loss", {HEAD: f"lax.pmean({HEAD}, axis_name)"}, "other collectives", "values"),
+    loss(
         "forgets_the_first_layers_gradient",
         {'embed(shards["embed"]': 'embed(lax.stop_gradient(shards["embed"])'},
         *GRADIENTS,
         REDUCED,
     ),
-    patch(fsdp_train_step, "gathers_when_it_computes", {LAYERS: LAYERS_IN_TURN}, SLOW),
-    patch(
-        fsdp_train_step,
-        "averages_the_devices_means",
-        {WEIGHED: WEIGHED.removeprefix("weight * ")},
-        "all-reduce bytes",
-        *GRADIENTS,
-        "values",
-    ),
-    patch(fsdp_train_step, "ignores_the_mask", {WEIGHED: WEIGHED.replace(', batch["mask"]', "")}, *GRADIENTS, "values"),
-    patch(
-        fsdp_train_step,
+    step("gathers_when_it_computes", {LAYERS: LAYERS_IN_TURN}, SLOW),
+    step("averages_the_devices_means", {WEIGHED: WEIGHED.removeprefix("weight * ")}, "all-reduce bytes", *NUMBERS),
+    step("ignores_the_mask", {WEIGHED: WEIGHED.replace(', batch["mask"]', "")}, *NUMBERS),
+    step(
         "divides_by_nothing_where_nothing_counts",
         {WEIGHED: WEIGHED.replace("weight", "weight / count * count")},
-        *GRADIENTS,
-        "values",
+        *NUMBERS,
     ),
-    patch(
-        fsdp_train_step,
+    step(
         "prefetches_forward_only",
         {
             GATHER_FIRST: LAYER_FIRST,
@@ -164,9 +156,8 @@ MUTANTS = (
         },
         SLOW,
     ),
-    patch(fsdp_train_step, "keeps_gathered_weights_in_step", {LAYERS: LAYERS_BY_JAX}, TEMPORARIES, SLOW),
-    patch(
-        fsdp_train_step,
+    step("keeps_gathered_weights_in_step", {LAYERS: LAYERS_BY_JAX}, TEMPORARIES, SLOW),
+    step(
         "keeps_the_carry_of_a_checkpoint",
         {
             LAYERS: LAYERS_BY_JAX,
@@ -177,8 +168,7 @@ MUTANTS = (
         TEMPORARIES,
     ),
     mutant("fsdp_train_step", gathers_everything_first, TEMPORARIES, SLOW),
-    patch(
-        fsdp_train_step,
+    step(
         "gathers_round_the_end",
         {
             "slice(1, None)": "jnp.roll(jnp.arange(model.num_layers), -1)",
@@ -186,8 +176,7 @@ MUTANTS = (
         },
         GATHERED,
     ),
-    patch(
-        fsdp_train_step,
+    step(
         "gathers_in_bfloat16",
         {
             GATHER: GATHER.replace("shard", "shard.astype(jnp.bfloat16)") + ".astype(jnp.float32)",
@@ -197,36 +186,26 @@ MUTANTS = (
         GATHERED,
         REDUCED,
         SLOW,
-        *GRADIENTS,
-        "values",
+        *NUMBERS,
         inside=gather_params,
     ),
-    patch(fsdp_train_step, "averages_whole_leaves_twice", MEAN_TWICE, "all-reduce bytes"),
+    step("averages_whole_leaves_twice", MEAN_TWICE, "all-reduce bytes"),
     mutant("hybrid_shard_step", reduces_whole_gradients_between_nodes, SENT_ACROSS),
-    patch(
-        hybrid_shard_step,
+    hybrid(
         "gathers_four_times_inside_a_node",
         {OWN_LOSS: "(jax.checkpoint(lambda parts: fsdp_loss(parts, specs, batch, model, axis_name)))(shards)"},
         GATHERED,
     ),
-    patch(hybrid_shard_step, "forgets_the_other_nodes", {MEAN: INSIDE}, SENT_ACROSS, *GRADIENTS, "values"),
-    patch(hybrid_shard_step, "sums_over_nodes", {"lax.pmean(gradient": "lax.psum(gradient"}, *GRADIENTS, "values"),
-    patch(
-        hybrid_shard_step,
-        "permutes_round_the_nodes",
-        {f"return {MEAN}": RING},
-        SENT_ACROSS,
-        shown_by=("replica=4 x data=1",),
-    ),
-    patch(hybrid_shard_step, "averages_whole_leaves_twice_inside", {MEAN: MEAN_TWICE_INSIDE}, "all-reduce bytes"),
-    patch(
-        hybrid_shard_step,
+    hybrid("forgets_the_other_nodes", {MEAN: INSIDE}, SENT_ACROSS, *NUMBERS),
+    hybrid("sums_over_nodes", {"lax.pmean(gradient": "lax.psum(gradient"}, *NUMBERS),
+    hybrid("permutes_round_the_nodes", {f"return {MEAN}": RING}, SENT_ACROSS, shown_by=("replica=4 x data=1",)),
+    hybrid("averages_whole_leaves_twice_inside", {MEAN: MEAN_TWICE_INSIDE}, "all-reduce bytes"),
+    hybrid(
         "sends_the_loss_round_a_node",
         {"lax.pmean(loss, (": f"lax.pmean({there_and_back('loss', 'axis_name')}, ("},
         "other collectives",
     ),
-    patch(
-        shard_params,
+    shard(
         "gathers_the_parts_and_scatters_them",
         {
             "lax.dynamic_slice_in_dim(leaf, index * length, length, dim)": gathered_and_scattered(
@@ -235,14 +214,12 @@ MUTANTS = (
         },
         "communication",
     ),
-    patch(
-        fsdp_train_step,
+    step(
         "sends_the_loss_round",
         {"lax.pmean(loss, axis_name)": f"lax.pmean({there_and_back('loss', 'axis_name')}, axis_name)"},
         "other collectives",
     ),
-    patch(
-        hybrid_shard_step,
+    hybrid(
         "gathers_and_scatters_the_loss",
         {
             "lax.pmean(loss, (axis_name, replica_axis))": (

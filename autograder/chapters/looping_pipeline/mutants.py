@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.chapters.mutant import WRONG, WRONG_STEP, mutant, patch
+from autograder.chapters.mutant import NUMBERS, WRONG, mutant, patch
 from course.mesh import as_varying
 from course.model import layer_key
 from solutions.data_parallel import fold_key_over_axes
@@ -162,18 +162,18 @@ MUTANTS = (
     step(
         "drops_alike_in_every_pipeline",
         {"fold_key_over_axes(key, (data_axis,))": "key"},
-        *WRONG_STEP,
+        *NUMBERS,
         shown_by=("data=2 x pipe=3, 1 microbatch",),
     ),
     step(
         "averages_means_of_pipelines",
         {"share = counted /": "share = 1 / lax.axis_size(data_axis) if True else counted /"},
-        *WRONG_STEP,
+        *NUMBERS,
     ),
     step(
         "numbers_layers_within_the_group",
         {"(repeat * num_stages + index) * layers_per_stage + j": "j"},
-        *WRONG_STEP,
+        *NUMBERS,
         shown_by=("data=2 x pipe=3, 1 microbatch",),
     ),
     step("drains_between_repeats_in_step", {PERIOD: WAITS_FOR_ALL}, "permute bytes"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from autograder.chapters.mutant import WRONG, WRONG_STEP, patch, there_and_back
+from autograder.chapters.mutant import GRADIENTS, NUMBERS, WRONG, patch, there_and_back
 from solutions.pipeline import execute_pipeline, pipeline_loss, pipeline_tick, pipeline_train_step, split_microbatches
 
 split, tick, execute = (partial(patch, f) for f in (split_microbatches, pipeline_tick, execute_pipeline))
@@ -117,28 +117,28 @@ MUTANTS = (
     loss(
         "forgets_the_heads_gradient",
         {"x = model.embed(": 'params = {**params, "head": lax.stop_gradient(params["head"])}\n    x = model.embed('},
-        *("gradient norm", "gradients"),
+        *GRADIENTS,
     ),
     loss(
         "numbers_layers_within_the_stage",
         {"own = number * per_stage + jnp.arange(per_stage)": "own = jnp.arange(per_stage)"},
-        *WRONG_STEP,
+        *NUMBERS,
         shown_by=("data=4 x stage=2, 5 microbatches",),
     ),
     loss("takes_layers_that_are_none", {"if rest:": "if False:"}, "uneven layers"),
     KEEPS,
-    step("averages_shares", {"ends = lax.psum(": "ends = lax.pmean("}, *WRONG_STEP),
-    loss("averages_means_of_parts", {"share = jnp.sum(": "share = 1 / num_stages if True else jnp.sum("}, *WRONG_STEP),
+    step("averages_shares", {"ends = lax.psum(": "ends = lax.pmean("}, *NUMBERS),
+    loss("averages_means_of_parts", {"share = jnp.sum(": "share = 1 / num_stages if True else jnp.sum("}, *NUMBERS),
     loss(
         "divides_by_what_counts_where_nothing_does",
         {'jnp.maximum(jnp.sum(batch["mask"]), 1)': 'jnp.sum(batch["mask"])'},
-        *WRONG_STEP,
+        *NUMBERS,
         shown_by=("data=4 x stage=2, 5 microbatches",),
     ),
     step(
         "averages_means_of_groups",
         {"share = counted /": "share = 1 / lax.axis_size(data_axis) if True else counted /"},
-        *WRONG_STEP,
+        *NUMBERS,
     ),
     step("averages_twice", {"return updated,": "return lax.pmean(updated, data_axis),"}, "all-reduce bytes"),
     step(
@@ -146,8 +146,7 @@ MUTANTS = (
         {"share * pipeline_loss(": "share * jax.checkpoint(pipeline_loss, static_argnums=(3, 4, 5))("},
         *("loss bytes", "permute bytes"),
     ),
-    patch(
-        pipeline_loss,
+    loss(
         "sends_the_outputs_round",
         {"last, rows =": f"y = {there_and_back('y', 'axis_name')}\n    last, rows ="},
         "permute bytes",

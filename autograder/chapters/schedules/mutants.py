@@ -6,7 +6,7 @@ from functools import partial
 
 import jax
 
-from autograder.chapters.mutant import WRONG, WRONG_STEP, mutant, patch, there_and_back
+from autograder.chapters.mutant import NUMBERS, WRONG, mutant, patch, there_and_back
 from solutions.schedules import (
     execute_schedule,
     interleaved,
@@ -206,13 +206,13 @@ MUTANTS = (
         {"lax.pmean(g, data_axis)": "lax.pmean(g + 0 * lax.all_gather(g, data_axis)[0], data_axis)"},
         "other collectives",
     ),
-    versions("takes_the_gradient_at_the_newest", {'versions["older"]': 'versions["newest"]'}, *WRONG_STEP),
+    versions("takes_the_gradient_at_the_newest", {'versions["older"]': 'versions["newest"]'}, *NUMBERS),
     versions(
         "changes_the_older",
         {'learning_rate * g, versions["newest"], gradients)': 'learning_rate * g, versions["older"], gradients)'},
-        *WRONG_STEP,
+        *NUMBERS,
     ),
-    versions("keeps_one_version", {'"older": versions["newest"]': '"older": newest'}, *WRONG_STEP),
+    versions("keeps_one_version", {'"older": versions["newest"]': '"older": newest'}, *NUMBERS),
     versions(
         "averages_twice",
         {"lambda g: lax.pmean(g, data_axis)": f"lambda g: lax.pmean({AVERAGED}, data_axis)"},
@@ -221,7 +221,7 @@ MUTANTS = (
     versions(
         "forgets_the_other_pipelines",
         {"lambda g: lax.pmean(g, data_axis)": "lambda g: g"},
-        *WRONG_STEP,
+        *NUMBERS,
         "all-reduce bytes",
     ),
 )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.chapters.mutant import Mutant, gathered_and_scattered, mutant, patch, there_and_back
+from autograder.chapters.mutant import GRADIENTS, NUMBERS, Mutant, gathered_and_scattered, mutant, patch, there_and_back
 from course.mesh import as_varying
 from course.model import drop, rms_norm
 from solutions.data_parallel import fold_key_over_axes
@@ -135,10 +135,10 @@ def attends_to_its_own_tokens(q, k, v, chunk, axis_name):
     return jax.nn.dot_product_attention(q, k, v, is_causal=True)
 
 
-NUMBERS, GRADIENTS = ("gradient norm", "gradients", "values"), ("gradient norm", "gradients")
 THERE, BACK, SUMMED, OTHER = "all-gather bytes", "reduce-scatter bytes", "all-reduce bytes", "other collectives"
 WHOLE, SHARED = ("data=2 x tensor=4, whole",), ("tensor=8, 2 key heads",)
-enter, leave, ulysses = (partial(patch, f) for f in (enter_tensor_region, leave_tensor_region, ulysses_attention))
+enter, leave = partial(patch, enter_tensor_region), partial(patch, leave_tensor_region)
+block, ulysses = partial(patch, sp_block), partial(patch, ulysses_attention)
 GATHER, SCATTER = "lax.all_gather(x,", "lax.psum_scatter(x,"
 # The gradient of ``x`` divided by the size of the axis.
 MEAN = "x / lax.axis_size(axis_name) + lax.stop_gradient(x - x / lax.axis_size(axis_name))"
@@ -148,10 +148,7 @@ SENT_ROUND = {"drop(y, rate, first)": there_and_back("drop(y, rate, first)", "ax
 
 def both(name: str, edits: dict[str, str], *fails: str) -> tuple[Mutant, Mutant]:
     """The same mistake in ``sp_block``, and in ``selective_recompute``, which calls it."""
-    return (
-        patch(sp_block, name, edits, *fails),
-        patch(selective_recompute, f"{name}_again", edits, *fails, inside=sp_block),
-    )
+    return (block(name, edits, *fails), patch(selective_recompute, f"{name}_again", edits, *fails, inside=sp_block))
 
 
 MUTANTS = (
@@ -179,12 +176,7 @@ MUTANTS = (
     mutant("sp_block", recomputes_the_layer, BACK, "FLOPs"),
     mutant("selective_recompute", keeps_the_scores, "live temporaries"),
     mutant("selective_recompute", recomputes_all_of_the_layer, BACK, "FLOPs"),
-    patch(
-        sp_block,
-        "saves_everything_of_a_gelu",
-        {"    @jax.checkpoint\n    def back": "    def back"},
-        "live temporaries",
-    ),
+    block("saves_everything_of_a_gelu", {"    @jax.checkpoint\n    def back": "    def back"}, "live temporaries"),
     *both("drops_the_same_on_every_device", {"fold_key_over_axes(key, (axis_name,))": "key"}, *NUMBERS),
     *both(
         "forgets_the_gradient_of_the_norms", {"rms_norm(norm": "rms_norm(lax.stop_gradient(norm)"}, *GRADIENTS, SUMMED
@@ -196,8 +188,7 @@ MUTANTS = (
         {"drop(y, rate, first)": gathered_and_scattered("drop(y, rate, first)", "axis_name")},
         *(THERE, BACK),
     ),
-    patch(
-        sp_block,
+    block(
         "computes_a_product_again",
         {
             "jax.nn.gelu(hidden) @ kernel": "jax.nn.gelu(hidden + mlp['up']['bias']) @ kernel",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.chapters.mutant import WRONG, mutant, patch
+from autograder.chapters.mutant import GRADIENTS, NUMBERS, WRONG, mutant, patch
 from solutions.single_device import (
     accumulate_gradients,
     chunked_attention,
@@ -39,36 +41,27 @@ def recomputes_twice(q, k, v, chunk):
     return jax.checkpoint(chunked_attention, static_argnums=3)(q, k, v, chunk)
 
 
+mixed, accumulate, scan = (partial(patch, f) for f in (mixed_precision_loss, accumulate_gradients, scan_layers))
+remat, scaled, attend = (partial(patch, f) for f in (remat_layers, scaled_step, chunked_attention))
 PRODUCTS = "jax.checkpoint_policies.dots_saveable"
 NO_GRADIENT = {"return x": "return lax.stop_gradient(x)"}
 BUT_THE_LAST = {"stacked_params)": "jax.tree.map(lambda leaf: leaf[:-1], stacked_params))"}
-GRADIENTS = ("gradient norm", "gradients")
 OF_BFLOAT16 = ("gradient error", *WRONG)
 TEMPORARIES, FUNCTIONS = "live temporaries", "float32 functions and sums"
 SQUARE = ("largest temporary", TEMPORARIES)
 
 MUTANTS = (
-    patch(mixed_precision_loss, "computes_in_float32", {"x.astype(jnp.bfloat16)": "x"}, TEMPORARIES, "product dtypes"),
-    patch(mixed_precision_loss, "takes_softmax_in_bfloat16", {", k).astype(jnp.float32)": ", k)"}, FUNCTIONS),
-    patch(
-        mixed_precision_loss,
+    mixed("computes_in_float32", {"x.astype(jnp.bfloat16)": "x"}, TEMPORARIES, "product dtypes"),
+    mixed("takes_softmax_in_bfloat16", {", k).astype(jnp.float32)": ", k)"}, FUNCTIONS),
+    mixed(
         "takes_loss_in_bfloat16",
         {'logits.astype(jnp.float32), batch["targets"])': 'logits, batch["targets"]).astype(jnp.float32)'},
         *("values", FUNCTIONS),
         shown_by=("width 48",),
     ),
-    patch(
-        mixed_precision_loss, "takes_norms_in_bfloat16", {"scale, x.astype(jnp.float32)": "low(scale), x"}, FUNCTIONS
-    ),
-    patch(
-        mixed_precision_loss,
-        "forgets_to_scale_scores",
-        {" * q.shape[-1] ** -0.5": ""},
-        *OF_BFLOAT16,
-        shown_by=("2 layers", "width 48"),
-    ),
-    patch(
-        mixed_precision_loss,
+    mixed("takes_norms_in_bfloat16", {"scale, x.astype(jnp.float32)": "low(scale), x"}, FUNCTIONS),
+    mixed("forgets_to_scale_scores", {" * q.shape[-1] ** -0.5": ""}, *OF_BFLOAT16, shown_by=("2 layers", "width 48")),
+    mixed(
         "takes_a_softmax_without_its_maximum",
         {
             "causal_softmax(scores)": (
@@ -77,21 +70,18 @@ MUTANTS = (
         },
         *OF_BFLOAT16,
     ),
-    patch(
-        mixed_precision_loss,
+    mixed(
         "has_a_gradient_that_is_five_percent_too_large",
         {'low(params["head"])': 'low(1.05 * params["head"] - lax.stop_gradient(0.05 * params["head"]))'},
         "gradient error",
     ),
-    patch(accumulate_gradients, "sums_microbatches", {"leaf / num_microbatches": "leaf"}, *GRADIENTS, "values"),
-    patch(
-        accumulate_gradients,
+    accumulate("sums_microbatches", {"leaf / num_microbatches": "leaf"}, *NUMBERS),
+    accumulate(
         "divides_the_loss_only",
         {"jax.tree.map(lambda leaf: leaf / num_microbatches, total)": "(total[0] / num_microbatches, total[1])"},
         *GRADIENTS,
     ),
-    patch(
-        accumulate_gradients,
+    accumulate(
         "unrolls_the_scan",
         {"tree.map(cut, batch)": "tree.map(cut, batch), unroll=num_microbatches"},
         TEMPORARIES,
@@ -99,42 +89,27 @@ MUTANTS = (
         shown_by=("8 microbatches", "24 microbatches"),
     ),
     mutant("accumulate_gradients", differentiates_the_scanned_loss, TEMPORARIES),
-    patch(
-        accumulate_gradients,
-        "computes_the_loss_again",
-        {"jax.value_and_grad(": "loss_fn(params, microbatch), jax.grad("},
-        "FLOPs",
-    ),
-    patch(
-        scan_layers,
+    accumulate("computes_the_loss_again", {"jax.value_and_grad(": "loss_fn(params, microbatch), jax.grad("}, "FLOPs"),
+    scan(
         "unrolls_the_loop",
         {"stacked_params)": "stacked_params, unroll=True)"},
         "program size",
         shown_by=("24 layers", "48 layers"),
     ),
-    patch(scan_layers, "runs_backwards", {"stacked_params)": "stacked_params, reverse=True)"}, *GRADIENTS, "values"),
-    patch(scan_layers, "leaves_out_the_last_layer", BUT_THE_LAST, *GRADIENTS, "values"),
-    patch(
-        scan_layers,
-        "cuts_gradients_between_layers",
-        {"params, x), None": "params, lax.stop_gradient(x)), None"},
-        *GRADIENTS,
-    ),
-    patch(scan_layers, "stops_gradients", NO_GRADIENT, *GRADIENTS),
-    patch(remat_layers, "keeps_everything", {"    @jax.checkpoint\n": ""}, TEMPORARIES),
-    patch(
-        remat_layers,
+    scan("runs_backwards", {"stacked_params)": "stacked_params, reverse=True)"}, *NUMBERS),
+    scan("leaves_out_the_last_layer", BUT_THE_LAST, *NUMBERS),
+    scan("cuts_gradients_between_layers", {"params, x), None": "params, lax.stop_gradient(x)), None"}, *GRADIENTS),
+    scan("stops_gradients", NO_GRADIENT, *GRADIENTS),
+    remat("keeps_everything", {"    @jax.checkpoint\n": ""}, TEMPORARIES),
+    remat(
         "keeps_every_product",
         {"@jax.checkpoint": f"@lambda step: jax.checkpoint(step, policy={PRODUCTS})"},
         TEMPORARIES,
     ),
-    patch(
-        remat_layers, "checkpoints_twice", {"lax.scan(step": "jax.checkpoint(lax.scan, static_argnums=0)(step"}, "FLOPs"
-    ),
-    patch(remat_layers, "stops_gradients_of_remat", NO_GRADIENT, "FLOPs", *GRADIENTS, TEMPORARIES),
-    patch(remat_layers, "leaves_out_the_last_of_twelve", BUT_THE_LAST, *GRADIENTS, "values"),
-    patch(
-        scaled_step,
+    remat("checkpoints_twice", {"lax.scan(step": "jax.checkpoint(lax.scan, static_argnums=0)(step"}, "FLOPs"),
+    remat("stops_gradients_of_remat", NO_GRADIENT, "FLOPs", *GRADIENTS, TEMPORARIES),
+    remat("leaves_out_the_last_of_twelve", BUT_THE_LAST, *NUMBERS),
+    scaled(
         "casts_to_bfloat16",
         {"jnp.float16": "jnp.bfloat16"},
         "good steps",
@@ -145,15 +120,13 @@ MUTANTS = (
         "values",
         shown_by=("one bad step", "scale far too large"),
     ),
-    patch(
-        scaled_step,
+    scaled(
         "looks_at_kernels_alone",
         {"for g in jax.tree.leaves(gradients)]": "for g in jax.tree.leaves(gradients) if g.ndim > 1]"},
         *("good steps", "losses", "scale", "skipped steps", "values"),
         shown_by=("scale of 1",),
     ),
-    patch(
-        scaled_step,
+    scaled(
         "sums_gradients_in_float16",
         {
             "jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(gradients)]))": (
@@ -163,25 +136,18 @@ MUTANTS = (
         *("good steps", "losses", "scale", "values"),
         shown_by=("scale of 1",),
     ),
-    patch(
-        scaled_step,
-        "halves_below_one",
-        {'state["scale"] / 2, 1': 'state["scale"] / 2, 0'},
-        "scale",
-        shown_by=("scale of 1",),
-    ),
-    patch(
-        scaled_step,
+    scaled("halves_below_one", {'state["scale"] / 2, 1': 'state["scale"] / 2, 0'}, "scale", shown_by=("scale of 1",)),
+    scaled(
         "keeps_parameters_in_float16",
         {"where(finite, p - ": "where(finite, p.astype(jnp.float16).astype(p.dtype) - "},
         "float32 parameters",
     ),
-    patch(scaled_step, "grows_a_step_late", {">= growth_interval": "> growth_interval"}, "good steps", "scale"),
-    patch(scaled_step, "never_grows", {'2 * state["scale"]': 'state["scale"]'}, "scale"),
+    scaled("grows_a_step_late", {">= growth_interval": "> growth_interval"}, "good steps", "scale"),
+    scaled("never_grows", {'2 * state["scale"]': 'state["scale"]'}, "scale"),
     mutant("chunked_attention", keeps_the_square, *SQUARE),
-    patch(chunked_attention, "keeps_every_chunk", {"    @jax.checkpoint\n": ""}, *SQUARE),
+    attend("keeps_every_chunk", {"    @jax.checkpoint\n": ""}, *SQUARE),
     mutant("chunked_attention", recomputes_twice, "FLOPs"),
-    patch(chunked_attention, "forgets_to_correct_the_sum", {"total * shrink +": "total +"}, *WRONG),
-    patch(chunked_attention, "begins_with_a_maximum_of_zero", {"(nothing - jnp.inf,": "(nothing,"}, *WRONG),
-    patch(chunked_attention, "masks_with_minus_a_hundred", {"-jnp.inf)": "-100)"}, *WRONG),
+    attend("forgets_to_correct_the_sum", {"total * shrink +": "total +"}, *WRONG),
+    attend("begins_with_a_maximum_of_zero", {"(nothing - jnp.inf,": "(nothing,"}, *WRONG),
+    attend("masks_with_minus_a_hundred", {"-jnp.inf)": "-100)"}, *WRONG),
 )

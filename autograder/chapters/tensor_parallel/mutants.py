@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.chapters.mutant import WRONG, WRONG_STEP, mutant, patch, there_and_back
+from autograder.chapters.mutant import NUMBERS, WRONG, mutant, patch, there_and_back
 from autograder.chapters.tensor_parallel.tasks import FORWARD_ALONE
 from solutions.tensor_parallel import (
     column_parallel_dense,
@@ -63,6 +65,9 @@ def gradient_times(name: str, factor: str) -> str:
     return f"{name} = {factor} * {name} + lax.stop_gradient((1 - {factor}) * {name})\n    "
 
 
+init, column, row = (partial(patch, f) for f in (init_dense, column_parallel_dense, row_parallel_dense))
+mlp, attention, step = (partial(patch, f) for f in (tp_mlp, tp_attention, tp_train_step))
+
 # In both dense layers.
 BIASED = 'y + params["bias"] if "bias" in params else y'
 AVERAGED_BACK = {"y = lax": gradient_times("x", "(1 / lax.axis_size(axis_name))") + "y = lax"}
@@ -92,36 +97,28 @@ OTHERS, SLOW = "other collectives", "predicted time"
 BOTH_WAYS = ("data=2 x tensor=4", FORWARD_ALONE)
 
 MUTANTS = (
-    patch(init_dense, "counts_its_own_inputs", {"scale * jax": "shape[0] ** -0.5 * jax"}, "initial scale"),
-    patch(init_dense, "draws_the_same_part_everywhere", {"(axis_name,)": "()"}, "values"),
+    init("counts_its_own_inputs", {"scale * jax": "shape[0] ** -0.5 * jax"}, "initial scale"),
+    init("draws_the_same_part_everywhere", {"(axis_name,)": "()"}, "values"),
     mutant("init_dense", draws_everything_and_keeps_its_part, "numbers drawn", shown_by=ALONE),
     mutant("init_dense", draws_everything_and_takes_its_lines, "largest temporary", "numbers drawn", shown_by=ALONE),
-    patch(
-        init_dense,
+    init(
         "sends_the_key_round",
         {"split else key": "split else jax.random.wrap_key_data(lax.pmax(jax.random.key_data(key), axis_name))"},
         "communication",
     ),
-    patch(column_parallel_dense, "gathers_the_kernel", {PRODUCT: TURNED}, GATHERED, OTHERS, REDUCED),
-    patch(column_parallel_dense, "gathers_for_each_half_of_its_columns", EACH_HALF, REDUCED),
-    patch(column_parallel_dense, "forgets_the_bias", {BIASED: "y"}, *WRONG),
-    patch(column_parallel_dense, "averages_the_inputs_gradient", AVERAGED_BACK, "gradients"),
-    patch(
-        column_parallel_dense,
-        "lets_no_gradient_through",
-        {"all_gather(x": "all_gather(lax.stop_gradient(x)"},
-        "gradients",
-        REDUCED,
-    ),
-    patch(row_parallel_dense, "adds_the_bias_before_the_sum", BIAS_ADDED_UP, *WRONG),
-    patch(row_parallel_dense, "all_reduces_and_slices", ALL_REDUCED, GATHERED, OTHERS, REDUCED),
-    patch(row_parallel_dense, "averages", {SCATTERED: f"{SCATTERED} / lax.axis_size(axis_name)"}, *WRONG),
-    patch(row_parallel_dense, "leaves_the_bias_out", {BIASED: "y"}, *WRONG),
-    patch(row_parallel_dense, "averages_the_features_gradient", AVERAGED_BACK, "gradients"),
+    column("gathers_the_kernel", {PRODUCT: TURNED}, GATHERED, OTHERS, REDUCED),
+    column("gathers_for_each_half_of_its_columns", EACH_HALF, REDUCED),
+    column("forgets_the_bias", {BIASED: "y"}, *WRONG),
+    column("averages_the_inputs_gradient", AVERAGED_BACK, "gradients"),
+    column("lets_no_gradient_through", {"all_gather(x": "all_gather(lax.stop_gradient(x)"}, "gradients", REDUCED),
+    row("adds_the_bias_before_the_sum", BIAS_ADDED_UP, *WRONG),
+    row("all_reduces_and_slices", ALL_REDUCED, GATHERED, OTHERS, REDUCED),
+    row("averages", {SCATTERED: f"{SCATTERED} / lax.axis_size(axis_name)"}, *WRONG),
+    row("leaves_the_bias_out", {BIASED: "y"}, *WRONG),
+    row("averages_the_features_gradient", AVERAGED_BACK, "gradients"),
     mutant("tp_mlp", gathers_the_weights, GATHERED, FORWARD, SLOW, REDUCED, shown_by=BOTH_WAYS),
     mutant("tp_mlp", gathers_the_hidden_features, GATHERED, FORWARD, SLOW, REDUCED, shown_by=BOTH_WAYS),
-    patch(
-        tp_mlp,
+    mlp(
         "all_reduces_at_the_end",
         ALL_REDUCED,
         GATHERED,
@@ -132,8 +129,7 @@ MUTANTS = (
         shown_by=BOTH_WAYS,
         inside=row_parallel_dense,
     ),
-    patch(
-        tp_mlp,
+    mlp(
         "gathers_its_input_twice",
         EACH_HALF,
         GATHERED,
@@ -142,23 +138,20 @@ MUTANTS = (
         shown_by=BOTH_WAYS,
         inside=column_parallel_dense,
     ),
-    patch(tp_mlp, "adds_its_bias_on_every_device", BIAS_ADDED_UP, *WRONG, inside=row_parallel_dense),
-    patch(tp_attention, "looks_ahead", {", is_causal=True": ""}, *WRONG),
-    patch(
-        tp_attention,
+    mlp("adds_its_bias_on_every_device", BIAS_ADDED_UP, *WRONG, inside=row_parallel_dense),
+    attention("looks_ahead", {", is_causal=True": ""}, *WRONG),
+    attention(
         "lowers_the_scores_ahead_by_a_hundred",
         {", is_causal=True": ", bias=100 * (jnp.tri(q.shape[1]) - 1)[None, None]"},
         "values",
         shown_by=(FORWARD_ALONE,),
     ),
-    patch(
-        tp_attention,
+    attention(
         "has_one_head_a_device",
         {'["kernel"], params': '["kernel"][:, :, :1], params', '["out"]["kernel"]': '["out"]["kernel"][:1]'},
         *WRONG,
     ),
-    patch(
-        tp_attention,
+    attention(
         "all_reduces_at_the_end_in_attention",
         ALL_REDUCED,
         GATHERED,
@@ -168,23 +161,12 @@ MUTANTS = (
         shown_by=("data=2 x tensor=4", FORWARD_ALONE),
         inside=row_parallel_dense,
     ),
-    patch(tp_attention, "keeps_keys_from_learning", {"(q, k, v,": "(q, lax.stop_gradient(k), v,"}, "gradients"),
-    patch(tp_train_step, "leaves_split_leaves_summed", {MEAN_OF_PART: "lax.pmean(gradient, data_axis)"}, *WRONG_STEP),
-    patch(
-        tp_train_step, "averages_parts_with_each_other", {MEAN_OF_PART: MEAN_OF_COPY}, "all-reduce bytes", *WRONG_STEP
-    ),
-    patch(tp_train_step, "reports_its_own_loss", {"loss, (data_axis, tensor_axis)": "loss, data_axis"}, "values"),
-    patch(
-        tp_train_step,
-        "all_reduces_in_every_layer",
-        ALL_REDUCED,
-        GATHERED,
-        "all-reduce bytes",
-        REDUCED,
-        inside=row_parallel_dense,
-    ),
-    patch(
-        tp_train_step,
+    attention("keeps_keys_from_learning", {"(q, k, v,": "(q, lax.stop_gradient(k), v,"}, "gradients"),
+    step("leaves_split_leaves_summed", {MEAN_OF_PART: "lax.pmean(gradient, data_axis)"}, *NUMBERS),
+    step("averages_parts_with_each_other", {MEAN_OF_PART: MEAN_OF_COPY}, "all-reduce bytes", *NUMBERS),
+    step("reports_its_own_loss", {"loss, (data_axis, tensor_axis)": "loss, data_axis"}, "values"),
+    step("all_reduces_in_every_layer", ALL_REDUCED, GATHERED, "all-reduce bytes", REDUCED, inside=row_parallel_dense),
+    step(
         "sends_the_loss_round",
         {
             "lax.pmean(loss, (data_axis, tensor_axis))": (

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from autograder.chapters.mutant import mutant, patch, there_and_back
+from autograder.chapters.mutant import GRADIENTS, NUMBERS, WRONG, mutant, patch, there_and_back
 from autograder.chapters.tp_transformer.wrapping import matmul_scatter_by_sum
 from course.model import cross_entropy, drop, rms_norm
 from solutions.data_parallel import fold_key_over_axes
@@ -48,7 +48,6 @@ def gathers_logits(params, x, targets, gather_matmul, axis_name):
 # More gathers and scatters: where sums replace them, these are the excess.
 TWICE_AS_OFTEN = ("all-gather bytes", "all-reduce bytes", "reduce-scatter bytes")
 TWO_AND_SUMS = ("tensor=4", "data=2 x tensor=2, all-reduces")
-NUMBERS, GRADIENTS = ("gradient norm", "gradients", "values"), ("gradient norm", "gradients")
 block, parallel = partial(patch, tp_transformer_block), partial(patch, parallel_transformer_block)
 embed, loss, step = (partial(patch, f) for f in (vocab_parallel_embed, vocab_parallel_loss, tp_transformer_step))
 SCATTERED_ROWS = "x = lax.psum_scatter(rows, axis_name, scatter_dimension=1, tiled=True)"
@@ -105,7 +104,7 @@ MUTANTS = (
     embed(
         "spreads_rows_over_all_positions",
         {"index * x.shape[1],": "index * (len(position) // lax.axis_size(axis_name)),"},
-        *("gradients", "values"),
+        *WRONG,
     ),
     embed(
         "adds_positions_before_the_sum",
@@ -161,20 +160,17 @@ MUTANTS = (
     step("averages_shares", {"lax.psum(gradient, tensor_axis)": "lax.pmean(gradient, tensor_axis)"}, *NUMBERS),
     step("averages_twice", {"return updated,": "return lax.pmean(updated, data_axis),"}, "all-reduce bytes"),
     step("reports_the_loss_of_its_rows", {"lax.pmean(loss, data_axis)": "loss"}, "values"),
-    patch(
-        tp_transformer_block,
+    block(
         "sends_what_it_adds_round",
         {"drop(y, rate, second)": there_and_back("drop(y, rate, second)", "axis_name")},
         "other collectives",
     ),
-    patch(
-        parallel_transformer_block,
+    parallel(
         "sends_what_it_adds_round",
         {"return x + ": f"y = {there_and_back('y', 'axis_name')}\n    return x + "},
         "other collectives",
     ),
-    patch(
-        parallel_transformer_block,
+    parallel(
         "sums_what_nobody_needs",
         {"return x + ": "y += 0 * lax.psum(y, axis_name)\n    return x + "},
         "all-reduce bytes",

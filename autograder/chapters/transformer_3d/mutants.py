@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from autograder.chapters.mutant import gathered_and_scattered, mutant, patch, there_and_back
+from autograder.chapters.mutant import GRADIENTS, NUMBERS, gathered_and_scattered, mutant, patch, there_and_back
 from solutions.tp_transformer import tp_transformer_block
 from solutions.transformer_3d import (
     choose_mesh,
@@ -76,8 +76,7 @@ gathers_in_every_tick = gathering_in_every_tick(forward_3d)
 init, forward = partial(patch, init_3d), partial(patch, forward_3d)
 whole, stage, layers = partial(patch, whole_weights), partial(patch, stage_3d), partial(patch, layers_3d)
 step, choose = partial(patch, train_step_3d), partial(patch, choose_mesh)
-PLACED, NUMBERS = ("split dims", "state bytes per device"), ("gradient norm", "gradients", "values")
-GRADIENTS = ("gradient norm", "gradients")
+PLACED = ("split dims", "state bytes per device")
 FIRST, RINGS = "data=2 x pipe=2 x tensor=2", ("replica=1 x stage=2 x model=4, rings, parallel, dropout",)
 LOW, LOW_STAGE = "data=1 x pipe=3 x tensor=2, bfloat16, dropout", "replica=1 x stage=1 x model=4, bfloat16, rings"
 LOW_LAYERS = "data=2 x pipe=1 x tensor=2, bfloat16, rings"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.chapters.mutant import gathered_and_scattered, in_microbatches, mutant, patch, there_and_back
+from autograder.chapters.mutant import NUMBERS, gathered_and_scattered, in_microbatches, mutant, patch, there_and_back
 from autograder.chapters.zero.alternatives import own_part
 from course.mesh import as_varying
 from course.model import full_loss
@@ -142,6 +143,9 @@ def stacks_the_parts_of_a_microbatch(params, state, specs, batch, model, axis_na
     return _after(total, params, state, specs, axis_name, num_microbatches, config)
 
 
+begin, norm, adamw = (partial(patch, f) for f in (shard_optimizer_state, global_norm, sharded_adamw))
+zero1, zero2 = (partial(patch, f) for f in (zero1_step, zero2_step))
+
 # In shard_optimizer_state.
 PARTS = "parts, specs = shard_params(params, axis_name, min_size)"
 ZEROS = "jax.tree.map(jnp.zeros_like, parts)"
@@ -175,57 +179,41 @@ WHOLE_AT_THE_END = "g if axis_name in s else lax.pmean(g, axis_name)"
 STATE = ("split dims", "state bytes per device")
 GATHERED, SCATTERED_BYTES, REDUCED_BYTES = "all-gather bytes", "reduce-scatter bytes", "all-reduce bytes"
 OTHERS, TEMPORARIES = "other collectives", "live temporaries"
-GRADIENTS = ("gradients", "gradient norm", "values")
 
 MUTANTS = (
-    patch(
-        shard_optimizer_state,
-        "keeps_whole_moments",
-        {PARTS: "parts, specs = params, jax.tree.map(lambda _: jax.P(), params)"},
-        *STATE,
-    ),
-    patch(shard_optimizer_state, "ignores_min_size", {PARTS: PARTS.replace("min_size)", "0)")}, *STATE),
-    patch(shard_optimizer_state, "takes_min_size_for_bytes", {PARTS: PARTS.replace("size)", "size // 4)")}, *STATE),
-    patch(shard_optimizer_state, "begins_with_parameters", {ZEROS: "parts"}, "values"),
-    patch(shard_optimizer_state, "counts_from_one", {"jnp.zeros(()": "jnp.ones(()"}, "values"),
-    patch(shard_optimizer_state, "sends_parts_round", {ZEROS: SENT}, "communication"),
+    begin("keeps_whole_moments", {PARTS: "parts, specs = params, jax.tree.map(lambda _: jax.P(), params)"}, *STATE),
+    begin("ignores_min_size", {PARTS: PARTS.replace("min_size)", "0)")}, *STATE),
+    begin("takes_min_size_for_bytes", {PARTS: PARTS.replace("size)", "size // 4)")}, *STATE),
+    begin("begins_with_parameters", {ZEROS: "parts"}, "values"),
+    begin("counts_from_one", {"jnp.zeros(()": "jnp.ones(()"}, "values"),
+    begin("sends_parts_round", {ZEROS: SENT}, "communication"),
     mutant("global_norm", gathers_every_leaf, OTHERS),
-    patch(global_norm, "forgets_the_other_devices", {REDUCED: "total"}, "values"),
+    norm("forgets_the_other_devices", {REDUCED: "total"}, "values"),
     mutant("global_norm", counts_every_copy, "values"),
-    patch(global_norm, "sums_over_one_axis_alone", {"lax.psum(total, axes)": "lax.psum(total, axes[:1])"}, "values"),
-    patch(
-        global_norm,
+    norm("sums_over_one_axis_alone", {"lax.psum(total, axes)": "lax.psum(total, axes[:1])"}, "values"),
+    norm(
         "reduces_whole_leaves",
         {"jnp.sum(leaf**2)": "jnp.sum(lax.psum(leaf**2, axes) if axes else leaf**2)", REDUCED: "total"},
         "all-reduces",
         REDUCED_BYTES,
     ),
-    patch(
-        global_norm,
-        "sends_each_sum_twice",
-        {"lax.psum(total, axes)": "lax.psum(jnp.stack([total, total]), axes)[0]"},
-        REDUCED_BYTES,
+    norm(
+        "sends_each_sum_twice", {"lax.psum(total, axes)": "lax.psum(jnp.stack([total, total]), axes)[0]"}, REDUCED_BYTES
     ),
     mutant("sharded_adamw", gathers_moments_and_gradients, GATHERED),
-    patch(
-        sharded_adamw,
+    adamw(
         "clips_by_the_norm_of_its_parts",
         {NORM: "jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(gradients)))"},
         "values",
         REDUCED_BYTES,
     ),
-    patch(sharded_adamw, "returns_the_clipped_norm", {"}, norm": "}, keep * norm"}, "values"),
-    patch(
-        sharded_adamw,
-        "scales_small_gradients_up",
-        {KEEP: "config.clip / norm"},
-        "values",
-        shown_by=("node=4 x data=2, over both",),
+    adamw("returns_the_clipped_norm", {"}, norm": "}, keep * norm"}, "values"),
+    adamw(
+        "scales_small_gradients_up", {KEEP: "config.clip / norm"}, "values", shown_by=("node=4 x data=2, over both",)
     ),
-    patch(sharded_adamw, "forgets_to_correct_the_moments", {"m / (1 - config.beta1**time)": "m"}, "values"),
-    patch(sharded_adamw, "decays_stacked_biases", {' - (path[0].key == "layers")': ""}, "values"),
-    patch(
-        sharded_adamw,
+    adamw("forgets_to_correct_the_moments", {"m / (1 - config.beta1**time)": "m"}, "values"),
+    adamw("decays_stacked_biases", {' - (path[0].key == "layers")': ""}, "values"),
+    adamw(
         "decays_through_the_moments",
         {
             "m = config.beta1 * m": "gradient = gradient + decay * part\n        m = config.beta1 * m",
@@ -233,48 +221,33 @@ MUTANTS = (
         },
         "values",
     ),
-    patch(
-        sharded_adamw,
+    adamw(
         "fixes_the_betas",
         {"config.beta1 * m": "0.8 * m", "config.beta2 * v": "0.9 * v"},
         "values",
         shown_by=("pipe=3 x tensor=2",),
     ),
-    patch(
-        sharded_adamw,
-        "puts_eps_under_the_root",
-        {"jnp.sqrt(square) + config.eps": "jnp.sqrt(square + config.eps)"},
-        "values",
-    ),
-    patch(sharded_adamw, "sums_padded_parts", {PUT_TOGETHER: PADDED}, GATHERED, REDUCED_BYTES),
-    patch(sharded_adamw, "gathers_in_bfloat16", {PUT_TOGETHER: IN_BFLOAT16}, "values", GATHERED),
-    patch(sharded_adamw, "sends_the_norm_round", {"}, norm": f"}}, {there_and_back('norm', 'axis_name')}"}, OTHERS),
+    adamw("puts_eps_under_the_root", {"jnp.sqrt(square) + config.eps": "jnp.sqrt(square + config.eps)"}, "values"),
+    adamw("sums_padded_parts", {PUT_TOGETHER: PADDED}, GATHERED, REDUCED_BYTES),
+    adamw("gathers_in_bfloat16", {PUT_TOGETHER: IN_BFLOAT16}, "values", GATHERED),
+    adamw("sends_the_norm_round", {"}, norm": f"}}, {there_and_back('norm', 'axis_name')}"}, OTHERS),
     mutant("zero1_step", updates_whole_leaves, GATHERED, TEMPORARIES),
-    patch(
-        zero1_step,
+    zero1(
         "reduces_whole_gradients",
         {SCATTERED: OWN_PART.format("lax.psum(gradient, axis_name)")},
         SCATTERED_BYTES,
         REDUCED_BYTES,
     ),
-    patch(zero1_step, "keeps_its_own_gradient", {SCATTERED: OWN_PART.format("gradient")}, *GRADIENTS, SCATTERED_BYTES),
-    patch(zero1_step, "sums_gradients", {MEAN_OF_PARTS: "return total"}, *GRADIENTS),
-    patch(zero1_step, "forgets_whole_leaves", {MEAN_OF_WHOLE: "return gradient"}, *GRADIENTS, REDUCED_BYTES),
-    patch(zero1_step, "returns_its_own_loss", {MEAN_LOSS: "loss"}, "values", REDUCED_BYTES),
-    patch(
-        zero1_step,
-        "forgets_the_new_state",
-        {"params, state, norm": "params, _, norm"},
-        "values",
-        "gradients",
-        "gradient norm",
-    ),
-    patch(zero1_step, "sends_the_loss_round", {MEAN_LOSS: there_and_back(MEAN_LOSS, "axis_name")}, OTHERS),
+    zero1("keeps_its_own_gradient", {SCATTERED: OWN_PART.format("gradient")}, *NUMBERS, SCATTERED_BYTES),
+    zero1("sums_gradients", {MEAN_OF_PARTS: "return total"}, *NUMBERS),
+    zero1("forgets_whole_leaves", {MEAN_OF_WHOLE: "return gradient"}, *NUMBERS, REDUCED_BYTES),
+    zero1("returns_its_own_loss", {MEAN_LOSS: "loss"}, "values", REDUCED_BYTES),
+    zero1("forgets_the_new_state", {"params, state, norm": "params, _, norm"}, *NUMBERS),
+    zero1("sends_the_loss_round", {MEAN_LOSS: there_and_back(MEAN_LOSS, "axis_name")}, OTHERS),
     mutant("zero2_step", keeps_whole_gradients_between_microbatches, TEMPORARIES, SCATTERED_BYTES),
     mutant("zero2_step", scatters_after_each_backward_pass, TEMPORARIES),
     mutant("zero2_step", stacks_the_parts_of_a_microbatch, TEMPORARIES),
-    patch(
-        zero2_step,
+    zero2(
         "fetches_parameters_in_every_microbatch",
         {
             "loss, total = carry": "loss, total = carry\n        whole = jax.tree.map(lambda leaf, spec: "
@@ -288,8 +261,7 @@ MUTANTS = (
         GATHERED,
         TEMPORARIES,
     ),
-    patch(
-        zero2_step,
+    zero2(
         "scatters_once_after_all_microbatches",
         {
             "if axis_name not in spec:": "if total is not None:",
@@ -300,8 +272,7 @@ MUTANTS = (
         TEMPORARIES,
         SCATTERED_BYTES,
     ),
-    patch(
-        zero2_step,
+    zero2(
         "adds_into_a_new_stack",
         {
             IN_PLACE: "total = jax.tree.map(lambda t, g, s: t + part_of(g, s), total, gradients, layer_specs)",
@@ -313,14 +284,13 @@ MUTANTS = (
         },
         TEMPORARIES,
     ),
-    patch(zero2_step, "sums_microbatches", {"x / num_microbatches": "x"}, *GRADIENTS),
-    patch(zero2_step, "keeps_the_last_microbatch_alone", {".add(part_of": ".set(part_of"}, *GRADIENTS),
-    patch(zero2_step, "forgets_whole_leaves_in_parts", {WHOLE_AT_THE_END: "g"}, *GRADIENTS, REDUCED_BYTES),
-    patch(
-        zero2_step,
+    zero2("sums_microbatches", {"x / num_microbatches": "x"}, *NUMBERS),
+    zero2("keeps_the_last_microbatch_alone", {".add(part_of": ".set(part_of"}, *NUMBERS),
+    zero2("forgets_whole_leaves_in_parts", {WHOLE_AT_THE_END: "g"}, *NUMBERS, REDUCED_BYTES),
+    zero2(
         "averages_whole_leaves_every_time",
         {"return gradient\n": "return lax.pcast(lax.pmean(gradient, axis_name), axis_name, to='varying')\n"},
         REDUCED_BYTES,
     ),
-    patch(zero2_step, "sends_its_loss_round", {MEAN_LOSS: there_and_back(MEAN_LOSS, "axis_name")}, OTHERS),
+    zero2("sends_its_loss_round", {MEAN_LOSS: there_and_back(MEAN_LOSS, "axis_name")}, OTHERS),
 )
