@@ -105,8 +105,8 @@ def same_tree(what: str, tree: Any, like: Any, is_leaf: Any = None) -> Any:
     )
 
 
-def same_shapes(name: str, tree: Any, like: Any, case: Case[Any]) -> None:
-    """Require the structure of ``like``, and the shape and dtype of every leaf.
+def same_shapes(name: str, tree: Any, like: Any, case: Case[Any]) -> Any:
+    """Return ``tree`` if it has the structure of ``like``, and the shape and dtype of every leaf.
 
     Raises:
         Mismatch: They differ; the message names the leaf, the mesh, and both values.
@@ -121,6 +121,7 @@ def same_shapes(name: str, tree: Any, like: Any, case: Case[Any]) -> None:
             if not path:
                 raise Mismatch(f"{name} returned {describe(leaf)} {case.place}, {expected}")
             raise Mismatch(f"leaf {path_name('', path)} {case.place}: {name} gives {describe(leaf)}, {expected}")
+    return tree
 
 
 def scalar(name: str, result: Any, what: str) -> None:

@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case, Ordered, Sizes
 from autograder.contract.case_builders import groups_of, others_of, parts_of, tensor_of
-from autograder.contract.output_checks import describe
-from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
+from autograder.contract.output_checks import same_shapes
+from autograder.contract.wrapping import Wrapped, Wrapping, on_mesh
 from course.mesh import varying
 
 GATHER, SCATTER = "gather", "scatter"
@@ -86,15 +86,9 @@ def wrap_product(name: str, function: Any, case: Case[Product]) -> Wrapped:
         results["gradients"] = {"x": specs["x"], "kernel": P(others, axis) if split else P((*others, axis))}
 
     def run(x, kernel):
-        result = function(x, kernel, axis)
         rows = s.rows * (n if split else 1)
         expected = jax.ShapeDtypeStruct((*x.shape[:-2], rows, s.d_out), np.float32)
-        if not hasattr(result, "shape") or (result.shape, result.dtype) != (expected.shape, expected.dtype):
-            raise Mismatch(
-                f"{case.place} {name} gets {describe(x)} and {describe(kernel)} and gives "
-                f"{describe(result)}, expected {describe(expected)}"
-            )
-        return result
+        return same_shapes(name, function(x, kernel, axis), expected, case)
 
     def local(x, kernel, upstream=None):
         x, kernel, upstream = varying((x, kernel, upstream), case.mesh)
@@ -143,12 +137,7 @@ def wrap_mlp(function: Any, case: Case[Mlp]) -> Wrapped:
     activations = jax.ShapeDtypeStruct(rows_shape(case, case.sizes.width), np.float32)
 
     def run(params, x):
-        result = function(params, x, axis)
-        if not hasattr(result, "shape") or (result.shape, result.dtype) != (x.shape, x.dtype):
-            raise Mismatch(
-                f"{case.place} async_tp_mlp gets {describe(x)} and gives {describe(result)}, expected {describe(x)}"
-            )
-        return result
+        return same_shapes("async_tp_mlp", function(params, x, axis), x, case)
 
     def local(params, x, upstream):
         params = varying(params, (axis,) if case.sizes.shared else case.mesh)

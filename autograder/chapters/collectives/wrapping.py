@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case, Ordered, Sizes
 from autograder.contract.case_builders import axis_of, axis_size
-from autograder.contract.output_checks import describe
+from autograder.contract.output_checks import same_shapes
 from autograder.contract.value_tasks import wrap_answer
-from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
+from autograder.contract.wrapping import Wrapped, Wrapping, on_mesh
 from course.mesh import as_varying
 
 RINGS = ("ring_all_gather", "ring_reduce_scatter", "ring_all_reduce", "ring_all_to_all")
@@ -57,13 +57,7 @@ def _wrap_ring(name: str) -> Wrapping:
         dtype = np.dtype(case.sizes.dtype)
 
         def run(x):
-            result = function(x, axis)
-            expected = jax.ShapeDtypeStruct(leaves, dtype)
-            if not hasattr(result, "shape") or (result.shape, result.dtype) != (expected.shape, expected.dtype):
-                raise Mismatch(
-                    f"{case.place} {name} got {describe(x)} and returned {describe(result)}, "
-                    f"expected {describe(expected)}"
-                )
+            result = same_shapes(name, function(x, axis), jax.ShapeDtypeStruct(leaves, dtype), case)
             return as_varying(result, axis)
 
         def forward(x):

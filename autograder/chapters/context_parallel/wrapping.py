@@ -152,9 +152,7 @@ def wrap_ring(function: Any, case: Case[Heads]) -> Wrapped:
 
     def local(q, k, v, upstream=None):
         def attend(q, k, v):
-            result = function(q, k, v, _order(case), axis)
-            if not hasattr(result, "shape") or (result.shape, result.dtype) != (q.shape, q.dtype):
-                raise Mismatch(f"ring_attention returned {describe(result)}, expected {describe(q)}")
+            result = same_shapes("ring_attention", function(q, k, v, _order(case), axis), q, case)
             return varying(result, case.mesh)
 
         q, k, v = varying((q, k, v), case.mesh)

@@ -179,8 +179,7 @@ def wrap_dispatch(function: Any, case: Case[Routing]) -> Wrapped:
     def local(x, experts, places_of, upstream):
         def placed(x):
             result = function(x, experts, places_of, s.num_experts, s.capacity)
-            output_checks.same_shapes("dispatch", result, places, case)
-            return varying(result, case.mesh)
+            return varying(output_checks.same_shapes("dispatch", result, places, case), case.mesh)
 
         values, back = jax.vjp(placed, x)
         return {"values": values, "gradients": back(upstream)[0]}
@@ -202,8 +201,7 @@ def wrap_combine(function: Any, case: Case[Routing]) -> Wrapped:
     def local(y, gates, experts, places, upstream):
         def combined(y, gates):
             result = function(y, gates, experts, places)
-            output_checks.same_shapes("combine", result, tokens, case)
-            return varying(result, case.mesh)
+            return varying(output_checks.same_shapes("combine", result, tokens, case), case.mesh)
 
         values, back = jax.vjp(combined, y, gates)
         return {"values": values, "gradients": dict(zip(("y", "gates"), back(upstream), strict=True))}

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case, ModelSizes, Sizes
 from autograder.contract.case_builders import KEY, groups_of, others_of, params_by_head, parts_of, tensor_of
-from autograder.contract.output_checks import describe, same_shapes
+from autograder.contract.output_checks import same_shapes
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
 from course.layout import tensor_specs
 from course.mesh import varying, varying_axes
@@ -56,14 +56,6 @@ class Heads(Sizes):
     large: bool = False
 
 
-def _array(name: str, result: Any, like: Any, case: Case[Any]) -> Any:
-    """Return ``result`` if it is an array like ``like``."""
-    if not hasattr(result, "shape"):
-        raise Mismatch(f"{name} returned {describe(result)}, expected an array, {describe(like)}")
-    same_shapes(name, {"result": result}, {"result": like}, case)
-    return result
-
-
 def wrap_region(name: str, function: Any, case: Case[Region]) -> Wrapped:
     """Values and gradients, each device's own: ``[tensor, rows, seq or seq/tensor, width]``."""
     s, axis, others, n = case.sizes, tensor_of(case), others_of(case) or None, parts_of(case)
@@ -80,7 +72,7 @@ def wrap_region(name: str, function: Any, case: Case[Region]) -> Wrapped:
         x, upstream = (a.reshape(s.rows, -1, s.width) for a in (x, upstream))
 
         def run(x):
-            result = _array(name, function(x, axis, s.split), like, case)
+            result = same_shapes(name, function(x, axis, s.split), like, case)
             if name == ENTER and not s.split and axis not in varying_axes(result):
                 kind = f"an array that is typed as the same on every device of {axis!r}"
                 raise Mismatch(f"{name} returned {kind}, expected one that varies over {axis!r}")
@@ -127,7 +119,7 @@ def wrap_stack(name: str, function: Any, case: Case[Stack]) -> Wrapped:
         def run(params, x):
             def layer(x, numbered):
                 number, weights = numbered
-                y = _array(
+                y = same_shapes(
                     name, function(weights, x, jax.random.fold_in(key, number), s.dropout, *extra_args, axis), x, case
                 )
                 if extra_args and not called:
@@ -152,7 +144,7 @@ def wrap_attention(function: Any, case: Case[Heads]) -> Wrapped:
 
     def local(q, k, v, upstream):
         def run(q, k, v):
-            return _array(ULYSSES, function(q, k, v, s.chunk, tensor_of(case)), q, case)
+            return same_shapes(ULYSSES, function(q, k, v, s.chunk, tensor_of(case)), q, case)
 
         values, back = jax.vjp(run, q, k, v)
         return {"values": values, "gradients": dict(zip("qkv", back(upstream), strict=True))}

@@ -93,17 +93,6 @@ def _float32_scalar(name: str, loss: Any) -> Any:
     return loss
 
 
-def _like(name: str, result: Any, expected: Any, case: Case[Any]) -> Any:
-    """Return ``result`` if it is an array like ``expected``.
-
-    Raises:
-        Mismatch: It is not one.
-    """
-    if (getattr(result, "shape", None), getattr(result, "dtype", None)) != (expected.shape, expected.dtype):
-        raise Mismatch(f"{name} returned {describe(result)}, expected {describe(expected)} in the case {case.name}")
-    return result
-
-
 def transformer_params(case: Case[Batch]) -> Any:
     """Shapes of the parameters of ``mixed_precision_loss``."""
     s, width, hidden = case.sizes, case.sizes.width, case.sizes.hidden
@@ -182,7 +171,7 @@ def wrap_layers(name: str, function: Any, case: Case[Batch]) -> Wrapped:
 
     def local(params, inputs, upstream):
         def run(params, inputs):
-            return _like(name, function(layer, params, inputs), x, case)
+            return same_shapes(name, function(layer, params, inputs), x, case)
 
         values, transpose = jax.vjp(run, params, inputs)
         of_params, of_inputs = transpose(upstream)
@@ -253,7 +242,7 @@ def wrap_scaled_step(function: Any, case: Case[Scaling]) -> Wrapped:
         same_shapes("scaled_step", same_tree("params", new, params), params, case)
         state = same_tree("state", state, carry[1])
         for name in ("scale", "good_steps"):
-            _like(f"scaled_step, as {name},", state[name], carry[1][name], case)
+            same_shapes(f"scaled_step, as {name},", state[name], carry[1][name], case)
         _float32_scalar("scaled_step, as loss,", loss)
         return (new, state), (new, state, loss)
 
@@ -281,7 +270,7 @@ def wrap_attention(function: Any, case: Case[Heads]) -> Wrapped:
 
     def local(q, k, v, upstream):
         def attend(q, k, v):
-            return _like("chunked_attention", function(q, k, v, s.chunk), x, case)
+            return same_shapes("chunked_attention", function(q, k, v, s.chunk), x, case)
 
         values, transpose = jax.vjp(attend, q, k, v)
         return {"values": values, "gradients": dict(zip("qkv", transpose(upstream), strict=True))}

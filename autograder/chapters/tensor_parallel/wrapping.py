@@ -181,10 +181,7 @@ def wrap_layer(name: str, function: Any, case: Case[Any]) -> Wrapped:
         params = varying(params, case.mesh)
 
         def run(params, x):
-            result = function(params, x, tensor_of(case))
-            if not hasattr(result, "shape"):
-                raise Mismatch(f"{name} returned {describe(result)}, expected float32{local_shape}")
-            same_shapes(name, {"result": result}, {"result": leaf(*local_shape)}, case)
+            result = same_shapes(name, function(params, x, tensor_of(case)), leaf(*local_shape), case)
             return varying(result, case.mesh)
 
         if upstream is None:

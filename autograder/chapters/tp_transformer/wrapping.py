@@ -23,8 +23,8 @@ from autograder.contract.case_builders import (
     parts_of,
     tensor_of,
 )
-from autograder.contract.output_checks import describe, same_shapes, scalar, state_and_loss
-from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh, sgd_steps
+from autograder.contract.output_checks import same_shapes, scalar, state_and_loss
+from autograder.contract.wrapping import Wrapped, Wrapping, on_mesh, sgd_steps
 from course.layout import tensor_specs
 from course.mesh import varying
 
@@ -115,10 +115,7 @@ def wrap_block(name: str, function: Any, case: Case[Sizes]) -> Wrapped:
 
         def run(params, x):
             y = function(params, x, key, case.sizes.dropout, *_collectives_of(case), axis)
-            if not hasattr(y, "shape"):
-                raise Mismatch(f"{name} returned {describe(y)}, expected x plus what it adds, like x")
-            same_shapes(name, {"y": y}, {"y": x}, case)
-            return varying(y, case.mesh)
+            return varying(same_shapes(name, y, x, case), case.mesh)
 
         values, back = jax.vjp(run, varying(params, case.mesh), x)
         of_params, of_x = back(upstream)
@@ -144,15 +141,12 @@ def wrap_embed(function: Any, case: Case[Sizes]) -> Wrapped:
     axis, rows, shapes = tensor_of(case), others_of(case) or None, params_by_head(case)["embed"]
     block, name = P(rows, axis), "vocab_parallel_embed"
     results = {"values": block, "gradients": _result_specs(shapes, case)}
-    expected = (case.sizes.rows, case.sizes.seq // parts_of(case), case.sizes.width)
+    shape = (case.sizes.rows, case.sizes.seq // parts_of(case), case.sizes.width)
+    like = jax.ShapeDtypeStruct(shape, np.float32)
 
     def local(params, tokens, upstream):
         def run(params):
-            x = function(params, tokens, axis)
-            if not hasattr(x, "shape"):
-                raise Mismatch(f"{name} returned {describe(x)}, expected activations of this device's rows")
-            same_shapes(name, {"x": x}, {"x": jax.ShapeDtypeStruct(expected, np.float32)}, case)
-            return varying(x, case.mesh)
+            return varying(same_shapes(name, function(params, tokens, axis), like, case), case.mesh)
 
         values, back = jax.vjp(run, varying(params, case.mesh))
         return {"values": values, "gradients": _with_leading_dims(back(upstream)[0])}

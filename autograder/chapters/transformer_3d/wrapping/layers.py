@@ -97,8 +97,7 @@ def wrap_stage(function: Any, case: Case[Sizes]) -> Wrapped:
         def computed(layers, x):
             weights = jax.tree.map(lambda leaf: leaf[0, 0], layers)
             y = function(weights, x, own, place + 1, place * depth, options_of(case), tensor)
-            same_shapes("stage_3d", y, x, case)
-            return varying(y, case.mesh)
+            return varying(same_shapes("stage_3d", y, x, case), case.mesh)
 
         y, back = jax.vjp(computed, varying(layers, case.mesh), varying(x, case.mesh))
         of_layers, of_x = back(varying(upstream, case.mesh))
@@ -133,8 +132,7 @@ def wrap_layers(function: Any, case: Case[Sizes]) -> Wrapped:
 
         def computed(layers, x):
             y = function(layers, specs, x, own, options_of(case), data, pipe, tensor)
-            same_shapes("layers_3d", y, x, case)
-            return varying(y, case.mesh)
+            return varying(same_shapes("layers_3d", y, x, case), case.mesh)
 
         y, back = jax.vjp(computed, varying(layers, case.mesh), varying(x, case.mesh))
         last = stage == lax.axis_size(pipe) - 1
