@@ -79,6 +79,7 @@ class Ordered(Sizes):
 
 
 S = TypeVar("S", bound=Sizes, covariant=True)
+T = TypeVar("T", bound=Sizes)
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,12 @@ class Case(Generic[S]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh", Mesh(self.mesh))
+
+    @classmethod
+    def on(cls, name: str, sizes: T, quick: bool = False) -> Case[T]:
+        """The case whose name begins with its mesh: ``data=2 x tensor=4``, or ``data=8, width 4096``."""
+        axes = (axis.split("=") for axis in name.split(", ")[0].split(" x "))
+        return Case(name, {axis: int(size) for axis, size in axes}, sizes, quick)
 
     @property
     def mesh_text(self) -> str:

@@ -287,6 +287,12 @@ def test_a_case_is_named_by_its_mesh_and_by_what_else_tells_it_from_others(name,
     assert Case(name, {"data": 2, "tensor": 4}, sizes).place == place
 
 
+@pytest.mark.parametrize("rest", ["", ", 4,096 rows of width 8 x 2"])
+def test_a_case_takes_its_mesh_from_its_name(rest):
+    name = f"tensor=4 x data=2{rest}"
+    assert Case.on(name, Sizes(), quick=True) == Case(name, {"tensor": 4, "data": 2}, Sizes(), quick=True)
+
+
 @pytest.mark.parametrize(
     ("spacings", "rate", "right"), [(0, 1.0, True), (1, 1.0, True), (1, 4.0, True), (2, 1.0, False)]
 )

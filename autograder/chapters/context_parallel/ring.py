@@ -136,20 +136,14 @@ RING_ATTENTION = Task(
     points=6,
     core_facts=("exposed communication", "live temporaries"),
     cases=(
-        Case("context=8", {"context": 8}, _HEADS, quick=True),
-        Case(
-            "data=2 x context=3",
-            {"data": 2, "context": 3},
-            _HEADS.replace(rows=2, chunks=1, length=4, num_heads=6),
-            quick=True,
-        ),
-        Case("context=4, forward alone", {"context": 4}, _HEADS.replace(backward=False)),
-        Case(
+        Case.on("context=8", _HEADS, quick=True),
+        Case.on("data=2 x context=3", _HEADS.replace(rows=2, chunks=1, length=4, num_heads=6), quick=True),
+        Case.on("context=4, forward alone", _HEADS.replace(backward=False)),
+        Case.on(
             "model=2 x ring=4, in any order, large scores",
-            {"model": 2, "ring": 4},
             _HEADS.replace(shuffled=True, turn=1, large=True, num_heads=2, head_dim=4),
         ),
-        Case("data=2 x context=1", {"data": 2, "context": 1}, _HEADS),
+        Case.on("data=2 x context=1", _HEADS),
     ),
     unseen=_unseen_heads,
     draw=draw_heads,
@@ -157,7 +151,7 @@ RING_ATTENTION = Task(
     facts=ring_facts,
     given=given,
     stretches=({"length": 128}, {"num_heads": 8, "num_kv_heads": 4, "head_dim": 256}),
-    at_scale=(Case("context=8, 16,384 tokens", {"context": 8}, _HEADS.replace(**_LARGE)), "context=8"),
+    at_scale=(Case.on("context=8, 16,384 tokens", _HEADS.replace(**_LARGE)), "context=8"),
     naive_memory="gathers_keys_and_values",
     naive_time="gathers_keys_and_values",
 )

@@ -249,26 +249,18 @@ EXECUTE_SCHEDULE = Task(
     points=5,
     core_facts=("bubble", "live temporaries"),
     cases=(
-        Case("pipe=4, ZB-H1", {"pipe": 4}, _SMALL, quick=True),
-        Case("pipe=2, interleaved", {"pipe": 2}, _LOOP.replace(num_microbatches=4, num_layers=2), quick=True),
-        Case(
-            "data=2 x stage=3, GPipe",
-            {"data": 2, "stage": 3},
-            _SMALL.replace(schedule="gpipe", num_microbatches=2, activation="sigmoid"),
-        ),
-        Case("pipe=5, 1F1B", {"pipe": 5}, _SMALL.replace(schedule="1f1b", num_microbatches=7)),
-        Case(
-            "pipe=4 x data=2, breadth-first",
-            {"pipe": 4, "data": 2},
-            _LOOP.replace(schedule="breadth_first", num_microbatches=3),
-        ),
-        Case("pipe=1, interleaved", {"pipe": 1}, _LOOP.replace(num_microbatches=2)),
+        Case.on("pipe=4, ZB-H1", _SMALL, quick=True),
+        Case.on("pipe=2, interleaved", _LOOP.replace(num_microbatches=4, num_layers=2), quick=True),
+        Case.on("data=2 x stage=3, GPipe", _SMALL.replace(schedule="gpipe", num_microbatches=2, activation="sigmoid")),
+        Case.on("pipe=5, 1F1B", _SMALL.replace(schedule="1f1b", num_microbatches=7)),
+        Case.on("pipe=4 x data=2, breadth-first", _LOOP.replace(schedule="breadth_first", num_microbatches=3)),
+        Case.on("pipe=1, interleaved", _LOOP.replace(num_microbatches=2)),
     ),
     unseen=unseen_execute,
     draw=draw_execute,
     oracle=execute_oracle,
     facts=execute_facts,
-    at_scale=(Case("pipe=4, ZB-H1, width 512", {"pipe": 4}, _SMALL.replace(width=512, rows=256)), "pipe=4, ZB-H1"),
+    at_scale=(Case.on("pipe=4, ZB-H1, width 512", _SMALL.replace(width=512, rows=256)), "pipe=4, ZB-H1"),
     naive_memory="keeps_a_place_for_every_microbatch",
     naive_time="computes_everything_and_chooses",
     machine=MACHINE,
@@ -278,19 +270,15 @@ TWO_WEIGHT_VERSIONS_STEP = Task(
     wrapping=WRAPPINGS["two_weight_versions_step"],
     points=2,
     cases=(
-        Case("data=2 x pipe=2, 1F1B", {"data": 2, "pipe": 2}, _STEPS, quick=True),
-        Case(
-            "pipe=2 x replica=3, ZB-H1",
-            {"pipe": 2, "replica": 3},
-            _STEPS.replace(schedule="zero_bubble", num_microbatches=3, rows=1),
-            quick=True,
+        Case.on("data=2 x pipe=2, 1F1B", _STEPS, quick=True),
+        Case.on(
+            "pipe=2 x replica=3, ZB-H1", _STEPS.replace(schedule="zero_bubble", num_microbatches=3, rows=1), quick=True
         ),
-        Case(
+        Case.on(
             "data=1 x pipe=5, GPipe, 2 layers",
-            {"data": 1, "pipe": 5},
             _STEPS.replace(schedule="gpipe", num_microbatches=2, num_layers=2, activation="sigmoid", steps=3),
         ),
-        Case("data=8 x pipe=1, 1F1B", {"data": 8, "pipe": 1}, _STEPS.replace(num_microbatches=2)),
+        Case.on("data=8 x pipe=1, 1F1B", _STEPS.replace(num_microbatches=2)),
     ),
     unseen=unseen_versions,
     draw=draw_versions,

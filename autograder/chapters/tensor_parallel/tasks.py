@@ -165,12 +165,10 @@ def _dense(name: str, narrow: str, wide: str, judge: Callable[[TaskEvidence], li
         points=2,
         core_facts=("all-gather bytes" if narrow == "d_in" else "reduce-scatter bytes",),
         cases=(
-            Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, sizes, quick=True),
-            Case("tensor=6, no bias", {"tensor": 6}, sizes.replace(bias=False, batch=0), quick=True),
-            Case(
-                "replica=2 x model=2, two dims in front", {"replica": 2, "model": 2}, sizes.replace(more=(5,), rows=6)
-            ),
-            Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, sizes.replace(bias=False)),
+            Case.on("data=2 x tensor=4", sizes, quick=True),
+            Case.on("tensor=6, no bias", sizes.replace(bias=False, batch=0), quick=True),
+            Case.on("replica=2 x model=2, two dims in front", sizes.replace(more=(5,), rows=6)),
+            Case.on("data=2 x tensor=1", sizes.replace(bias=False)),
         ),
         unseen=unseen,
         draw=partial(draw_layer, name),
@@ -263,18 +261,18 @@ TP_MLP = Task(
     points=3,
     core_facts=("collectives forward",),
     cases=(
-        Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, _MLP, quick=True),
-        Case("tensor=8", {"tensor": 8}, _MLP.replace(batch=0), quick=True),
-        Case(FORWARD_ALONE, {"tensor": 3}, _MLP.replace(backward=False), quick=True),
-        Case("replica=2 x model=2, two dims in front", {"replica": 2, "model": 2}, _MLP.replace(more=(5,), rows=6)),
-        Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, _MLP),
+        Case.on("data=2 x tensor=4", _MLP, quick=True),
+        Case.on("tensor=8", _MLP.replace(batch=0), quick=True),
+        Case.on(FORWARD_ALONE, _MLP.replace(backward=False), quick=True),
+        Case.on("replica=2 x model=2, two dims in front", _MLP.replace(more=(5,), rows=6)),
+        Case.on("data=2 x tensor=1", _MLP),
     ),
     unseen=_unseen_mlp,
     draw=partial(draw_layer, "tp_mlp"),
     oracle=partial(layer_oracle, on_one_device=mlp_on_one_device),
     facts=mlp_facts,
     at_scale=(
-        Case("tensor=8, 4,096 rows of width 4,096", {"tensor": 8}, Mlp(batch=0, rows=4096, width=4096, hidden=16384)),
+        Case.on("tensor=8, 4,096 rows of width 4,096", Mlp(batch=0, rows=4096, width=4096, hidden=16384)),
         "tensor=8",
     ),
     naive_memory="gathers_the_hidden_features",
@@ -286,12 +284,12 @@ TP_ATTENTION = Task(
     points=3,
     core_facts=("collectives forward",),
     cases=(
-        Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, _HEADS, quick=True),
-        Case("tensor=8", {"tensor": 8}, _HEADS, quick=True),
+        Case.on("data=2 x tensor=4", _HEADS, quick=True),
+        Case.on("tensor=8", _HEADS, quick=True),
         # Visible scores can be as far below the hidden ones as a finite mask lowers those; gradients would be inexact.
-        Case(FORWARD_ALONE, {"tensor": 3}, _HEADS.replace(num_heads=6, spread=100.0, backward=False), quick=True),
-        Case("replica=2 x model=2, 6 heads", {"replica": 2, "model": 2}, _HEADS.replace(num_heads=6)),
-        Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, _HEADS),
+        Case.on(FORWARD_ALONE, _HEADS.replace(num_heads=6, spread=100.0, backward=False), quick=True),
+        Case.on("replica=2 x model=2, 6 heads", _HEADS.replace(num_heads=6)),
+        Case.on("data=2 x tensor=1", _HEADS),
     ),
     unseen=_unseen_attention,
     draw=partial(draw_layer, "tp_attention"),
@@ -369,10 +367,6 @@ _ONE_STEP = StepSizes(width=12, hidden=48, num_layers=2, features=6, outputs=10,
 _THREE_STEPS = _ONE_STEP.replace(num_layers=3, steps=3, rate_scale=0.2)
 
 
-def _on(data: int, tensor: int, sizes: StepSizes, **options: Any) -> Case[StepSizes]:
-    return Case(f"data={data} x tensor={tensor}", {"data": data, "tensor": tensor}, sizes, **options)
-
-
 def _unseen_step(rng: np.random.Generator) -> Case[StepSizes]:
     mesh = unseen_mesh(rng, *UNSEEN_MESHES)
     sizes = StepSizes(
@@ -392,12 +386,12 @@ TP_TRAIN_STEP = Task(
     wrapping=WRAPPINGS["tp_train_step"],
     points=5,
     cases=(
-        _on(2, 4, _ONE_STEP, quick=True),
-        Case("replica=2 x model=3, 3 steps", {"replica": 2, "model": 3}, _THREE_STEPS, quick=True),
-        _on(4, 2, _ONE_STEP),
-        _on(1, 8, _ONE_STEP),
-        _on(8, 1, _ONE_STEP),
-        _on(1, 1, _ONE_STEP.replace(rows=7)),
+        Case.on("data=2 x tensor=4", _ONE_STEP, quick=True),
+        Case.on("replica=2 x model=3, 3 steps", _THREE_STEPS, quick=True),
+        Case.on("data=4 x tensor=2", _ONE_STEP),
+        Case.on("data=1 x tensor=8", _ONE_STEP),
+        Case.on("data=8 x tensor=1", _ONE_STEP),
+        Case.on("data=1 x tensor=1", _ONE_STEP.replace(rows=7)),
     ),
     unseen=_unseen_step,
     draw=draw_step,

@@ -52,11 +52,11 @@ INIT_3D = Task(
     points=3,
     core_facts=("split dims",),
     cases=(
-        Case("data=2 x pipe=2 x tensor=2", {"data": 2, "pipe": 2, "tensor": 2}, _EIGHT_LAYERS, quick=True),
-        Case("replica=4 x stage=2 x model=1", {"replica": 4, "stage": 2, "model": 1}, _EIGHT_LAYERS, quick=True),
-        Case("data=1 x pipe=1 x tensor=8", {"data": 1, "pipe": 1, "tensor": 8}, _EIGHT_LAYERS),
-        Case("data=8 x pipe=1 x tensor=1", {"data": 8, "pipe": 1, "tensor": 1}, _EIGHT_LAYERS.replace(num_repeats=4)),
-        Case("data=1 x pipe=2 x tensor=1", {"data": 1, "pipe": 2, "tensor": 1}, _EIGHT_LAYERS.replace(num_repeats=1)),
+        Case.on("data=2 x pipe=2 x tensor=2", _EIGHT_LAYERS, quick=True),
+        Case.on("replica=4 x stage=2 x model=1", _EIGHT_LAYERS, quick=True),
+        Case.on("data=1 x pipe=1 x tensor=8", _EIGHT_LAYERS),
+        Case.on("data=8 x pipe=1 x tensor=1", _EIGHT_LAYERS.replace(num_repeats=4)),
+        Case.on("data=1 x pipe=2 x tensor=1", _EIGHT_LAYERS.replace(num_repeats=1)),
     ),
     unseen=_unseen_parts,
     draw=lambda rng, case: {"params": draw_leaves(rng, params_by_head(case))},
@@ -134,30 +134,25 @@ FORWARD_3D = Task(
     core_facts=("live temporaries", "exposed over data"),
     cases=(
         Case("data=2 x pipe=2 x tensor=2", _CUBE, SIZES, quick=True),
-        Case(
+        Case.on(
             "replica=1 x stage=2 x model=4, rings, parallel, dropout",
-            {"replica": 1, "stage": 2, "model": 4},
             _OPTIONS.replace(rings=True, parallel=True),
             quick=True,
         ),
-        Case(
+        Case.on(
             "data=1 x pipe=3 x tensor=2, bfloat16, dropout",
-            {"data": 1, "pipe": 3, "tensor": 2},
             _OPTIONS.replace(bfloat16=True, num_layers=6, num_microbatches=2),
         ),
-        Case(
+        Case.on(
             "data=2 x pipe=2 x tensor=1, bfloat16, parallel, no remat",
-            {"data": 2, "pipe": 2, "tensor": 1},
             SIZES.replace(bfloat16=True, parallel=True, remat=False, num_microbatches=3),
         ),
-        Case(
+        Case.on(
             "data=2 x pipe=1 x tensor=3, bfloat16, rings, parallel, no remat",
-            {"data": 2, "pipe": 1, "tensor": 3},
             _TWO_LAYERS.replace(**THREE, bfloat16=True, rings=True, parallel=True, remat=False),
         ),
-        Case(
+        Case.on(
             "data=4 x pipe=1 x tensor=2, rings, dropout, no remat",
-            {"data": 4, "pipe": 1, "tensor": 2},
             SIZES.replace(rings=True, dropout=0.25, remat=False, max_seq=16),
         ),
         # The stages share the loss, each with the outputs of more than one microbatch.
@@ -234,17 +229,11 @@ TRAIN_STEP_3D = Task(
     points=4,
     cases=(
         Case("data=2 x pipe=2 x tensor=2", _CUBE, _CHOSEN, quick=True),
-        Case("replica=1 x stage=2 x model=4, 20 steps", {"replica": 1, "stage": 2, "model": 4}, _TWENTY, quick=True),
-        Case("data=4 x pipe=1 x tensor=2, 20 steps", {"data": 4, "pipe": 1, "tensor": 2}, _CLIPPED),
-        Case("data=8 x pipe=1 x tensor=1, 20 steps", {"data": 8, "pipe": 1, "tensor": 1}, _TWENTY),
-        Case(
-            "data=1 x pipe=8 x tensor=1, 20 steps", {"data": 1, "pipe": 8, "tensor": 1}, _TWENTY.replace(num_layers=8)
-        ),
-        Case(
-            "data=1 x pipe=1 x tensor=8, rings, 20 steps",
-            {"data": 1, "pipe": 1, "tensor": 8},
-            _CLIPPED.replace(rings=True),
-        ),
+        Case.on("replica=1 x stage=2 x model=4, 20 steps", _TWENTY, quick=True),
+        Case.on("data=4 x pipe=1 x tensor=2, 20 steps", _CLIPPED),
+        Case.on("data=8 x pipe=1 x tensor=1, 20 steps", _TWENTY),
+        Case.on("data=1 x pipe=8 x tensor=1, 20 steps", _TWENTY.replace(num_layers=8)),
+        Case.on("data=1 x pipe=1 x tensor=8, rings, 20 steps", _CLIPPED.replace(rings=True)),
         Case("data=2 x pipe=2 x tensor=2, 20 steps", _CUBE, _TWENTY),
     ),
     unseen=_unseen_step,
