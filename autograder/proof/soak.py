@@ -85,7 +85,7 @@ def make_class(folder: Path, size: int) -> Path:
             path.write_text(text[: len(text) // 2])
         elif kind == 0 and damage % 4 == 3:
             path.with_name("handed in.ipynb").write_text(text)
-        elif kind != 0 or number == 0:
+        elif kind != 0:
             path.write_text(text)
     return course
 

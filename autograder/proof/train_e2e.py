@@ -49,7 +49,7 @@ class Runs:
 
     folder: Path
     sizes: list[str]
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def close(self) -> None:
         """Kill all that are still running."""
@@ -57,16 +57,24 @@ class Runs:
             running.kill()  # no effect if it has ended
             running.wait()
 
-    def start(self, name: str, *more: str) -> subprocess.Popen[str]:
-        """Start the command in the background."""
+    def start(self, name: str, *more: str) -> subprocess.Popen[bytes]:
+        """Start the command in the background; its errors go to a file, since a pipe that nobody reads fills up."""
         arguments = ["--run", str(self.folder / name), "--sample", "0", "--evaluation-batches", "4", *more]
         if "--resume" not in more:
             arguments += ["--steps", str(STEPS), "--evaluate-every", str(STEPS), "--warmup", "5", *self.sizes]
         command = [sys.executable, "-m", "autograder.cli", "train", "--save-every", str(SAVED), *arguments]
-        quiet = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-        running = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, **quiet)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with self._error_file(name).open("wb") as errors:
+            running = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
         self.started.append(running)
         return running
+
+    def errors(self, name: str) -> str:
+        """Everything that the last run of that name has written to standard error."""
+        return self._error_file(name).read_text(errors="replace")
+
+    def _error_file(self, name: str) -> Path:
+        return self.folder / f"{name}.stderr"
 
     def whole(self, name: str, *more: str) -> dict[int, float]:
         """The losses of a run that must succeed, by step.
@@ -74,10 +82,8 @@ class Runs:
         Raises:
             RuntimeError: It failed.
         """
-        running = self.start(name, *more)
-        _, stderr = running.communicate()
-        if running.returncode:
-            raise RuntimeError(f"{name} ended with status {running.returncode}:\n{stderr[-2000:]}")
+        if status := self.start(name, *more).wait():
+            raise RuntimeError(f"{name} ended with status {status}:\n{self.errors(name)[-2000:]}")
         return self.losses(name)
 
     def losses(self, name: str) -> dict[int, float]:
@@ -85,7 +91,7 @@ class Runs:
         events = logged(self.folder / name / LOG)
         return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
 
-    def until(self, name: str, running: subprocess.Popen[str], step: int) -> None:
+    def until(self, name: str, running: subprocess.Popen[bytes], step: int) -> None:
         """Wait until a run has reached a step.
 
         Raises:
@@ -93,7 +99,7 @@ class Runs:
         """
         while step not in self.losses(name):
             if running.poll() is not None:
-                raise RuntimeError(f"{name} ended before step {step}:\n{(running.communicate()[1] or '')[-2000:]}")
+                raise RuntimeError(f"{name} ended before step {step}:\n{self.errors(name)[-2000:]}")
             time.sleep(0.2)
 
 
@@ -129,9 +135,9 @@ def trials(runs: Runs) -> Iterator[Trial]:
     runs.until("lost", running, KILLED)
     start = time.monotonic()
     os.kill(_worker(running.pid, number=1), signal.SIGKILL)
-    _, stderr = running.communicate()
-    if running.returncode != 3 or "process 1 was ended by SIGKILL" not in stderr or "--resume" not in stderr:
-        raise RuntimeError(f"a lost process was reported as status {running.returncode}:\n{stderr[-2000:]}")
+    status, errors = running.wait(), runs.errors("lost")
+    if status != 3 or "process 1 was ended by SIGKILL" not in errors or "--resume" not in errors:
+        raise RuntimeError(f"a lost process was reported as status {status}:\n{errors[-2000:]}")
     yield Trial("one of two processes killed: until the error", time.monotonic() - start, SECONDS, "s")
     losses = runs.whole("lost", "--resume", *two)
     yield Trial("and resumed in two processes", apart(runs.losses("data=8"), losses), LIMIT, "loss")
@@ -143,7 +149,7 @@ def _killed(runs: Runs, before: tuple[str, ...], after: tuple[str, ...]) -> Tria
     running = runs.start(name, *before)
     runs.until(name, running, KILLED)
     running.kill()
-    running.communicate()
+    running.wait()
     losses = runs.whole(name, "--resume", *after)
     return Trial(f"kill -9 on {before[1]}, resumed on {after[1]}", apart(runs.losses(before[1]), losses), LIMIT, "loss")
 

@@ -1,6 +1,10 @@
 """The comparison of whole runs; the runs themselves are ``make trials``."""
 
-from autograder.proof.train_e2e import LIMIT, Trial, apart
+import sys
+
+import pytest
+
+from autograder.proof.train_e2e import LIMIT, Runs, Trial, apart
 
 
 def test_runs_are_apart_by_their_largest_difference_and_by_everything_where_steps_are_missing():
@@ -13,3 +17,13 @@ def test_a_trial_holds_up_to_its_limit():
     assert (
         not Trial("other", float("inf"), LIMIT, "loss").passed and not Trial("no", float("nan"), LIMIT, "loss").passed
     )
+
+
+def test_a_run_that_writes_many_errors_does_not_wait_until_they_are_read(tmp_path, monkeypatch):
+    command = tmp_path / "command"
+    command.write_text("#!/bin/sh\nhead -c 200000 /dev/zero | tr '\\0' x >&2\nexit 3\n")
+    command.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(command))
+    runs = Runs(tmp_path, [])
+    with pytest.raises(RuntimeError, match=r"^noisy ended before step 1:\nx{2000}$"):
+        runs.until("noisy", runs.start("noisy"), 1)

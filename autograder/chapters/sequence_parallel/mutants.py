@@ -142,7 +142,7 @@ block, ulysses = partial(patch, sp_block), partial(patch, ulysses_attention)
 GATHER, SCATTER = "lax.all_gather(x,", "lax.psum_scatter(x,"
 # The gradient of ``x`` divided by the size of the axis.
 MEAN = "x / lax.axis_size(axis_name) + lax.stop_gradient(x - x / lax.axis_size(axis_name))"
-OF_NORM = MEAN.replace("x ", 'norm["scale"] ').replace("(x", '(norm["scale"]').replace("x)", "x)")
+OF_NORM = MEAN.replace("x ", 'norm["scale"] ')
 SENT_ROUND = {"drop(y, rate, first)": there_and_back("drop(y, rate, first)", "axis_name")}
 
 

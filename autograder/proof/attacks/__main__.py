@@ -89,12 +89,16 @@ def _rerun_arguments(options: argparse.Namespace) -> list[str]:
 def keep(outcome: Outcome, controls: list[Control], where: str, whole: bool) -> None:
     """Add a run to the results that the site shows, or update part of one.
 
-    Durations are left out, so that a rerun changes nothing else.
+    Durations are left out, so that a rerun changes nothing else. What was left behind is forgotten once all attacks
+    that may have left it are rerun.
     """
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"runs": {}, "controls": []}
     before = {"rows": [], "left": []} if whole else results["runs"].get(where, {"rows": [], "left": []})
     rows = [{name: row[name] for name in SHOWN} for row in msgspec.to_builtins(outcome.rows)]
-    left = [*before["left"], *outcome.left]
+    # All attacks of a run share what they left behind: any of them may have left it.
+    rerun = [row["name"] for row in rows]
+    left = [{**old, "attacks": [name for name in old["attacks"] if name not in rerun]} for old in before["left"]]
+    left = [old for old in left if old["attacks"]] + [{"what": what, "attacks": rerun} for what in outcome.left]
     results["runs"][where] = {"versions": versions(), "left": left, "rows": _by_name(before["rows"], rows)}
     if controls:
         results["controls"] = _by_name([] if whole else results["controls"], msgspec.to_builtins(controls))

@@ -14,12 +14,13 @@ import pytest
 from autograder.contract.task import load
 from autograder.grading.outside.judge import expected, plan
 from autograder.grading.outside.sandbox import best_level
+from autograder.proof.attacks import __main__
 from autograder.proof.attacks.canaries import IN_VARIABLE, NEIGHBOURS, SECRET, search
 from autograder.proof.attacks.declared import CELLS, GROUPS, AttackError, read_attacks, read_notebook
 from autograder.proof.attacks.fixtures import find_attacks
 from autograder.proof.attacks.stock import run_stock
 from autograder.proof.attacks.submissions import SUBMISSIONS
-from autograder.proof.attacks.suite import Row, run_suite, watched, workplace
+from autograder.proof.attacks.suite import Outcome, Row, run_suite, watched, workplace
 from autograder.release.notebook import exercise_text
 
 pytestmark = pytest.mark.long
@@ -132,6 +133,27 @@ def test_what_is_left_running_is_noticed():
 
 
 ROW = Row("name", "reads", "", "refused", "refused", 0.0, None, (), (), 0.0, ())
+
+
+def test_what_was_left_behind_is_kept_until_every_attack_that_may_have_left_it_is_rerun(tmp_path, monkeypatch):
+    monkeypatch.setattr(__main__, "RESULTS", tmp_path / "results.json")
+
+    def kept(names, left=(), whole=False):
+        rows = tuple(msgspec.structs.replace(ROW, name=name) for name in names)
+        __main__.keep(Outcome(rows, left), [], "here", whole)
+        (run,) = json.loads(__main__.RESULTS.read_text())["runs"].values()
+        return len(run["rows"]), [(old["what"], old["attacks"]) for old in run["left"]]
+
+    assert kept(("forks", "writes"), ("a file", "a process"), whole=True) == (
+        2,
+        [("a file", ["forks", "writes"]), ("a process", ["forks", "writes"])],
+    )
+    assert kept(("forks",), ("a process",)) == (
+        2,
+        [("a file", ["writes"]), ("a process", ["writes"]), ("a process", ["forks"])],
+    )
+    assert kept(("writes",)) == (2, [("a process", ["forks"])])
+    assert kept(("forks",)) == (2, [])
 
 
 @pytest.mark.parametrize(
