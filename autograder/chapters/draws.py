@@ -37,10 +37,10 @@ def meshes(sizes: Sizes, three: Sizes, two: Sizes | None = None) -> tuple[Case[A
     The first is the smallest that exercises every fact; three devices divide few of the sizes that two or four divide.
     """
     return (
-        Case.on("data=8", sizes, quick=True),
-        Case.on("pipe=3 x tensor=2", three, quick=True),
-        Case.on("data=2", two or sizes),
-        Case.on("data=1", sizes),
+        Case.on({"data": 8}, sizes, quick=True),
+        Case.on({"pipe": 3, "tensor": 2}, three, quick=True),
+        Case.on({"data": 2}, two or sizes),
+        Case.on({"data": 1}, sizes),
     )
 
 

@@ -104,10 +104,10 @@ class Case(Generic[S]):
         object.__setattr__(self, "mesh", Mesh(self.mesh))
 
     @classmethod
-    def on(cls, name: str, sizes: T, quick: bool = False) -> Case[T]:
-        """The case whose name begins with its mesh: ``data=2 x tensor=4``, or ``data=8, width 4096``."""
-        axes = (axis.split("=") for axis in name.split(", ")[0].split(" x "))
-        return Case(name, {axis: int(size) for axis, size in axes}, sizes, quick)
+    def on(cls, mesh: Mapping[str, int], sizes: T, note: str = "", *, quick: bool = False) -> Case[T]:
+        """The case named by its mesh, and by a note that tells it from others: ``data=8, width 4096``."""
+        case = Case("", Mesh(mesh), sizes, quick)
+        return replace(case, name=f"{case.mesh_text}, {note}" if note else case.mesh_text)
 
     @property
     def mesh_text(self) -> str:

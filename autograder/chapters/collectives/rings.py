@@ -116,15 +116,15 @@ def _facts(name: str, evidence: TaskEvidence) -> list[Fact]:
 _BOTH, _DEEP = Chunks(chunk=2, width=6), Chunks(chunk=5, depth=4, width=7)
 SMALL = "data=8, forward alone"
 CASES = (
-    Case.on("data=8", _BOTH, quick=True),
-    Case.on(SMALL, _BOTH.replace(backward=False), quick=True),
-    Case.on("pipe=3 x tensor=2", _DEEP, quick=True),
-    Case.on("tensor=2 x data=4, no other dims", Chunks(chunk=3, width=0)),
+    Case.on({"data": 8}, _BOTH, quick=True),
+    Case.on({"data": 8}, _BOTH.replace(backward=False), "forward alone", quick=True),
+    Case.on({"pipe": 3, "tensor": 2}, _DEEP, quick=True),
+    Case.on({"tensor": 2, "data": 4}, Chunks(chunk=3, width=0), "no other dims"),
     # A sum of two is rounded once, in any order: float16 results are bitwise equal.
-    Case.on("data=2, float16", _DEEP.replace(dtype="float16"), quick=True),
-    Case.on("data=1", _BOTH, quick=True),
+    Case.on({"data": 2}, _DEEP.replace(dtype="float16"), "float16", quick=True),
+    Case.on({"data": 1}, _BOTH, quick=True),
 )
-LARGE = Case.on("data=8, chunks of 16 MiB", Chunks(chunk=1024, width=4096, backward=False))
+LARGE = Case.on({"data": 8}, Chunks(chunk=1024, width=4096, backward=False), "chunks of 16 MiB")
 
 
 def _unseen(rng: np.random.Generator) -> Case[Chunks]:

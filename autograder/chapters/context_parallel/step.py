@@ -165,12 +165,14 @@ CP_TRANSFORMER_STEP = Task(
     points=5,
     core_facts=("live temporaries",),
     cases=(
-        Case.on("data=1 x context=8", _STEP.replace(seq=32, max_seq=34, num_layers=3, rows=1), quick=True),
-        Case.on("data=2 x context=2, dropout", _STEP.replace(dropout=0.25), quick=True),
+        Case.on({"data": 1, "context": 8}, _STEP.replace(seq=32, max_seq=34, num_layers=3, rows=1), quick=True),
+        Case.on({"data": 2, "context": 2}, _STEP.replace(dropout=0.25), "dropout", quick=True),
         Case.on(
-            "replica=2 x ring=3, contiguous, 3 steps", _STEP.replace(chunks=1, seq=12, steps=3, turn=1, rate_scale=1.6)
+            {"replica": 2, "ring": 3},
+            _STEP.replace(chunks=1, seq=12, steps=3, turn=1, rate_scale=1.6),
+            "contiguous, 3 steps",
         ),
-        Case.on("data=5 x context=1", _STEP.replace(rows=1, num_layers=1)),
+        Case.on({"data": 5, "context": 1}, _STEP.replace(rows=1, num_layers=1)),
     ),
     unseen=_unseen_step,
     draw=draw_step,
@@ -179,7 +181,7 @@ CP_TRANSFORMER_STEP = Task(
     given=given,
     stretches=({"seq": 128, "max_seq": 128}, {"width": 256}, {"hidden": 1024, "vocab": 2048}),
     at_scale=(
-        Case.on("data=1 x context=8, 16,384 tokens", _STEP.replace(num_layers=3, rows=1, **_WIDE)),
+        Case.on({"data": 1, "context": 8}, _STEP.replace(num_layers=3, rows=1, **_WIDE), "16,384 tokens"),
         "data=1 x context=8",
     ),
     naive_memory="keeps_every_activation",

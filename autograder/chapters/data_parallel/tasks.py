@@ -304,17 +304,17 @@ TRAIN_STEP_DP = Task(
     points=3,
     core_facts=("all-reduce bytes", "live temporaries"),
     cases=(
-        Case.on("data=8", _MLP, quick=True),
-        Case.on("pipe=3 x tensor=2", _TRANSFORMER.replace(**_AT_ONCE), quick=True),
-        Case.on("data=2", _TRANSFORMER.replace(learning_rate=0.2)),
-        Case.on("data=1", _MLP.replace(num_layers=1, num_microbatches=1)),
+        Case.on({"data": 8}, _MLP, quick=True),
+        Case.on({"pipe": 3, "tensor": 2}, _TRANSFORMER.replace(**_AT_ONCE), quick=True),
+        Case.on({"data": 2}, _TRANSFORMER.replace(learning_rate=0.2)),
+        Case.on({"data": 1}, _MLP.replace(num_layers=1, num_microbatches=1)),
     ),
     unseen=_unseen_step,
     draw=draw_step,
     oracle=step_oracle,
     facts=step_facts,
     at_scale=(
-        Case.on("data=8, width 1024", _MLP.replace(width=1024, hidden=4096, features=1024, rows=8192)),
+        Case.on({"data": 8}, _MLP.replace(width=1024, hidden=4096, features=1024, rows=8192), "width 1024"),
         "data=8",
     ),
     # Larger steps for such a wide layer would amplify a rounding error into a large difference.
@@ -382,10 +382,10 @@ OVERLAPPED_GRADIENTS = Task(
     points=4,
     core_facts=("exposed communication", "predicted time"),
     cases=(
-        Case.on("data=8", _DEEP, quick=True),
-        Case.on("pipe=3 x tensor=2", _TRANSFORMER.replace(**_AT_ONCE), quick=True),
-        Case.on("data=2", _TRANSFORMER),
-        Case.on("data=1", _MLP.replace(num_layers=1, rows=4, num_microbatches=1)),
+        Case.on({"data": 8}, _DEEP, quick=True),
+        Case.on({"pipe": 3, "tensor": 2}, _TRANSFORMER.replace(**_AT_ONCE), quick=True),
+        Case.on({"data": 2}, _TRANSFORMER),
+        Case.on({"data": 1}, _MLP.replace(num_layers=1, rows=4, num_microbatches=1)),
     ),
     unseen=_unseen_overlap,
     draw=draw_overlap,
@@ -393,7 +393,7 @@ OVERLAPPED_GRADIENTS = Task(
     facts=overlap_facts,
     # Two microbatches of 4,096 rows per device.
     at_scale=(
-        Case.on("data=8, width 2048", _DEEP.replace(width=2048, hidden=8192, features=2048, rows=8192)),
+        Case.on({"data": 8}, _DEEP.replace(width=2048, hidden=8192, features=2048, rows=8192), "width 2048"),
         "data=8",
     ),
     stretches=({"rows": 8192}, {"width": 2048}, {"hidden": 8192}),

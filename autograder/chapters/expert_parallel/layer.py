@@ -126,15 +126,15 @@ def _layer(name: str, **options: Any) -> Task:
     return Task(
         wrapping=WRAPPINGS[name],
         cases=(
-            Case.on("expert=8", _LAYER, quick=True),
-            Case.on("pipe=3 x tensor=2", _ODD, quick=True),
-            Case.on("expert=3 x data=2", _ODD.replace(k=1, num_experts=9, num_chunks=1, capacity=2)),
-            Case.on("expert=1", _ODD.replace(k=5)),
+            Case.on({"expert": 8}, _LAYER, quick=True),
+            Case.on({"pipe": 3, "tensor": 2}, _ODD, quick=True),
+            Case.on({"expert": 3, "data": 2}, _ODD.replace(k=1, num_experts=9, num_chunks=1, capacity=2)),
+            Case.on({"expert": 1}, _ODD.replace(k=5)),
         ),
         unseen=_unseen_layer,
         draw=draw_layer,
         oracle=layer_oracle,
-        at_scale=(Case.on("expert=8, 64 experts of width 2048", _LARGE), "expert=8"),
+        at_scale=(Case.on({"expert": 8}, _LARGE, "64 experts of width 2048"), "expert=8"),
         stretches=({"tokens": 512, "capacity": 32}, {"width": 256, "hidden": 128}),
         **options,
     )

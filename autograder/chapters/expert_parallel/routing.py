@@ -184,10 +184,10 @@ BALANCING_LOSS = Task(
     # answer that gathers choices to count them has understood that, and sends little compared with the tokens.
     points=3,
     cases=(
-        Case.on("data=2 x expert=4", _BALANCE.replace(num_experts=12, k=3), quick=True),
-        Case.on("pipe=3 x tensor=2", _BALANCE.replace(tokens=7, num_experts=5, k=3), quick=True),
-        Case.on("expert=5, 300 tokens, large logits", _BALANCE.replace(k=1, tokens=300, large=True)),
-        Case.on("data=1 x expert=1", _BALANCE.replace(tokens=16, num_experts=8, k=1)),
+        Case.on({"data": 2, "expert": 4}, _BALANCE.replace(num_experts=12, k=3), quick=True),
+        Case.on({"pipe": 3, "tensor": 2}, _BALANCE.replace(tokens=7, num_experts=5, k=3), quick=True),
+        Case.on({"expert": 5}, _BALANCE.replace(k=1, tokens=300, large=True), "300 tokens, large logits"),
+        Case.on({"data": 1, "expert": 1}, _BALANCE.replace(tokens=16, num_experts=8, k=1)),
     ),
     unseen=lambda rng: unseen_case(rng, unseen_routing(rng, rate=0.125), (5,), (2, 3), (2, 2), (6,)),
     draw=draw_balance,

@@ -244,7 +244,7 @@ FSDP_LOSS = Task(
     draw=draw_fsdp_loss,
     oracle=fsdp_loss_oracle,
     facts=fsdp_loss_facts,
-    at_scale=(Case.on("data=8, width 4096", _MLP.replace(**_LARGE)), "data=8"),
+    at_scale=(Case.on({"data": 8}, _MLP.replace(**_LARGE), "width 4096"), "data=8"),
     # The same leaves are split, along the same dims, at both sizes.
     stretches=({"rows": 2048}, {"features": 64, "width": 512, "hidden": 4096, "min_size": 4097}),
     naive_memory="keeps_gathered_weights",
@@ -329,7 +329,7 @@ FSDP_TRAIN_STEP = Task(
     draw=lambda rng, case: draw_step(rng, case, step_axes(case), masked=True),
     oracle=lambda inputs, case: step_oracle(inputs, case, step_axes(case)),
     facts=fsdp_train_step_facts,
-    at_scale=(Case.on("data=8, 8 layers of width 4096", _DEEP.replace(**_LARGE | {"rows": 1792})), "data=8"),
+    at_scale=(Case.on({"data": 8}, _DEEP.replace(**_LARGE | {"rows": 1792}), "8 layers of width 4096"), "data=8"),
     # The same leaves are split, along the same dims, at both sizes.
     stretches=({"rows": 1792}, {"features": 64, "width": 256, "hidden": 2048, "min_size": 2048}),
     naive_memory="gathers_everything_first",
@@ -393,10 +393,10 @@ HYBRID_SHARD_STEP = Task(
     core_facts=("bytes between nodes",),
     # Names and order of the axes vary by mesh; parameters are split over `data`, or over the first axis.
     cases=(
-        Case.on("replica=2 x data=4", _MLP, quick=True),
-        Case.on("device=3 x node=2", _THREE_STEPS, quick=True),
-        Case.on("replica=1 x data=8", _TRANSFORMER.replace(rate_scale=2.0)),
-        Case.on("replica=4 x data=1", _MLP),
+        Case.on({"replica": 2, "data": 4}, _MLP, quick=True),
+        Case.on({"device": 3, "node": 2}, _THREE_STEPS, quick=True),
+        Case.on({"replica": 1, "data": 8}, _TRANSFORMER.replace(rate_scale=2.0)),
+        Case.on({"replica": 4, "data": 1}, _MLP),
     ),
     unseen=lambda rng: unseen_case(rng, unseen_step(rng), (4, 2), (2, 4), (2, 2), (2, 3), (3, 2)),
     given=lambda case: encode_specs(specs_of(case)),

@@ -163,22 +163,25 @@ EXECUTE_LOOPING_PIPELINE = Task(
     points=4,
     core_facts=("bubble",),
     cases=(
-        Case.on("pipe=4, 6 microbatches, 2 repeats", _TWO, quick=True),
-        Case.on("pipe=4, 3 microbatches, 3 repeats, forward", _FORWARD, quick=True),
+        Case.on({"pipe": 4}, _TWO, "6 microbatches, 2 repeats", quick=True),
+        Case.on({"pipe": 4}, _FORWARD, "3 microbatches, 3 repeats, forward", quick=True),
         Case.on(
-            "data=2 x pipe=3, 1 microbatch",
+            {"data": 2, "pipe": 3},
             _TWO.replace(num_microbatches=1, num_repeats=3, layers_per_stage=2, dropout=0.25),
+            "1 microbatch",
         ),
-        Case.on("stage=5, 7 microbatches", _TWO.replace(num_microbatches=7, num_repeats=3, dropout=0.25)),
-        Case.on("pipe=8, 8 microbatches", _TWO.replace(num_microbatches=8, dropout=0.25)),
-        Case.on("pipe=1, 3 microbatches", _TWO.replace(num_microbatches=3)),
+        Case.on({"stage": 5}, _TWO.replace(num_microbatches=7, num_repeats=3, dropout=0.25), "7 microbatches"),
+        Case.on({"pipe": 8}, _TWO.replace(num_microbatches=8, dropout=0.25), "8 microbatches"),
+        Case.on({"pipe": 1}, _TWO.replace(num_microbatches=3), "3 microbatches"),
     ),
     unseen=unseen,
     draw=draw,
     oracle=oracle,
     facts=execute_facts,
     at_scale=(
-        Case.on("pipe=4, 3 microbatches, 3 repeats, width 512", _FORWARD.replace(width=512, hidden=2048, rows=256)),
+        Case.on(
+            {"pipe": 4}, _FORWARD.replace(width=512, hidden=2048, rows=256), "3 microbatches, 3 repeats, width 512"
+        ),
         "pipe=4, 3 microbatches, 3 repeats, forward",
     ),
     naive_memory="drains_between_repeats",

@@ -147,26 +147,30 @@ LOOPING_TRAIN_STEP = Task(
     points=5,
     core_facts=("exposed over data", "live temporaries"),
     cases=(
-        Case.on("data=4 x pipe=2, 4 microbatches", _FOUR, quick=True),
+        Case.on({"data": 4, "pipe": 2}, _FOUR, "4 microbatches", quick=True),
         Case.on(
-            "replica=2 x stage=4, 2 microbatches",
+            {"replica": 2, "stage": 4},
             _TWO.replace(num_microbatches=2, layers_per_stage=2, steps=3, rate_scale=0.6),
+            "2 microbatches",
             quick=True,
         ),
-        Case.on("data=2 x pipe=3, 1 microbatch", _TWO.replace(num_microbatches=1, layers_per_stage=2, dropout=0.25)),
-        Case.on("pipe=2 x data=2, 3 microbatches", _TRANSFORMER),
         Case.on(
-            "data=1 x pipe=8, 5 microbatches",
-            _FOUR.replace(num_microbatches=5, num_repeats=1, layers_per_stage=2, dropout=0.25),
+            {"data": 2, "pipe": 3}, _TWO.replace(num_microbatches=1, layers_per_stage=2, dropout=0.25), "1 microbatch"
         ),
-        Case.on("data=8 x pipe=1, 2 microbatches", _TWO.replace(num_microbatches=2, dropout=0.25)),
+        Case.on({"pipe": 2, "data": 2}, _TRANSFORMER, "3 microbatches"),
+        Case.on(
+            {"data": 1, "pipe": 8},
+            _FOUR.replace(num_microbatches=5, num_repeats=1, layers_per_stage=2, dropout=0.25),
+            "5 microbatches",
+        ),
+        Case.on({"data": 8, "pipe": 1}, _TWO.replace(num_microbatches=2, dropout=0.25), "2 microbatches"),
     ),
     unseen=unseen,
     draw=draw,
     oracle=oracle,
     facts=step_facts,
     at_scale=(
-        Case.on("data=4 x pipe=2, width 2048", _FOUR.replace(width=2048, hidden=8192, features=64, rows=512)),
+        Case.on({"data": 4, "pipe": 2}, _FOUR.replace(width=2048, hidden=8192, features=64, rows=512), "width 2048"),
         "data=4 x pipe=2, 4 microbatches",
     ),
     naive_memory="keeps_all_activations",

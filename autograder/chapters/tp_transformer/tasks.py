@@ -155,11 +155,11 @@ def _cases(parallel: bool) -> tuple[Case[Sizes], ...]:
     # The proportions of the realistic size: the fraction left after splitting a product is unchanged.
     heads = sizes.replace(width=32, hidden=128, num_heads=16, dropout=0.0)
     return (
-        Case.on("tensor=4", sizes, quick=True),
-        Case.on("tensor=8, 16 heads", heads, quick=True),
-        Case.on("data=2 x tensor=2, all-reduces", sizes.replace(by_sum=True)),
-        Case.on("data=2 x model=3", OF_THREE.replace(num_layers=1, parallel=parallel)),
-        Case.on("tensor=1", sizes),
+        Case.on({"tensor": 4}, sizes, quick=True),
+        Case.on({"tensor": 8}, heads, "16 heads", quick=True),
+        Case.on({"data": 2, "tensor": 2}, sizes.replace(by_sum=True), "all-reduces"),
+        Case.on({"data": 2, "model": 3}, OF_THREE.replace(num_layers=1, parallel=parallel)),
+        Case.on({"tensor": 1}, sizes),
     )
 
 
@@ -190,7 +190,7 @@ PARALLEL_TRANSFORMER_BLOCK = Task(
     oracle=block_oracle,
     facts=parallel_facts,
     stretches=({"seq": 256, "max_seq": 256}, {"rows": 32, "width": 1024}, {"hidden": 4096}),
-    at_scale=(Case.on("tensor=8, width 1024", _LARGE), "tensor=8, 16 heads"),
+    at_scale=(Case.on({"tensor": 8}, _LARGE, "width 1024"), "tensor=8, 16 heads"),
     naive_time="one_after_the_other",
 )
 
@@ -250,11 +250,11 @@ VOCAB_PARALLEL_EMBED = Task(
     points=3,
     core_facts=("reduce-scatter bytes",),
     cases=(
-        Case.on("tensor=4", _ONE_LAYER, quick=True),
-        Case.on("data=2 x model=2", _ONE_LAYER, quick=True),
-        Case.on("tensor=8, as long as there are positions", _ONE_LAYER.replace(seq=32)),
-        Case.on("data=2 x tensor=3", OF_THREE.replace(num_layers=1)),
-        Case.on("tensor=1", _ONE_LAYER),
+        Case.on({"tensor": 4}, _ONE_LAYER, quick=True),
+        Case.on({"data": 2, "model": 2}, _ONE_LAYER, quick=True),
+        Case.on({"tensor": 8}, _ONE_LAYER.replace(seq=32), "as long as there are positions"),
+        Case.on({"data": 2, "tensor": 3}, OF_THREE.replace(num_layers=1)),
+        Case.on({"tensor": 1}, _ONE_LAYER),
     ),
     unseen=lambda rng: unseen(rng, (2, 4), (2,), (3,), (2, 3), (5,)),
     draw=draw_embed,
@@ -369,16 +369,16 @@ VOCAB_PARALLEL_LOSS = Task(
     points=5,
     core_facts=("largest temporary",),
     cases=(
-        Case.on("tensor=4", _FAR_APART, quick=True),
-        Case.on("tensor=8", _LOGITS, quick=True),
-        Case.on("data=2 x tensor=2, all-reduces", _ONE_LAYER.replace(by_sum=True)),
-        Case.on("data=2 x model=3", OF_THREE.replace(num_layers=1, offset=120)),
-        Case.on("tensor=1", _FAR_APART),
+        Case.on({"tensor": 4}, _FAR_APART, quick=True),
+        Case.on({"tensor": 8}, _LOGITS, quick=True),
+        Case.on({"data": 2, "tensor": 2}, _ONE_LAYER.replace(by_sum=True), "all-reduces"),
+        Case.on({"data": 2, "model": 3}, OF_THREE.replace(num_layers=1, offset=120)),
+        Case.on({"tensor": 1}, _FAR_APART),
     ),
     unseen=_unseen_loss,
     draw=draw_loss,
     oracle=loss_oracle,
     facts=loss_facts,
-    at_scale=(Case.on("tensor=8, vocabulary of 32,000", _LOGITS.replace(**_VOCABULARY)), "tensor=8"),
+    at_scale=(Case.on({"tensor": 8}, _LOGITS.replace(**_VOCABULARY), "vocabulary of 32,000"), "tensor=8"),
     naive_memory="gathers_logits",
 )

@@ -104,9 +104,9 @@ WHOLE_WEIGHTS = Task(
     points=3,
     cases=(
         Case("data=2 x pipe=2 x tensor=2, bfloat16", CUBE, SIZES.replace(bfloat16=True), quick=True),
-        Case.on("replica=3 x stage=1 x model=2", SIZES.replace(**THREE), quick=True),
-        Case.on("data=1 x pipe=4 x tensor=2", SIZES.replace(num_repeats=1)),
-        Case.on("data=8 x pipe=1 x tensor=1", SIZES),
+        Case.on({"replica": 3, "stage": 1, "model": 2}, SIZES.replace(**THREE), quick=True),
+        Case.on({"data": 1, "pipe": 4, "tensor": 2}, SIZES.replace(num_repeats=1)),
+        Case.on({"data": 8, "pipe": 1, "tensor": 1}, SIZES),
     ),
     unseen=_unseen_whole,
     draw=draw_whole,
@@ -220,14 +220,18 @@ STAGE_3D = Task(
     cases=(
         Case("data=2 x pipe=2 x tensor=2", CUBE, _DEEP, quick=True),
         Case.on(
-            "replica=1 x stage=1 x model=4, bfloat16, rings",
+            {"replica": 1, "stage": 1, "model": 4},
             _DEEP.replace(num_layers=2, bfloat16=True, rings=True, dropout=0.0),
+            "bfloat16, rings",
             quick=True,
         ),
-        Case.on("data=1 x pipe=2 x tensor=3, rings, parallel", _DEEP.replace(**THREE, rings=True, parallel=True)),
         Case.on(
-            "data=2 x pipe=1 x tensor=1, bfloat16, parallel, dropout",
+            {"data": 1, "pipe": 2, "tensor": 3}, _DEEP.replace(**THREE, rings=True, parallel=True), "rings, parallel"
+        ),
+        Case.on(
+            {"data": 2, "pipe": 1, "tensor": 1},
             _DEEP.replace(num_layers=2, bfloat16=True, parallel=True),
+            "bfloat16, parallel, dropout",
         ),
     ),
     unseen=_unseen_stage,
@@ -308,8 +312,9 @@ LAYERS_3D = Task(
     cases=(
         Case("data=2 x pipe=2 x tensor=2", CUBE, SIZES.replace(num_layers=6, num_repeats=3), quick=True),
         Case.on(
-            "replica=2 x stage=3 x model=1, one microbatch, dropout",
+            {"replica": 2, "stage": 3, "model": 1},
             _LOOPED.replace(num_layers=12, num_microbatches=1, rows=2),
+            "one microbatch, dropout",
             quick=True,
         ),
         Case(
@@ -317,7 +322,11 @@ LAYERS_3D = Task(
             CUBE,
             _LOOPED.replace(remat=False, parallel=True, num_microbatches=3),
         ),
-        Case.on("data=2 x pipe=1 x tensor=2, bfloat16, rings", SIZES.replace(num_layers=2, bfloat16=True, rings=True)),
+        Case.on(
+            {"data": 2, "pipe": 1, "tensor": 2},
+            SIZES.replace(num_layers=2, bfloat16=True, rings=True),
+            "bfloat16, rings",
+        ),
         Case("data=4 x pipe=2 x tensor=1, 8 repeats", _WIDE, _EIGHT_REPEATS),
     ),
     unseen=_unseen_layers,

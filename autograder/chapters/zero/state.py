@@ -74,7 +74,7 @@ SHARD_OPTIMIZER_STATE = Task(
     core_facts=("state bytes per device",),
     cases=(
         *meshes(StateLeaves(), three=StateLeaves(unit=12, min_size=40)),
-        Case.on("node=4 x data=2, over both", StateLeaves(every_axis=True)),
+        Case.on({"node": 4, "data": 2}, StateLeaves(every_axis=True), "over both"),
     ),
     unseen=_unseen_leaves,
     draw=lambda rng, case: {"params": draw_leaves(rng, leaf_shapes(case))},

@@ -227,10 +227,10 @@ _STRETCHED = {"features": 64, "width": 128, "hidden": 1024, "min_size": 1024}
 
 def _cases(three: StepSizes, two: StepSizes) -> tuple[Case[StepSizes], ...]:
     return (
-        Case.on("data=8", _MLP, quick=True),
-        Case.on("pipe=3 x tensor=2", three, quick=True),
-        Case.on("node=4 x data=2, over both", two.replace(every_axis=True)),
-        Case.on("data=1", _MLP.replace(num_microbatches=1, rows=4)),
+        Case.on({"data": 8}, _MLP, quick=True),
+        Case.on({"pipe": 3, "tensor": 2}, three, quick=True),
+        Case.on({"node": 4, "data": 2}, two.replace(every_axis=True), "over both"),
+        Case.on({"data": 1}, _MLP.replace(num_microbatches=1, rows=4)),
     )
 
 
@@ -288,7 +288,7 @@ ZERO1_STEP = _task(
     oracle=step_oracle,
     facts=zero1_step_facts,
     # So few rows that most of what is live is the gradient.
-    at_scale=(Case.on("data=8, width 4096", _MLP.replace(**_LARGE, rows=64)), "data=8"),
+    at_scale=(Case.on({"data": 8}, _MLP.replace(**_LARGE, rows=64), "width 4096"), "data=8"),
     stretches=({"rows": 64}, _STRETCHED),
     naive_memory="updates_whole_leaves",
 )
@@ -301,7 +301,7 @@ ZERO2_STEP = _task(
     draw=draw_step,
     oracle=step_oracle,
     facts=zero2_step_facts,
-    at_scale=(Case.on("data=8, width 4096", _MLP.replace(**_LARGE, rows=1024)), "data=8"),
+    at_scale=(Case.on({"data": 8}, _MLP.replace(**_LARGE, rows=1024), "width 4096"), "data=8"),
     stretches=({"rows": 1024}, _STRETCHED),
     naive_memory="keeps_whole_gradients_between_microbatches",
 )
