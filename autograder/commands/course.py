@@ -74,11 +74,11 @@ def feedback(
     as_json: AsJson = False,
 ) -> None:
     """Write a feedback page for every graded student. Exit status 1: a student got none."""
+    if to_zip:
+        require_target(to_zip)
     names, exit_status = assignments(course, assignment)
     if to_zip and len(names) > 1:
         raise UsageError(f"--zip packs one chapter; name one of {', '.join(names)}")
-    if to_zip:
-        require_target(to_zip)
     with spinner("writing feedback"):
         from autograder.grading.nbgrader.feedback import write_feedback
         from autograder.grading.nbgrader.late_penalty import renew_penalties

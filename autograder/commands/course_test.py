@@ -61,6 +61,36 @@ def test_wrong_use_says_what_to_do(meshcraft, tmp_path, arguments, sentence):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+READING = {  # every command with --course, and the arguments it needs besides
+    "changes": "",
+    "collect": "fsdp --from x.zip",
+    "collect-git": "fsdp --from .",
+    "export": "fsdp",
+    "extend": "fsdp ada --hours 2",
+    "feedback": "fsdp",
+    "grade": "fsdp --estimate",
+    "new-chapter": "novel",
+    "readers": "fsdp",
+    "report": "fsdp",
+    "request": "fsdp ada --answer no",
+    "requests": "",
+    "similar": "fsdp",
+    "status": "fsdp",
+}
+
+
+def test_no_command_makes_a_course_of_a_folder_that_is_none(meshcraft, tmp_path):
+    commands: Any = typer.main.get_command(cli.app)
+    with_course = {name for name, each in commands.commands.items() if any("--course" in p.opts for p in each.params)}
+    assert with_course - {"plan"} == {*READING}, "plan's is another option"
+    (tmp_path / "thesis").mkdir()
+    for command, arguments in READING.items():
+        for folder in ("nowhere", "thesis"):
+            result = meshcraft(command, *arguments.split(), "--course", folder)
+            assert result.status == 2 and re.search(rf"{folder}\b.*course folder|course folder .*{folder};", result.err)
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["thesis"]
+
+
 def test_the_guide_names_commands_and_options_that_exist():
     page = (ROOT / "site" / "pages" / "teaching.md").read_text().replace("\\\n", " ")
     lines = re.findall(r"(?:^\$ |`)meshcraft ([a-z]+)([^`\n]*)", page, re.MULTILINE)

@@ -89,6 +89,7 @@ def init(
     settings |= {"vary": variants, "late_grace": late_grace, "group": group, "site": site and site.rstrip("/")}
     settings |= {"budget": budget, "exchange": str(exchange.resolve()) if exchange else None}
     with spinner("making the course"):
+        from autograder.grading.nbgrader.course import is_made
         from autograder.grading.nbgrader.group import require_group
         from autograder.grading.nbgrader.limit_factors import parse_limits
         from autograder.grading.nbgrader.new_course import init_course
@@ -100,7 +101,7 @@ def init(
         if group:
             require_group(group)
         all_chapters = [*chapters_of(folder), *chapters]
-        before = 0 if new else len(log(folder.resolve()))
+        before = len(log(folder)) if is_made(folder) and (folder / "submitted").is_dir() else 0
         messages = init_course(
             folder,
             chapters=chapters,
@@ -112,7 +113,7 @@ def init(
             drop=[require_chapter(each) for each in drop_chapter or []],
             withdraw=withdraw or [],
         )
-        changes = log(folder.resolve())[before:]
+        changes = log(folder)[before:]
     widest = max(14, *map(len, messages))
     for subject, message in messages.items():
         out().print(f"{subject:<{widest}}  {message}", markup=False, soft_wrap=True)

@@ -125,11 +125,13 @@ def course_chapter(course: Path, name: str) -> str:
 
     Raises:
         UsageError: There is no such chapter.
-        CourseError: The course has other chapters.
+        CourseError: This is no course folder, or the course has other chapters.
     """
-    from autograder.grading.nbgrader.course import require_in_course
+    require_chapter(name)
+    from autograder.grading.nbgrader.course import require_course, require_in_course
 
-    require_in_course(course.resolve(), require_chapter(name))
+    require_course(course)
+    require_in_course(course.resolve(), name)
     return name
 
 
@@ -140,18 +142,17 @@ def assignments(course: Path, given: str | None) -> tuple[list[str], int]:
         The chapters, and the minimum exit status: among several, one that cannot be used is reported and left out.
 
     Raises:
-        UsageError: No such chapter, no such folder, or no chapter in it that can be used.
+        UsageError: No such chapter, or no chapter in the folder that can be used.
+        CourseError: This is no course folder.
     """
-    if not course.is_dir():
-        raise UsageError(f"there is no course folder {course}; name one with --course")
     if given is not None:
         return [course_chapter(course, given)], 0
     from autograder.contract.task import ChapterError, load
+    from autograder.grading.nbgrader.course import require_course
     from autograder.grading.nbgrader.settings import chapters_of, read_settings
 
+    require_course(course)
     dropped, course_chapters = read_settings(course).dropped, chapters_of(course)
-    if not (course / "submitted").is_dir():
-        raise UsageError(f"{course.resolve()} has no folder `submitted/`; name a course folder with --course")
     names = [
         entry.name
         for entry in CHAPTERS

@@ -39,12 +39,12 @@ def extend(
     from autograder.grading.nbgrader.due_dates import parse_due
     from autograder.grading.nbgrader.people import chosen, extend, hours_until
 
-    folder, name = course.resolve(), course_chapter(course, chapter)
     when = parse_due(until) if until else None
     if hours is not None and when is not None:
         raise UsageError("--hours and --until both say how long; give one of them")
     if hours is None and when is None:
         raise UsageError("say how long: --hours 24, or --until 2026-12-03T18:00; --hours 0 takes an extension back")
+    folder, name = course.resolve(), course_chapter(course, chapter)
     students = chosen(folder, student or [], section)
     extra_hours = hours if hours is not None else hours_until(folder, name, when) if when else 0.0
     number = extend(folder, name, students, extra_hours)

@@ -40,9 +40,9 @@ def similar(
     as_json: AsJson = False,
 ) -> None:
     """Find code shared with other students, an earlier class or the public solution. Evidence, not a verdict."""
-    name = course_chapter(course, chapter)
     if html:
         require_target(html)
+    name = course_chapter(course, chapter)
     from autograder.similarity.classes import find_similar
     from autograder.similarity.page import EVIDENCE, page
 

@@ -144,8 +144,6 @@ def estimate(
     A chapter without measurements is assumed to take as long for each function as the others do, or else
     ``FUNCTION_SECONDS``; functions that the course does not grade take no time.
     """
-    if not (course / "submitted").is_dir():
-        return 0, 0.0, 0
     with open_ledger(course.resolve()) as ledger:
         seconds_by_chapter = ledger.seconds()
     sizes = _graded_functions(course, {*assignments, *seconds_by_chapter})

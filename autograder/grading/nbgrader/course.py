@@ -58,8 +58,10 @@ def make_course(folder: Path, chapters: list[str]) -> Path:
 
 
 def add_assignment(folder: Path, chapter: str) -> None:
-    """Write the chapter's source notebook and let nbgrader make its release version and its gradebook entry."""
-    write_notebook(source_notebook(chapter), folder / "source" / chapter / f"{chapter}.ipynb")
+    """Write the chapter's source notebook, if there is none, and let nbgrader make its release and gradebook entry."""
+    source = folder / "source" / chapter / f"{chapter}.ipynb"
+    if not source.exists():
+        write_notebook(source_notebook(chapter), source)
     release(folder, chapter)
 
 
@@ -77,20 +79,37 @@ def release(folder: Path, chapter: str) -> None:
     run_nbgrader(GenerateAssignment, config)
 
 
-def require_folder(folder: Path, assignment: str) -> None:
-    """Require a folder with submissions, and the given chapter.
+def require_course(folder: Path) -> None:
+    """Require a course folder: one that ``init`` has made, or any other with submissions.
 
     Raises:
-        CourseError: The folder has none, or the chapter does not exist.
+        CourseError: It is not there, or is something else.
     """
     if not folder.is_dir():
-        raise CourseError(f"there is no course folder {folder}; name the folder that contains `submitted/`")
+        raise CourseError(f"there is no course folder {folder}; name one with --course")
+    if not (folder / "submitted").is_dir():
+        raise CourseError(
+            f"{folder.resolve()} has no folder `submitted/`, so it is not a course folder; name one with --course, or "
+            "make one with `meshcraft init`"
+        )
+
+
+def is_made(folder: Path) -> bool:
+    """Return True if ``init`` or ``grade`` has made this folder a course: it has a secret."""
+    return (folder / HIDDEN / "secret").is_file()
+
+
+def require_folder(folder: Path, assignment: str) -> None:
+    """Require a course folder, and the given chapter.
+
+    Raises:
+        CourseError: The folder is not one, or the chapter does not exist.
+    """
+    require_course(folder)
     try:
         find_chapter(assignment)
     except LookupError as error:
         raise CourseError(str(error)) from None
-    if not (folder / "submitted").is_dir():
-        raise CourseError(f"{folder} has no folder `submitted/`; submissions belong in submitted/STUDENT/{assignment}/")
 
 
 def require_assignment(folder: Path, assignment: str) -> None:
@@ -105,9 +124,18 @@ def require_assignment(folder: Path, assignment: str) -> None:
             f"{assignment}` restores it"
         )
     require_in_course(folder, assignment)
-    release = folder / "release" / assignment / f"{assignment}.ipynb"
-    if not (release.exists() and (folder / "gradebook.db").exists() and (folder / CONFIG_FILE).exists()):
+    release, gradebook = folder / "release" / assignment / f"{assignment}.ipynb", folder / "gradebook.db"
+    if not (release.exists() and gradebook.exists() and (folder / CONFIG_FILE).exists()):
+        if not gradebook.exists():
+            book_again(folder, assignment)
         make_course(folder, [assignment])
+
+
+def book_again(folder: Path, assignment: str) -> None:
+    """Make the next grading enter every verdict in the gradebook again."""
+    with open_ledger(folder) as ledger:
+        for entry in ledger.status(assignment):
+            ledger.booked(assignment, entry.student, None)
 
 
 def require_in_course(folder: Path, assignment: str) -> None:
@@ -125,23 +153,48 @@ def require_in_course(folder: Path, assignment: str) -> None:
 
 
 def open_ledger(folder: Path) -> Ledger:
-    """The course's ledger."""
-    if folder.is_dir():
-        (folder / HIDDEN).mkdir(mode=0o700, exist_ok=True)
+    """The course's ledger.
+
+    Raises:
+        CourseError: The folder is not a course folder.
+    """
+    require_course(folder)
+    (folder / HIDDEN).mkdir(mode=0o700, exist_ok=True)
     return Ledger(folder / HIDDEN / "ledger.sqlite")
 
 
-@contextmanager
-def open_gradebook(folder: Path) -> Iterator[Gradebook]:
-    """nbgrader's gradebook of the course.
+def has_gradebook(folder: Path) -> bool:
+    """Return True if the course has a gradebook; a folder with only submissions has none yet.
 
     Raises:
-        CourseError: It cannot be read or written.
+        CourseError: The gradebook is lost.
+    """
+    path = folder.resolve() / "gradebook.db"
+    if not path.exists() and (folder / "release").is_dir():
+        raise CourseError(
+            f"the gradebook {path} is missing, and with it due dates, students' names and points given by hand; "
+            "restore it from a backup, or make a new one with `meshcraft grade`"
+        )
+    return path.exists()
+
+
+@contextmanager
+def open_gradebook(folder: Path, *, create: bool = False) -> Iterator[Gradebook]:
+    """nbgrader's gradebook of the course; ``create`` makes a missing one.
+
+    Raises:
+        CourseError: There is none, or it cannot be read or written.
     """
     from nbgrader.api import Gradebook
     from sqlalchemy.exc import DatabaseError
 
+    require_course(folder)
     path = folder.resolve() / "gradebook.db"
+    if not create and not has_gradebook(folder):
+        raise CourseError(
+            f"{path.parent} has no gradebook yet; `meshcraft init {shlex.quote(str(path.parent))} --students FILE` "
+            "makes one"
+        )
     with nbgrader_quiet():
         try:
             with Gradebook(gradebook_url(folder.resolve()), read_settings(folder).name) as gradebook:
@@ -238,7 +291,7 @@ def students(folder: Path) -> list[str]:
     submitted = folder / "submitted"
     folders = [path.name for path in submitted.iterdir() if path.is_dir()] if submitted.is_dir() else []
     names = {student_name(name) for name in folders if not name.startswith(".")}
-    if (folder / "gradebook.db").exists():
+    if has_gradebook(folder):
         with open_gradebook(folder) as book:
             names |= {str(student.id) for student in book.students}
     return sorted(names)

@@ -10,7 +10,7 @@ from typing import Any
 
 from autograder.contract.verdict import NEEDS_HUMAN
 from autograder.grading.nbgrader import register
-from autograder.grading.nbgrader.course import CourseError, open_gradebook, open_ledger, students
+from autograder.grading.nbgrader.course import has_gradebook, open_gradebook, open_ledger, require_course, students
 from autograder.grading.nbgrader.late_penalty import MINUTE, days_begun
 from autograder.grading.nbgrader.ledger import Entry, needs_human
 from autograder.grading.nbgrader.names import same_name, similar_names
@@ -37,8 +37,7 @@ DANGEROUS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
     """One row for each student the course knows: state, points and, if manual attention is needed, the reason."""
-    if not (course / "submitted").is_dir():
-        raise CourseError(f"{course} has no folder `submitted/`; name a course folder with --course")
+    require_course(course)
     handed_in = {submission.student: submission for submission in find_submissions(course, assignment)}
     with open_ledger(course) as ledger:
         entries = {entry.student: entry for entry in ledger.status(assignment)}
@@ -295,7 +294,7 @@ def _booked(course: Path, assignment: str) -> dict[str, dict[str, Any]]:
     """Each student's scores in nbgrader, manual ones included."""
     from nbgrader.api import MissingEntry
 
-    if not (course / "gradebook.db").exists():
+    if not has_gradebook(course):
         return {}
     with open_gradebook(course) as gradebook:
         try:

@@ -11,7 +11,7 @@ from traitlets.config import Config
 
 from autograder.contract.text import count_of
 from autograder.grading.nbgrader.bridge import configuration
-from autograder.grading.nbgrader.course import open_gradebook
+from autograder.grading.nbgrader.course import has_gradebook, open_gradebook
 
 MINUTE, HOUR, DAY = 60, 60 * 60, 24 * 60 * 60
 
@@ -62,7 +62,7 @@ def renew_penalties(course: Path, assignment: str) -> None:
     """
     from nbgrader.api import MissingEntry
 
-    if not (course / "gradebook.db").exists():
+    if not has_gradebook(course):
         return
     plugin = late_plugin(configuration(course, assignment))
     with open_gradebook(course) as gradebook:

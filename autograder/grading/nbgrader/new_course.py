@@ -43,6 +43,7 @@ KNOWN = (
     "solutions",
     "exercises",
     course.CONFIG_FILE,
+    course.HIDDEN,
     FILE,
 )
 DUE = "due"
@@ -146,7 +147,7 @@ def _outcome(folder: Path, settings: Settings, dates: Mapping[str, datetime | No
 def _require_ours(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise CourseError(f"{folder} is not a folder; name a folder, or one that does not exist yet")
-    if not folder.exists() or (folder / course.HIDDEN).is_dir():
+    if not folder.exists() or course.is_made(folder):
         return
     unknown_names = sorted(path.name for path in folder.iterdir() if path.name not in KNOWN)
     if unknown_names:
@@ -211,7 +212,7 @@ def _assignments(
         changed |= set_points(notebook, worth(settings, name), former.get(name, worth(Settings(), name)))
         if points_in(notebook) != points_in(_released(folder, name, notebook)):
             changed = True
-            _book_again(folder, name)
+            course.book_again(folder, name)
         changed |= task_variants.state(
             notebook, name, task_variants.requested_in(settings.variants, name), limits_in(settings, name)
         )
@@ -268,7 +269,7 @@ def _write_due(notebook: NotebookNode, due: datetime | None, settings: Settings)
 
 def _enrol(folder: Path, students: list[dict[str, str]], withdraw: Collection[str]) -> int:
     """Add the students to the gradebook, or complete their data; return the number of students."""
-    with course.open_gradebook(folder) as gradebook:
+    with course.open_gradebook(folder, create=True) as gradebook:
         known = {str(student.id) for student in gradebook.students} | {row["id"] for row in students}
         if unknown := sorted({*withdraw} - known):
             raise CourseError(f"the course has no student {', '.join(unknown)}; the ids are those of the gradebook")
@@ -308,10 +309,3 @@ def _with_limits(settings: Settings, limits: Mapping[str, float], chapters: list
     for name in dict.fromkeys(chapters):
         require_possible(name, limits_in(new_settings, name))
     return new_settings
-
-
-def _book_again(folder: Path, chapter: str) -> None:
-    """Make the next grading enter every verdict in the gradebook again, with the current points."""
-    with course.open_ledger(folder) as ledger:
-        for entry in ledger.status(chapter):
-            ledger.booked(chapter, entry.student, None)

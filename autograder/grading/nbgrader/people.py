@@ -14,7 +14,7 @@ from typing import Any
 from autograder.grading.nbgrader import register
 from autograder.grading.nbgrader.bridge import configuration
 from autograder.grading.nbgrader.changes import state
-from autograder.grading.nbgrader.course import CourseError, open_gradebook, students
+from autograder.grading.nbgrader.course import CourseError, has_gradebook, open_gradebook, students
 from autograder.grading.nbgrader.due_dates import due_dates
 from autograder.grading.nbgrader.names import question
 from autograder.grading.nbgrader.new_course import init_course
@@ -87,6 +87,8 @@ def _grant(course: Path, hours: dict[str, float]) -> None:
     """Enter these extensions for submissions in the gradebook; later submissions get theirs when they are booked."""
     from nbgrader.api import MissingEntry
 
+    if not has_gradebook(course):
+        return
     with open_gradebook(course) as gradebook:
         for name, extra_hours in hours.items():
             chapter, _, student = name.partition("/")
@@ -138,7 +140,8 @@ def numbers(course: Path, chapter: str) -> dict[str, int]:
 
     config = configuration(course, chapter)
     api = NbGraderAPI(coursedir=CourseDirectory(config=config), config=config)
-    return {each["student"]: each["index"] + 1 for each in api.get_notebook_submissions(chapter, chapter)}
+    with open_gradebook(course):
+        return {each["student"]: each["index"] + 1 for each in api.get_notebook_submissions(chapter, chapter)}
 
 
 def ask_regrade(course: Path, chapter: str, student: str, text: str) -> int:

@@ -61,6 +61,21 @@ def test_a_changed_name_and_section_are_logged_and_can_be_undone(term):
     assert register.values(term, register.ENROLLED)["ada"]["section"] == "A"
 
 
+def test_a_lost_gradebook_is_an_error_until_grading_has_made_a_new_one(term, meshcraft):
+    hand_in(term, "ada")
+    grade(term)
+    source = term / "source" / "fsdp" / "fsdp.ipynb"
+    source.write_text(source.read_text().replace("# Fully", "# Our own: fully"))
+    before = source.read_text()
+    (term / "gradebook.db").unlink()
+    for command in ("status", "export", "feedback", "readers"):
+        error = meshcraft(command, "fsdp", "--course", str(term), status=2).err
+        assert "gradebook.db is missing" in error and "restore it from a backup" in error
+        assert not (term / "gradebook.db").exists()
+    grade(term)
+    assert exported(term)["ada"]["score"] == "18.0" and source.read_text() == before
+
+
 def test_new_points_say_what_is_still_old(term, meshcraft):
     err = meshcraft("init", str(term), "--points", "fsdp_loss=9").err
     assert "run `meshcraft grade`" in err and "students have the earlier notebook" in err

@@ -42,8 +42,6 @@ def class_report(course: Path, chapter: str, earlier: tuple[Path, ...] = ()) -> 
         CourseError: A folder is not a course, or nothing of the chapter was graded there.
     """
     course = course.resolve()
-    if not (course / "submitted").is_dir():
-        raise CourseError(f"{course} is not a course folder, since it has no `submitted/`")
     rows = overview(course, chapter)
     with open_ledger(course) as ledger:
         entries = ledger.status(chapter)

@@ -56,7 +56,7 @@ def test_the_report_says_which_fact_fails_with_which_message_and_who_waits(term,
     assert "8 times too &lt;large&gt;" in page and "67% pass; 67% in course" in page
     rows = [*csv.DictReader(report_csv(data).splitlines())]
     assert [row["message"] for row in rows if row["fact"]] == ["8 times too <large>"] and len(rows) == len(POINTS)
-    with pytest.raises(CourseError, match="is not a course folder"):
+    with pytest.raises(CourseError, match="there is no course folder"):
         class_report(term, "fsdp", (tmp_path / "nowhere",))
     with pytest.raises(CourseError, match="nothing of fsdp has been graded in "):
         class_report(init_empty(tmp_path), "fsdp")

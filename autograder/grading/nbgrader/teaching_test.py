@@ -17,7 +17,7 @@ from nbconvert.exporters import HTMLExporter
 from nbformat.v4 import new_markdown_cell, new_notebook
 from traitlets.config import Config
 
-from autograder.grading.nbgrader import booking, bridge
+from autograder.grading.nbgrader import booking, bridge, register
 from autograder.grading.nbgrader.conftest import WHERE, cell, file_and_book, hand_in, report
 from autograder.grading.nbgrader.course import open_gradebook, open_ledger, secret
 from autograder.grading.nbgrader.due_dates import due_dates, parse_due
@@ -147,6 +147,8 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path):
         init(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     (tmp_path / "thesis.tex").rename(tmp_path / "nbgrader_config.py")
+    (tmp_path / "submitted").mkdir()
+    assert register.log(tmp_path) == []  # reading a folder does not make it a course
     with pytest.raises(CourseError, match="a configuration without Meshcraft"):
         init(tmp_path)
 
