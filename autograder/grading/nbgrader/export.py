@@ -292,15 +292,10 @@ def _scores(row: dict[str, Any], booked: dict[str, Any] | None) -> dict[str, Any
 
 def _booked(course: Path, assignment: str) -> dict[str, dict[str, Any]]:
     """Each student's scores in nbgrader, manual ones included."""
-    from nbgrader.api import MissingEntry
-
     if not has_gradebook(course):
         return {}
     with open_gradebook(course) as gradebook:
-        try:
-            submissions = gradebook.assignment_submissions(assignment)
-        except MissingEntry:
-            return {}
+        submissions = gradebook.assignment_submissions(assignment)
         grace = read_settings(course).late_grace * MINUTE
         return {str(each.student.id): _submission_scores(each, grace) for each in submissions}
 

@@ -60,17 +60,11 @@ def renew_penalties(course: Path, assignment: str) -> None:
     Raises:
         CourseError: The gradebook cannot be used.
     """
-    from nbgrader.api import MissingEntry
-
     if not has_gradebook(course):
         return
     plugin = late_plugin(configuration(course, assignment))
     with open_gradebook(course) as gradebook:
-        try:
-            submissions = gradebook.assignment_submissions(assignment)
-        except MissingEntry:
-            return
-        for submission in submissions:
+        for submission in gradebook.assignment_submissions(assignment):
             set_penalties(plugin, submission)
         gradebook.db.commit()
 

@@ -105,11 +105,18 @@ def assign_readers(course: Path, chapter: str, assistants: list[str]) -> dict[st
 
     Returns:
         The students of each assistant.
+
+    Raises:
+        CourseError: An assistant is named twice, or no submission has been graded.
     """
     if len({*assistants}) != len(assistants) or not all(assistants):
         raise CourseError("name each assistant once")
     with open_gradebook(course) as gradebook:
         everyone = sorted(str(each.student.id) for each in gradebook.assignment_submissions(chapter))
+    if not everyone:
+        raise CourseError(
+            f"no submission of {chapter} is in the gradebook yet; `meshcraft grade {chapter}` comes first"
+        )
     before = {
         name.partition("/")[2]: reader
         for name, reader in register.values(course, READER).items()

@@ -134,6 +134,11 @@ def test_a_change_is_undone_only_while_nothing_later_depends_on_it(term):
     assert due_dates(term) == {"fsdp": MARCH} and "2026-03-01" in (term / "release/fsdp/fsdp.ipynb").read_text()
 
 
+def test_answers_cannot_be_divided_before_anything_is_graded(term, meshcraft):
+    refused = meshcraft("readers", "fsdp", "--among", "tina", "--course", str(term), status=2)
+    assert "no submission of fsdp is in the gradebook yet; `meshcraft grade fsdp` comes first" in refused.err
+
+
 def test_written_answers_are_divided_equally_and_late_ones_move_nobody(term):
     for student in ("ada", "bob", "cleo"):
         hand_in(term, student, answer="x")
