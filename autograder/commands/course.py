@@ -137,7 +137,7 @@ def export(
     names, exit_status = assignments(course, assignment)
     if leaderboard is not None:
         _export_leaderboard(course.resolve(), names, leaderboard, to, canvas or moodle or gradescope)
-        return
+        raise typer.Exit(exit_status)
     from autograder.grading.nbgrader.export import (
         canvas_csv,
         grades_csv,

@@ -70,3 +70,5 @@ def test_export_writes_the_leaderboard(graded, meshcraft, monkeypatch):
     assert "wrote board.html" in meshcraft("export", "fsdp", "--leaderboard", "names.csv", "--to", "board.html").out
     assert "Swift" in (graded / "board.html").read_text()
     assert "name its file" in meshcraft("export", "fsdp", "--leaderboard", "names.csv", status=2).err
+    monkeypatch.setattr("autograder.commands.course.assignments", lambda course, name: (["fsdp"], 2))
+    meshcraft("export", "--leaderboard", "names.csv", "--to", "board.html", status=2)  # another chapter was left out
