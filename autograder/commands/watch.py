@@ -31,6 +31,7 @@ from autograder.learner.script_pairing import HalfWritten, script_text, with_scr
 from autograder.progress import next_function, recall, remember
 from autograder.release.converters import grade_id_of, notebook_text
 from autograder.render import WORDS, facts_table
+from course.files import write_atomically
 
 LOOK_S, SETTLED_S = 0.2, 0.1
 KEYS = {"h": "hint", "l": "list", "p": "profile", "n": "next", "a": "check all", "q": "quit"}
@@ -157,9 +158,7 @@ class Watch:
             self._write(target, text)
 
     def _write(self, path: Path, text: str) -> None:
-        new = path.with_name(f".{path.name}.new")
-        new.write_text(text, encoding="utf-8")
-        new.replace(path)
+        write_atomically(path, text)
         self.stamps = {**self.stamps, path: self._stamps()[path]}
 
     def _judge(self, names: list[str], prints: dict[str, Fingerprint]) -> list[Result]:

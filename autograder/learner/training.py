@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
@@ -13,6 +12,7 @@ from typing import Any
 import jax
 
 from autograder.learner import strategies
+from course.files import write_atomically
 from course.measured.card import write
 from course.measured.single_device import PEAKS
 from course.mesh import make_mesh
@@ -218,9 +218,7 @@ class _Record:
             # The steps logged after the checkpoint are repeated.
             earlier = [event for event in logged(path) if event["step"] <= done] if done else []
             self.evaluations = [(e["step"], e["loss"]) for e in earlier if e["event"] == "evaluation"]
-            part = path.with_suffix(".part")
-            part.write_text("".join(json.dumps(event) + "\n" for event in earlier))
-            os.replace(part, path)
+            write_atomically(path, "".join(json.dumps(event) + "\n" for event in earlier))
 
     def __call__(self, event: Event) -> None:
         if event["event"] == "step":

@@ -15,6 +15,8 @@ import nbformat
 from nbformat import NotebookNode
 from traitlets.config import Config
 
+from course.files import write_atomically
+
 CHECK = "check-"  # prefix of the grade id of a function's check cell
 
 
@@ -34,8 +36,7 @@ def grade_id_of(cell: NotebookNode) -> str:
 
 def write_notebook(notebook: NotebookNode, path: Path) -> Path:
     """Write the notebook, creating its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(notebook_text(notebook), encoding="utf-8")
+    write_atomically(path, notebook_text(notebook))
     return path
 
 

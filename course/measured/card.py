@@ -16,6 +16,8 @@ from typing import Any
 import jax
 from jax.extend.backend import get_backend
 
+from course.files import write_atomically
+
 _PACKAGES = re.compile(r"jax|jaxlib|jax[-_](cuda|rocm).*|nvidia[-_](cublas|cudnn|nccl|cuda[-_](nvcc|runtime|cupti)).*")
 _CLIENT = tuple(f"XLA_PYTHON_CLIENT_{suffix}" for suffix in ("PREALLOCATE", "MEM_FRACTION", "ALLOCATOR"))
 _FLAGS = ("XLA_FLAGS", *_CLIENT, "NVIDIA_TF32_OVERRIDE", "JAX_DEFAULT_MATMUL_PRECISION")
@@ -60,10 +62,7 @@ def in_words(installed: dict[str, Any]) -> dict[str, str]:
 
 def write(path: Path, data: dict[str, Any]) -> None:
     """Write the card atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(data, indent=1) + "\n")
-    os.replace(part, path)
+    write_atomically(path, json.dumps(data, indent=1) + "\n")
 
 
 def flags(environment: Any) -> dict[str, str]:

@@ -18,6 +18,7 @@ from autograder.grading.nbgrader.settings import CourseError, chapters_of, read_
 from autograder.release.converters import course_config, gradebook_url, nbgrader_quiet, run_nbgrader, write_notebook
 from autograder.release.notebook import source_notebook
 from course.curriculum import chapter as find_chapter
+from course.files import write_atomically
 
 if TYPE_CHECKING:
     from nbgrader.api import Gradebook
@@ -48,7 +49,7 @@ def make_course(folder: Path, chapters: list[str]) -> Path:
         secret(folder)
         config = folder / CONFIG_FILE
         if not config.exists():
-            config.write_text(CONFIG, encoding="utf-8")
+            write_atomically(config, CONFIG)
         for name in chapters:
             find_chapter(name)
             add_assignment(folder, name)

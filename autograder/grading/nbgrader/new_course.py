@@ -30,6 +30,7 @@ from autograder.grading.nbgrader.settings import (
 from autograder.release.converters import write_notebook
 from autograder.release.notebook import source_notebook
 from course.curriculum import contract_folder, is_own
+from course.files import write_atomically
 
 KNOWN = (
     "submitted",
@@ -114,7 +115,7 @@ def init_course(
                 write_settings(folder, new_settings)
             config = folder / course.CONFIG_FILE
             if not config.exists():
-                config.write_text(course.CONFIG, encoding="utf-8")
+                write_atomically(config, course.CONFIG)
             dates = _assignments(folder, chapters, due, new_settings, former)
             count = _enrol(folder, students, withdraw)
             log_changes(folder, before, students, withdraw, undoes)
@@ -242,8 +243,7 @@ def hand_out(folder: Path, chapter: str) -> bool:
     for path, data in files.items():
         copy = target / path.relative_to(chapter_folder)
         if not copy.exists() or copy.read_bytes() != data:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(data)
+            write_atomically(copy, data)
             changed = True
     return changed
 

@@ -19,6 +19,7 @@ from autograder.grading.nbgrader.course import HIDDEN, CourseError
 from autograder.grading.nbgrader.due_dates import due_dates
 from autograder.grading.nbgrader.names import same_name
 from autograder.grading.nbgrader.uploads import Collected, Upload
+from course.files import write_atomically
 
 COMMIT, FETCH = "commit", "fetch"
 SECONDS = 120
@@ -75,8 +76,7 @@ def collect_git(course: Path, chapter: str, source: Path, *, roster: Path | None
         used[student_id] = name
         getattr(collected, uploads.put(course, chapter, student_id, upload, data)).append(student_id)
         collected.late += [student_id] if due and at > due else []
-    seen_at.parent.mkdir(parents=True, exist_ok=True)
-    seen_at.write_text(json.dumps(seen, indent=1))
+    write_atomically(seen_at, json.dumps(seen, indent=1))
     return collected
 
 

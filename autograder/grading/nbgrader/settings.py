@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from course.files import write_atomically
+
 FILE = "course.toml"
 MOST_POINTS = 1000
 LEAST_BUDGET = 10  # seconds; a single function may need this many
@@ -107,7 +109,7 @@ def checked(settings: Settings) -> Settings:
 def write_settings(folder: Path, settings: Settings) -> None:
     """Write course.toml."""
     lines = [f"{name} = {_toml(value)}\n" for name, value in asdict(settings).items()]
-    (folder / FILE).write_text(HEAD + "".join(lines), encoding="utf-8")
+    write_atomically(folder / FILE, HEAD + "".join(lines))
 
 
 def _toml(value: object) -> str:

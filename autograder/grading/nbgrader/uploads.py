@@ -23,6 +23,7 @@ from autograder.grading.inside.intake import MAX_BYTES
 from autograder.grading.nbgrader.course import HIDDEN, CourseError, open_gradebook
 from autograder.grading.nbgrader.names import name_problem, same_name
 from autograder.render import one_line
+from course.files import write_atomically
 
 # As Canvas's lib/content_zipper.rb names them; students' names may have underscores, and anonymous files have no name.
 CANVAS = re.compile(r"^(?P<who>[^/]+?)_(?P<late>LATE_)?(?P<id>\d+)_(?P<number>\d+)_(?P<file>[^/]+)$")
@@ -224,31 +225,27 @@ def put(course: Path, chapter: str, student: str, upload: Upload, data: bytes) -
         if time.is_file() and not time.is_symlink():  # the time of the earlier notebook
             keep(course / HIDDEN / "earlier" / chapter, f"{stamp}.txt", time.read_bytes())
             time.unlink()
-    folder.mkdir(parents=True, exist_ok=True)
     if before != data:
-        target.write_bytes(data)
+        write_atomically(target, data)
     if upload.at:
-        time.write_text(upload.at)
+        write_atomically(time, upload.at)
     return "new" if before is None else "same" if before == data else "replaced"
 
 
 def keep(folder: Path, name: str, data: bytes) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / re.sub(r"[^\w.()-]+", "_", name)[-200:]).write_bytes(data)
+    write_atomically(folder / re.sub(r"[^\w.()-]+", "_", name)[-200:], data)
 
 
 def _remember(course: Path, chapter: str, used: dict[str, str]) -> None:
     path = course / HIDDEN / "uploads" / f"{chapter}.json"
     known = json.loads(path.read_text()) if path.is_file() else {}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**known, **used}, indent=1))
+    write_atomically(path, json.dumps({**known, **used}, indent=1))
 
 
 def _mark_late(course: Path, chapter: str, collected: Collection[str], late: Collection[str]) -> None:
     """Record which submissions the LMS marks as late; it does not say by how much."""
     path = course / HIDDEN / "late" / f"{chapter}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(sorted({*late} | (marked_late(course, chapter) - {*collected}))))
+    write_atomically(path, json.dumps(sorted({*late} | (marked_late(course, chapter) - {*collected}))))
 
 
 def marked_late(course: Path, chapter: str) -> set[str]:
