@@ -49,7 +49,7 @@ def collect_git(course: Path, chapter: str, source: Path, *, roster: Path | None
     people, accounts = uploads.identities(course), _accounts(roster) if roster else {}
     due, collected, used = due_dates(course).get(chapter), Collected(), dict[str, str]()
     seen_at = course / HIDDEN / "fetched" / f"{chapter}.json"
-    seen: dict[str, str] = json.loads(seen_at.read_text()) if seen_at.is_file() else {}
+    seen: dict[str, str] = uploads.read_state(seen_at)
     for name, repository, student in _repositories(source, course / HIDDEN / "repositories" / chapter):
         data = b""
         try:
@@ -57,8 +57,11 @@ def collect_git(course: Path, chapter: str, source: Path, *, roster: Path | None
                 raise repository
             path, blob, committed = _newest(repository, chapter)
             data = _git(repository, "cat-file", "blob", blob)
-            now = datetime.now(UTC)
-            first = datetime.fromisoformat(seen.setdefault(f"{name} {blob}", now.isoformat()))
+            version = f"{name} {blob}"
+            if version not in seen:
+                seen[version] = datetime.now(UTC).isoformat()
+                write_atomically(seen_at, json.dumps(seen, indent=1))  # now: the rest may be interrupted
+            first = datetime.fromisoformat(seen[version])
             at = min(committed, first) if by == COMMIT else first
             account = _account(name, chapter)
             who = student or accounts.get(account, account)
@@ -76,7 +79,6 @@ def collect_git(course: Path, chapter: str, source: Path, *, roster: Path | None
         used[student_id] = name
         getattr(collected, uploads.put(course, chapter, student_id, upload, data)).append(student_id)
         collected.late += [student_id] if due and at > due else []
-    write_atomically(seen_at, json.dumps(seen, indent=1))
     return collected
 
 

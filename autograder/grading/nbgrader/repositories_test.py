@@ -77,6 +77,23 @@ def test_a_list_of_repositories_is_cloned_and_fetched_again(course, tmp_path):
     assert collected.same == ["ada"]
 
 
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_keeps_the_time_when_it_first_saw_a_notebook(course, tmp_path, monkeypatch):
+    commit(tmp_path / "clones" / "fsdp-ada", EARLY, fsdp="1")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(repositories.uploads, "put", interrupt)
+        collect_git(course, "fsdp", tmp_path / "clones", by="fetch")
+    path = course / ".meshcraft" / "fetched" / "fsdp.json"
+    first = path.read_text()
+    assert collect_git(course, "fsdp", tmp_path / "clones", by="fetch").new == ["ada"] and path.read_text() == first
+    path.write_text(first[:20])
+    with pytest.raises(CourseError, match=r"fsdp.json is damaged .* restore it"):
+        collect_git(course, "fsdp", tmp_path / "clones")
+
+
 def test_an_invalid_source_is_a_one_sentence_error(course, tmp_path):
     (tmp_path / "list.csv").write_text("name,address\n")
     for source, says in ((tmp_path / "list.csv", "no column"), (course, "no git repository"), (tmp_path / "x", "read")):

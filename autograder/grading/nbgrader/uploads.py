@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -116,10 +116,9 @@ def _collect(course: Path, chapter: str, files: _Files) -> Collected:
             keep(course / HIDDEN / "unmatched" / chapter, upload.entry, data)
             continue
         used[student] = upload.entry
+        _record(course, chapter, student, upload)
         getattr(collected, put(course, chapter, student, upload, data)).append(student)
         collected.late += [student] if upload.late else []
-    _remember(course, chapter, used)
-    _mark_late(course, chapter, used, collected.late)
     return collected
 
 
@@ -236,28 +235,38 @@ def keep(folder: Path, name: str, data: bytes) -> None:
     write_atomically(folder / re.sub(r"[^\w.()-]+", "_", name)[-200:], data)
 
 
-def _remember(course: Path, chapter: str, used: dict[str, str]) -> None:
+def _record(course: Path, chapter: str, student: str, upload: Upload) -> None:
+    """Record the name of a student's entry, and whether the LMS marks it as late; it does not say by how much."""
     path = course / HIDDEN / "uploads" / f"{chapter}.json"
-    known = json.loads(path.read_text()) if path.is_file() else {}
-    write_atomically(path, json.dumps({**known, **used}, indent=1))
+    entries = read_state(path)
+    if entries.get(student) != upload.entry:
+        write_atomically(path, json.dumps({**entries, student: upload.entry}, indent=1))
+    before = marked_late(course, chapter)
+    late = before | {student} if upload.late else before - {student}
+    if late != before:
+        write_atomically(course / HIDDEN / "late" / f"{chapter}.json", json.dumps(sorted(late)))
 
 
-def _mark_late(course: Path, chapter: str, collected: Collection[str], late: Collection[str]) -> None:
-    """Record which submissions the LMS marks as late; it does not say by how much."""
-    path = course / HIDDEN / "late" / f"{chapter}.json"
-    write_atomically(path, json.dumps(sorted({*late} | (marked_late(course, chapter) - {*collected}))))
+def read_state(path: Path) -> Any:
+    """The content of a JSON file; an empty dict if there is none.
+
+    Raises:
+        CourseError: The file is damaged.
+    """
+    try:
+        return json.loads(path.read_bytes()) if path.is_file() else {}
+    except ValueError as error:
+        raise CourseError(f"{path} is damaged ({error}); restore it from a backup, or remove it") from None
 
 
 def marked_late(course: Path, chapter: str) -> set[str]:
     """The students whose collected submission the LMS marks as late."""
-    path = course / HIDDEN / "late" / f"{chapter}.json"
-    return {*json.loads(path.read_text())} if path.is_file() else set()
+    return {*read_state(course / HIDDEN / "late" / f"{chapter}.json")}
 
 
 def feedback_zip(course: Path, chapter: str, pages: list[Path], to: Path) -> int:
     """Pack feedback pages under the names that the submissions had in the LMS's zip file; return their number."""
-    path = course.resolve() / HIDDEN / "uploads" / f"{chapter}.json"
-    entries = json.loads(path.read_text()) if path.is_file() else {}
+    entries = read_state(course / HIDDEN / "uploads" / f"{chapter}.json")
     with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as archive:
         for page in pages:
             student = page.parent.parent.name

@@ -94,6 +94,16 @@ def test_every_name_that_canvas_gives_is_matched_or_named_from_a_zip_file_and_fr
         collect(term, "fsdp", tmp_path / "empty")
 
 
+def test_what_was_collected_before_an_interruption_is_still_marked_as_late(term, tmp_path, monkeypatch):
+    change(term, students=[{"id": "bob", "lms_user_id": "102"}, {"id": "amy", "lms_user_id": "103"}])
+    files = {f"x_LATE_{number}_9_fsdp.ipynb": str(number) for number in (102, 103)}
+    read = zipfile.ZipFile.read
+    monkeypatch.setattr(zipfile.ZipFile, "read", lambda self, name: 1 / ("102" in name) and read(self, name))
+    with pytest.raises(ZeroDivisionError):
+        collect(term, "fsdp", archive(tmp_path / "canvas.zip", files))
+    assert marked_late(term, "fsdp") == {"bob"} and (term / "submitted" / "bob" / "fsdp" / "fsdp.ipynb").is_file()
+
+
 def test_a_mark_of_lateness_without_a_time_is_named_until_there_is_one(term, tmp_path):
     change(term, students=[{"id": "bob", "lms_user_id": "102"}])
     text = hand_in(term, "bob", answer="Because.").read_text()
