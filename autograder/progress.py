@@ -5,13 +5,19 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from autograder.contract.verdict import PASS, Result, Unit
+from course.files import write_atomically
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 NONE: Mapping[str, str] = {}
 STUB = "raise NotImplementedError()"
@@ -54,33 +60,35 @@ def recall(notebook: Path, chapter: str) -> Progress:
 
 def remember(notebook: Path, chapter: str, results: Iterable[Result], prints: Mapping[str, str] = NONE) -> None:
     """Save the verdicts, and each figure that beats the previous best."""
-    known = (by_chapter := _recall_all(notebook)).setdefault(chapter, Progress())
-    cells = graded_cells(notebook)
-    for result in results:
-        known.cells[result.name] = _digest(cells.get(result.name, ""))
-        known.passed[result.name] = result.verdict == PASS
-        ours = known.best.setdefault(result.name, {}) if result.verdict == PASS else {}
-        for name, best in bests(result).items():
-            ours[name] = min(ours.get(name, best), best, key=lambda entry: entry.yours)
-    known.prints.update(prints)
-    _keep(notebook, by_chapter)
+
+    def change(known: Progress) -> None:
+        cells = graded_cells(notebook)
+        for result in results:
+            known.cells[result.name] = _digest(cells.get(result.name, ""))
+            known.passed[result.name] = result.verdict == PASS
+            ours = known.best.setdefault(result.name, {}) if result.verdict == PASS else {}
+            for name, best in bests(result).items():
+                ours[name] = min(ours.get(name, best), best, key=lambda entry: entry.yours)
+        known.prints.update(prints)
+
+    _update(notebook, chapter, change)
 
 
 def remember_hint(notebook: Path, chapter: str, function: str, shown: int) -> None:
     """Save the number of hints shown for a function."""
-    known = (by_chapter := _recall_all(notebook)).setdefault(chapter, Progress())
-    known.hints[function] = shown
-    _keep(notebook, by_chapter)
+    _update(notebook, chapter, lambda known: known.hints.update({function: shown}))
 
 
 def forget(notebook: Path, chapter: str, functions: Collection[str]) -> None:
     """Reset functions: drop their verdicts and hints, keep personal bests."""
-    known = (by_chapter := _recall_all(notebook)).setdefault(chapter, Progress())
-    for name in functions:
-        known.passed.pop(name, None)
-        known.cells.pop(name, None)
-        known.hints.pop(name, None)
-    _keep(notebook, by_chapter)
+
+    def change(known: Progress) -> None:
+        for name in functions:
+            known.passed.pop(name, None)
+            known.cells.pop(name, None)
+            known.hints.pop(name, None)
+
+    _update(notebook, chapter, change)
 
 
 def passing(notebook: Path, chapter: str) -> dict[str, bool]:
@@ -144,10 +152,15 @@ def _recall_all(notebook: Path) -> dict[str, Progress]:
         return {}
 
 
-def _keep(notebook: Path, by_chapter: dict[str, Progress]) -> None:
-    """Write the file; an unwritable folder is not an error."""
+def _update(notebook: Path, chapter: str, change: Callable[[Progress], None]) -> None:
+    """Change the saved progress, one process at a time; an unwritable folder is not an error."""
+    path = hidden_folder(notebook) / "progress.json"
     with suppress(OSError):
-        folder = hidden_folder(notebook)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "progress.json.new").write_bytes(msgspec.json.encode(by_chapter))
-        (folder / "progress.json.new").replace(folder / "progress.json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.with_suffix(".lock").open("w") as lock:
+            if fcntl:
+                with suppress(OSError):  # some network file systems have no locks
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+            by_chapter = _recall_all(notebook)
+            change(by_chapter.setdefault(chapter, Progress()))
+            write_atomically(path, msgspec.json.encode(by_chapter))
