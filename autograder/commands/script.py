@@ -13,6 +13,7 @@ from typing import Any
 
 from autograder.commands.terminal import UsageError
 
+_MODULE = "meshcraft_script"  # and not the file's name, which may be another module's
 _SHAPE = re.compile(r"\b(bf16|f16|f32|f64|[iu](?:8|16|32|64)|bool|c64)\[([^\[\]]*)\]")
 _DTYPES = {"bf16": "bfloat16", "f": "float", "i": "int", "u": "uint", "c": "complex", "bool": "bool"}
 
@@ -107,12 +108,13 @@ def _dtype(name: str) -> str:
 def _imported(path: Path) -> ModuleType:
     from course.program.capture import own_lines
 
-    sys.path.insert(0, str(path.parent.resolve()))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(_MODULE, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} is not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[_MODULE] = module
+    folder = str(path.parent.resolve())
+    sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -124,6 +126,8 @@ def _imported(path: Path) -> ModuleType:
             f"{where}: the script cannot be imported: {_text(error)}. What it does when it is run as a program belongs "
             'below `if __name__ == "__main__":`'
         ) from None
+    finally:  # last from now on, for what its functions import: a file called yaml.py must not hide a package
+        sys.path[:] = [*(entry for entry in sys.path if entry != folder), folder]
     return module
 
 

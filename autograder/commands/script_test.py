@@ -1,6 +1,7 @@
 """``meshcraft predict script.py:step --args`` accepts any function that ``jax.jit`` accepts."""
 
 import json
+import sys
 
 import pytest
 
@@ -55,6 +56,14 @@ def test_shapes_take_axes_of_a_mesh_that_is_given(predicted):
     data = json.loads(result.out)
     assert data["timeline"]["mesh"] == {"a": 2, "b": 4}
     assert data["costs"]["flops"] == 2 * 8 * 128 * 32 and data["costs"]["products"] == {"bf16 x bf16": 1}
+
+
+@pytest.mark.parametrize("name", ["course", "json"])
+def test_a_script_may_have_the_name_of_a_module(meshcraft, tmp_path, name):
+    (tmp_path / f"{name}.py").write_text(SCRIPT)
+    before = sys.modules[name]
+    assert meshcraft("predict", f"{name}.py:plain", "--args", "f32[8@data, 8], f32[8, 8]").status == 0
+    assert sys.modules[name] is before and sys.path[0] != str(tmp_path)
 
 
 @pytest.mark.parametrize(
