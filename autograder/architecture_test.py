@@ -2,7 +2,10 @@
 
 import ast
 import re
+import sys
+import tomllib
 from graphlib import TopologicalSorter
+from importlib.metadata import packages_distributions
 
 import grimp
 import pytest
@@ -105,6 +108,22 @@ def test_constraints_pin_everything_that_is_installed_and_name_no_host():
     assert all(
         re.fullmatch(r'[\w.\-]+==[\w.+!]+(; python_(full_)?version (<|>=) "3\.1[12](\.\d+)?")?', line) for line in lines
     )
+
+
+def test_every_package_that_is_imported_is_a_dependency():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *project["optional-dependencies"]["cluster"]]
+    declared = {re.split(r"[^\w-]", line)[0].lower() for line in lines}
+    given = {*sys.stdlib_module_names, *OURS, "jaxlib", "distributed", "setuptools"}  # with jax, dask, and building
+    distributions, missing = packages_distributions(), {}
+    for path in (path for folder in OURS for path in (ROOT / folder).rglob("*.py")):
+        if path.name.endswith(("_test.py", "conftest.py")) or "proof" in path.parts:
+            continue
+        for package in {name.partition(".")[0] for name in imports(path)} - given:
+            names = {each.lower().replace("_", "-") for each in distributions.get(package, [package])}
+            if not names & declared:
+                missing[package] = str(path)
+    assert not missing
 
 
 def test_no_file_is_where_it_would_break_something():
