@@ -58,7 +58,7 @@ def train(
     save_every: Annotated[int, _run("Steps between checkpoints.", min=1)] = 250,
     evaluate_every: Annotated[int | None, _run("Steps between evaluations.")] = None,
     evaluation_batches: Annotated[
-        int | None, _run("Batches of an evaluation, at most; all of the text, if left out.", min=1)
+        int | None, _run("Batches of an evaluation, at most; all of the text, if left out.")
     ] = None,
     machine: Annotated[
         str | None, _run("Machine to predict the step for. By default that of the GPUs it runs on, or 8xH100.")

@@ -93,8 +93,9 @@ class Checkpoints:
 def differences(saved: Run, requested: Run) -> str:
     """Describe the settings in which two runs differ; empty if there are none."""
     before, now = _flat(saved.to_json()), _flat(requested.to_json())
+    pairs = {name: (before.get(name, "absent"), now.get(name, "absent")) for name in {**now, **before}}
     return ", ".join(
-        f"{name} is {before[name]} there and {now[name]} here" for name in now if before[name] != now[name]
+        f"{name} is {there} there and {here} here" for name, (there, here) in pairs.items() if there != here
     )
 
 

@@ -52,9 +52,10 @@ class Run:
     evaluation_batches: int | None = None
 
     def __post_init__(self):
-        for name, least in (("batch", 1), ("seed", 0), ("evaluate_every", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}, and it must be at least {least}")
+        for name, least in (("batch", 1), ("seed", 0), ("evaluate_every", 1), ("evaluation_batches", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} is {value}, and it must be at least {least}")
 
     def to_json(self) -> dict[str, Any]:
         """The run as plain data."""

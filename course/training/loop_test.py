@@ -1,16 +1,17 @@
 """The loop and its checkpoints: the same losses on every mesh, after an interruption, and after a change of mesh."""
 
 import math
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 
 from course.mesh import make_mesh
-from course.training.checkpoints import CheckpointError, Checkpoints
+from course.training.checkpoints import CheckpointError, Checkpoints, differences
 from course.training.loop import Diverged, Run, baseline, initial, prepare, train
 from course.training.optimizer import OptimizerSchedule
-from course.training.strategy import ModelSizes, StrategyOptions, compiler
+from course.training.strategy import MixtureSizes, ModelSizes, StrategyOptions, compiler
 
 STEPS = 8
 RUN = Run(
@@ -77,6 +78,18 @@ def test_a_run_goes_on_from_a_checkpoint_bit_by_bit_and_on_another_mesh(trainers
         assert losses(first) | losses(rest) == losses(whole)
         _, _, elsewhere = run(other, state=checkpoints.restore(other), done=4)
         np.testing.assert_allclose([*losses(elsewhere).values()], [*losses(rest).values()], atol=1e-4)
+
+
+def test_a_dense_run_and_a_mixture_differ_in_what_only_one_of_them_has():
+    mixture = replace(RUN, sizes=MixtureSizes(16, 32, 1, 2, 8, num_experts=4, k=2, capacity_factor=1.0))
+    absent = "num_experts is absent there and 4 here, k is absent there and 2 here"
+    assert differences(RUN, mixture).startswith(absent) and differences(mixture, RUN).count("absent here") == 3
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_an_evaluation_has_at_least_one_batch(count):
+    with pytest.raises(ValueError, match=f"evaluation_batches is {count}, and it must be at least 1"):
+        replace(RUN, evaluation_batches=count)
 
 
 def test_unusable_checkpoints_are_refused_with_the_reason(trainers, tmp_path):

@@ -104,7 +104,7 @@ def evaluation_starts(length: int, *, batch: int, seq: int, most: int | None = N
             f"the validation text has {len(row_starts):,} rows of {seq:,} tokens, and a batch takes {batch:,}: use a "
             "smaller batch or a shorter sequence"
         )
-    yield from row_starts[: min(count, most or count) * batch].reshape(-1, batch)
+    yield from row_starts[: (count if most is None else min(count, most)) * batch].reshape(-1, batch)
 
 
 def bigram_loss(trained: np.ndarray, held_out: np.ndarray, *, smoothing: float = 0.01) -> float:
