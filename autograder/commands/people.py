@@ -60,7 +60,7 @@ def collect(
 ) -> None:
     """Take in the submissions that Canvas, Moodle or Gradescope gave you as a zip file, unpacked or not.
 
-    Exit status 1: a notebook matches no student; it is set aside and named.
+    Exit status 1: a notebook matches no student, or is of another chapter; it is set aside and named.
     """
     from autograder.grading.nbgrader.uploads import collect
 
@@ -86,7 +86,7 @@ def collect_git(
 
     A repository is matched by its name: fsdp-ada is ada's, as GitHub Classroom names it.
 
-    Exit status 1: a repository belongs to no student, or has no notebook; the output names it.
+    Exit status 1: a repository belongs to no student, or has no notebook of the chapter; the output names it.
     """
     from autograder.grading.nbgrader.repositories import COMMIT, FETCH, collect_git
 

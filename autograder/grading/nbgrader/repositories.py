@@ -57,6 +57,8 @@ def collect_git(course: Path, chapter: str, source: Path, *, roster: Path | None
                 raise repository
             path, blob, committed = _newest(repository, chapter)
             data = _git(repository, "cat-file", "blob", blob)
+            if problem := uploads.other_chapter(data, chapter):
+                raise _Unread(problem)
             version = f"{name} {blob}"
             if version not in seen:
                 seen[version] = datetime.now(UTC).isoformat()

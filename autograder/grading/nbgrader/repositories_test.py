@@ -46,6 +46,7 @@ def test_a_folder_of_clones_is_matched_by_name_and_dated_by_the_notebooks_commit
     commit(clones / "FSDP-Bob", LATE, homework="2")
     commit(clones / "fsdp-evee", EARLY, fsdp="3")
     commit(clones / "fsdp-joe", EARLY, one="4", two="5")
+    commit(clones / "fsdp-zoe", EARLY, zero='{"cells": [{"cell_type": "code", "id": "ring_all_gather"}]}')
     (clones / "notes").mkdir()
     (clones / "fsdp-ada" / "fsdp.ipynb").write_text("not committed")
     collected = collect_git(course, "fsdp", clones)
@@ -57,6 +58,7 @@ def test_a_folder_of_clones_is_matched_by_name_and_dated_by_the_notebooks_commit
         and "2 notebooks: one.ipynb, two.ipynb" in collected.aside["fsdp-joe"]
     )
     assert "not a git repository" in collected.aside["notes"]
+    assert collected.aside["fsdp-zoe"] == "it is a notebook of collectives, not of fsdp"
     assert (course / ".meshcraft/unmatched/fsdp/fsdp-evee.ipynb").read_text() == "3"
     again = collect_git(course, "fsdp", clones, by="fetch")
     assert again.same == ["bob", "ada"] and again.late == ["bob", "ada"], "seen after the due date, for the first time"

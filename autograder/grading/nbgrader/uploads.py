@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,10 +20,11 @@ from typing import Any
 
 import yaml
 
-from autograder.grading.inside.intake import MAX_BYTES
+from autograder.grading.inside.intake import MAX_BYTES, IntakeError, parse_notebook
 from autograder.grading.nbgrader.course import HIDDEN, CourseError, open_gradebook
 from autograder.grading.nbgrader.names import name_problem, same_name
 from autograder.render import one_line
+from course.curriculum import CHAPTERS
 from course.files import write_atomically
 
 # As Canvas's lib/content_zipper.rb names them; students' names may have underscores, and anonymous files have no name.
@@ -100,6 +102,7 @@ def _collect(course: Path, chapter: str, files: _Files) -> Collected:
     uploads = _uploads(files)
     if all(upload.problem for upload in uploads):
         raise CourseError(f"it has no notebook as Canvas, Moodle or Gradescope name them; {AS_GIVEN}")
+    _require_chapter(chapter, uploads, files)
     people, collected, used = identities(course), Collected(), dict[str, str]()
     collected.others = len(files.sizes) - len(uploads)
     for upload in uploads:
@@ -109,6 +112,7 @@ def _collect(course: Path, chapter: str, files: _Files) -> Collected:
             why = f"it has {files.sizes[upload.entry]:,} bytes, and at most {MAX_BYTES:,} are read"
         else:
             data = files.read(upload.entry)
+            why = why or other_chapter(data, chapter)
         if not why and student in used and used[student] != upload.entry:
             why = f"{student} has another notebook here, {one_line(used[student])}; put one in submitted/ by hand"
         if why:
@@ -147,6 +151,44 @@ def _uploads(files: _Files) -> list[Upload]:
             why = f"Canvas, Moodle and Gradescope name no file like this; {BY_HAND}"
             uploads.append(Upload(name, file, problem=why))
     return uploads
+
+
+def _require_chapter(chapter: str, uploads: list[Upload], files: _Files) -> None:
+    """Require a notebook of the chapter, or only notebooks that do not show theirs.
+
+    Raises:
+        CourseError: The notebooks are of other chapters.
+    """
+    others = Counter[str]()
+    for upload in uploads:
+        if files.sizes[upload.entry] <= MAX_BYTES:
+            likeliest = likeliest_chapter(files.read(upload.entry), chapter)
+            if likeliest == chapter:
+                return
+            others[likeliest] += 1
+    del others[""]
+    if others:
+        counts = ", ".join(f"{count} of {name}" for name, count in others.items())
+        raise CourseError(
+            f"no notebook in it is of {chapter}, and {counts}; nothing was collected: name the other chapter, or the "
+            f"zip file of {chapter}"
+        )
+
+
+def likeliest_chapter(data: bytes, expected: str) -> str:
+    """The chapter whose functions a notebook has, the expected one before any other; empty if it has none."""
+    try:
+        cells = {cell.id for cell in parse_notebook("", data).everything}
+    except IntakeError:
+        return ""
+    matches = [entry.name for entry in CHAPTERS if cells & {*entry.names}]
+    return expected if expected in matches else next(iter(matches), "")
+
+
+def other_chapter(data: bytes, chapter: str) -> str:
+    """The problem of a notebook that is another chapter's; empty if there is none."""
+    likeliest = likeliest_chapter(data, chapter)
+    return f"it is a notebook of {likeliest}, not of {chapter}" if likeliest not in ("", chapter) else ""
 
 
 def _gradescope(text: bytes) -> dict[str, tuple[str, str, tuple[str, ...]]]:

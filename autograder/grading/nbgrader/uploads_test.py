@@ -1,9 +1,11 @@
 """Zip files from and for three systems, and work in folders with other names."""
 
+import json
 import zipfile
 
 import pytest
 
+from autograder.grading.nbgrader import uploads
 from autograder.grading.nbgrader.conftest import change, file_and_book, hand_in, report, states
 from autograder.grading.nbgrader.late_penalty import renew_penalties
 from autograder.grading.nbgrader.settings import CourseError
@@ -97,11 +99,29 @@ def test_every_name_that_canvas_gives_is_matched_or_named_from_a_zip_file_and_fr
 def test_what_was_collected_before_an_interruption_is_still_marked_as_late(term, tmp_path, monkeypatch):
     change(term, students=[{"id": "bob", "lms_user_id": "102"}, {"id": "amy", "lms_user_id": "103"}])
     files = {f"x_LATE_{number}_9_fsdp.ipynb": str(number) for number in (102, 103)}
-    read = zipfile.ZipFile.read
-    monkeypatch.setattr(zipfile.ZipFile, "read", lambda self, name: 1 / ("102" in name) and read(self, name))
+    put = uploads.put
+    monkeypatch.setattr(uploads, "put", lambda *about: 1 / ("bob" in about) and put(*about))
     with pytest.raises(ZeroDivisionError):
         collect(term, "fsdp", archive(tmp_path / "canvas.zip", files))
-    assert marked_late(term, "fsdp") == {"bob"} and (term / "submitted" / "bob" / "fsdp" / "fsdp.ipynb").is_file()
+    assert "bob" in marked_late(term, "fsdp") and (term / "submitted" / "bob" / "fsdp" / "fsdp.ipynb").is_file()
+
+
+def notebook(*functions):
+    return json.dumps({"cells": [{"cell_type": "code", "id": name, "source": ""} for name in functions]})
+
+
+def test_notebooks_of_another_chapter_are_not_collected(term, tmp_path):
+    change(term, students=[{"id": "bob", "lms_user_id": "102"}, {"id": "amy", "lms_user_id": "103"}])
+    files = {"kahnbob_102_8_x.ipynb": notebook("shard_params"), "amy_103_9_x.ipynb": "not JSON"}
+    path = archive(tmp_path / "canvas.zip", files)
+    with pytest.raises(CourseError, match="no notebook in it is of collectives, and 1 of fsdp; nothing was collected"):
+        collect(term, "collectives", path)
+    assert [*(term / "submitted").iterdir()] == []
+    files["amy_103_9_x.ipynb"] = notebook("ring_all_gather")
+    result = collect(term, "collectives", archive(path, files))
+    assert result.new == ["amy"] and result.aside == {
+        "kahnbob_102_8_x.ipynb": "it is a notebook of fsdp, not of collectives"
+    }
 
 
 def test_a_mark_of_lateness_without_a_time_is_named_until_there_is_one(term, tmp_path):
