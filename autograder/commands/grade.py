@@ -77,9 +77,8 @@ def grade(
     if only_estimate:
         if not gradings:
             is_empty = not any(find_submissions(course, name) for name in names)
-            complain(
-                f"nothing to grade: {'there are no submissions' if is_empty else 'every submission has a verdict'}"
-            )
+            state = "there are no submissions" if is_empty else "every submission that can be read has a verdict"
+            complain(f"nothing to grade: {state}")
         raise typer.Exit(exit_status)
     level = _level(scheduler, unsafe_local)
     options = {"workers": workers, "level": level, "scheduler": scheduler, "only": only or (), "again": again}

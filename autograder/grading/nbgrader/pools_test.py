@@ -57,6 +57,9 @@ def test_all_chapters_are_graded_in_one_run_and_one_that_cannot_be_stops_no_othe
     done = meshcraft("grade", "fsdp", "--course", str(term))
     assert "ada: fsdp 18 before, 23 now" in done.out
     assert [estimate(term, ["fsdp"], 1, again=again)[0] for again in (False, True)] == [0, 1]
+    hand_in(term, "cleo").write_text("{cut off")
+    unread = meshcraft("grade", "fsdp", "--estimate", "--course", str(term)).err
+    assert "nothing to grade: every submission that can be read has a verdict" in unread
     assert "leave out fsdp, or leave out --all" in meshcraft("grade", "fsdp", "--all", status=2).err
 
 
