@@ -379,8 +379,8 @@ def billion() -> Table:
     rows = table.rows.values()
     errors = [row["predicted: ms"] / row["compiled: ms"] - 1 for row in rows]
     exposed = [(row.exposed - row["exposed there"]) / (row["predicted: ms"] - row["compiled: ms"]) for row in rows]
-    assert 0 < min(errors) < max(errors) < 0.12 and max(exposed) < 1 / 3, (
-        "predicted longer, and not for what is exposed"
+    assert 0 < min(errors) < max(errors) < 0.12 and max(exposed) < 1 / 2, (
+        "predicted longer, and mostly not for what is exposed"
     )
     say(worst=f"{100 * max(errors):.0f}")
     return table
