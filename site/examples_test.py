@@ -37,7 +37,7 @@ def test_the_example_of_a_new_chapter_makes_the_table_that_its_page_quotes(monke
     module = {}
     words = {"title": "Loss", "name": "tp_transformer", "function": "vocab_parallel_loss"}
     exec(Template(template.read_text()).substitute(words), module)
-    assert module["memory"]().cells()["naive"]["resident"]
+    assert module["memory"]().cells()["naive"]["temporaries"]
 
 
 @pytest.mark.parametrize("chapter", KEPT)
