@@ -97,7 +97,7 @@ def require_course(folder: Path) -> None:
 
 def is_made(folder: Path) -> bool:
     """Return True if ``init`` or ``grade`` has made this folder a course: it has a secret."""
-    return (folder / HIDDEN / "secret").is_file()
+    return os.path.isfile(folder / HIDDEN / "secret")  # False, too, where only others may look
 
 
 def require_folder(folder: Path, assignment: str) -> None:
@@ -125,11 +125,21 @@ def require_assignment(folder: Path, assignment: str) -> None:
             f"{assignment}` restores it"
         )
     require_in_course(folder, assignment)
-    release, gradebook = folder / "release" / assignment / f"{assignment}.ipynb", folder / "gradebook.db"
-    if not (release.exists() and gradebook.exists() and (folder / CONFIG_FILE).exists()):
-        if not gradebook.exists():
-            book_again(folder, assignment)
+    release = folder / "release" / assignment / f"{assignment}.ipynb"
+    if not (release.exists() and (folder / CONFIG_FILE).exists() and _in_gradebook(folder, assignment)):
+        book_again(folder, assignment)
         make_course(folder, [assignment])
+
+
+def _in_gradebook(folder: Path, assignment: str) -> bool:
+    """Return True if the gradebook has the assignment with its cells, or cannot be read, which booking reports."""
+    if not (folder / "gradebook.db").exists():
+        return False
+    try:
+        with open_gradebook(folder) as gradebook:
+            return any(each.name == assignment and each.notebooks for each in gradebook.assignments)
+    except CourseError:
+        return True
 
 
 def book_again(folder: Path, assignment: str) -> None:
@@ -174,7 +184,7 @@ def has_gradebook(folder: Path) -> bool:
     if not path.exists() and (folder / "release").is_dir():
         raise CourseError(
             f"the gradebook {path} is missing, and with it due dates, students' names and points given by hand; "
-            "restore it from a backup, or make a new one with `meshcraft grade`"
+            "restore it from a backup, or make a new one with `meshcraft grade --all`"
         )
     return path.exists()
 
