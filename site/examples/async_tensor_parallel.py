@@ -52,7 +52,7 @@ def exported(function, rows=TOKENS, hidden=HIDDEN, dtype=jnp.bfloat16, platform=
 
 @example("counted in the program", timeline="predicted, idealised", witnesses_memory="predicted")
 def program() -> dict[str, Table]:
-    table = Table("first witness: the program", "what is sent s", "MiB .2f", "up s", "down s", "operations d")
+    table = Table("the program", "what is sent s", "MiB .2f", "up s", "down s", "operations d")
     predictions = {name: predict(exported(function), IDEAL) for name, function in RINGS.items()}
     for name, prediction in predictions.items():
         times: Counter[str] = Counter()
@@ -67,7 +67,7 @@ def program() -> dict[str, Table]:
             name, ", ".join(f"{n} x {kind}" for kind, n in times.items()), sent, up, down, prediction.costs.operations
         )
     columns = "step, µs .1f", "computing .1f", "exposed .1f", "times .2f", "temporaries, MiB .2f"
-    steps = compare("second witness: timeline", predictions, *columns)
+    steps = compare("the timeline", predictions, *columns)
     drawn = {"gathered": NONE, "ring": SCAN, "both": BOTH}
     draw_timelines("witnesses", **{picture: predictions[name].timeline for picture, name in drawn.items()})
     draw("witnesses_memory", memory_svg(predictions[NONE].memory, IDEAL.memory_bytes), "predicted")
@@ -235,7 +235,7 @@ def third() -> dict[str, Table]:
     reports = compile_all([*programs.values(), *precise.values()], IDEAL, DEFAULT_FLAGS, time_limit=1800)
     merged = compile_all([programs[name] for name in precise], IDEAL, {}, time_limit=1800)
     tables = [
-        compiled("third witness: the compiler", dict(zip(programs, reports, strict=False)), *COMPILED),
+        compiled("the compiler", dict(zip(programs, reports, strict=False)), *COMPILED),
         compiled("rings in float32", dict(zip(precise, reports[4:], strict=True)), *COMPILED),
         compiled("rings in bfloat16, with the merge pass left on", dict(zip(precise, merged, strict=True)), *COMPILED),
     ]

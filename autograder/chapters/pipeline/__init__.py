@@ -6,8 +6,8 @@ from autograder.contract.task import Contract
 
 EXPLAINED_IN = {
     "values": ("pipeline", "Mistakes that cost people days"),
-    "gradients": ("pipeline", "Whose gradient, and how large"),
-    "gradient norm": ("pipeline", "Whose gradient, and how large"),
+    "gradients": ("pipeline", "Which gradients to reduce, and their scale"),
+    "gradient norm": ("pipeline", "Which gradients to reduce, and their scale"),
     "uneven batch": ("pipeline", "Microbatches"),
     "uneven layers": ("pipeline", "What each device holds"),
     "communication": ("pipeline", "Microbatches"),
@@ -15,7 +15,7 @@ EXPLAINED_IN = {
     "permute bytes": ("pipeline", "What is sent"),
     "loss bytes": ("pipeline", "The loss, once or in parts"),
     "FLOPs": ("pipeline", "The loss, once or in parts"),
-    "all-reduce bytes": ("pipeline", "Whose gradient, and how large"),
+    "all-reduce bytes": ("pipeline", "Which gradients to reduce, and their scale"),
     "live temporaries": ("pipeline", "What the backward pass keeps"),
     "other collectives": ("pipeline", "What is sent"),
     "split_microbatches.values": ("pipeline", "Microbatches"),
@@ -23,8 +23,8 @@ EXPLAINED_IN = {
     "pipeline_tick.gradients": ("pipeline", "The bubble"),
     "execute_pipeline.values": ("pipeline", "The bubble"),
     "execute_pipeline.gradients": ("pipeline", "The bubble"),
-    "pipeline_loss.values": ("pipeline", "Whose gradient, and how large"),
-    "pipeline_train_step.values": ("pipeline", "Whose gradient, and how large"),
+    "pipeline_loss.values": ("pipeline", "Which gradients to reduce, and their scale"),
+    "pipeline_train_step.values": ("pipeline", "Which gradients to reduce, and their scale"),
 }
 
 PROMISES = {

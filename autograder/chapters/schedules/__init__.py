@@ -9,7 +9,7 @@ ORDER = ("values", "bubble", "in flight")
 EXPLAINED_IN = {
     "values": ("schedules", "Mistakes that cost people days"),
     "gradients": ("schedules", "Mistakes that cost people days"),
-    "gradient norm": ("schedules", "Old weights instead of a bubble"),
+    "gradient norm": ("schedules", "Stale weights instead of a bubble"),
     "bubble": ("schedules", "Side by side"),
     "in flight": ("schedules", "Side by side"),
     **{f"one_f_one_b.{fact}": ("schedules", "1F1B: one forward, one backward, then flush") for fact in ORDER},
@@ -23,7 +23,7 @@ EXPLAINED_IN = {
     "live temporaries": ("schedules", "One program for every schedule"),
     "permute bytes": ("schedules", "One program for every schedule"),
     "other collectives": ("schedules", "One program for every schedule"),
-    "all-reduce bytes": ("schedules", "Old weights instead of a bubble"),
+    "all-reduce bytes": ("schedules", "Stale weights instead of a bubble"),
 }
 
 # Pieces of the notebook's text, and the facts that enforce them.

@@ -11,26 +11,26 @@ from autograder.contract.task import Contract
 
 EXPLAINED_IN = {
     "values": ("tp_transformer", "Mistakes that cost people days"),
-    "gradients": ("tp_transformer", "Whose gradient, and how large"),
-    "gradient norm": ("tp_transformer", "Whose gradient, and how large"),
+    "gradients": ("tp_transformer", "Which gradients to reduce, and their scale"),
+    "gradient norm": ("tp_transformer", "Which gradients to reduce, and their scale"),
     "all-gather bytes": ("tp_transformer", "What is sent"),
     "reduce-scatter bytes": ("tp_transformer", "What is sent"),
     "all-reduce bytes": ("tp_transformer", "What is sent"),
     "bytes sent": ("tp_transformer", "The vocabulary, split"),
     "activation bytes": ("tp_transformer", "What is sent"),
     "other collectives": ("tp_transformer", "What is sent"),
-    "predicted time": ("tp_transformer", "One after the other, or side by side"),
+    "predicted time": ("tp_transformer", "Sequential or parallel blocks"),
     "bytes in one piece": ("tp_transformer", "Rings in the layers"),
     "exposed communication": ("tp_transformer", "Rings in the layers"),
     "largest temporary": ("tp_transformer", "The vocabulary, split"),
     "tp_transformer_block.values": ("tp_transformer", "What a block is given"),
-    "parallel_transformer_block.values": ("tp_transformer", "One after the other, or side by side"),
+    "parallel_transformer_block.values": ("tp_transformer", "Sequential or parallel blocks"),
     "vocab_parallel_embed.values": ("tp_transformer", "The vocabulary, split"),
     "vocab_parallel_embed.gradients": ("tp_transformer", "The vocabulary, split"),
     "vocab_parallel_loss.values": ("tp_transformer", "The vocabulary, split"),
     "vocab_parallel_loss.gradients": ("tp_transformer", "The vocabulary, split"),
     "tp_transformer_step.predicted time": ("tp_transformer", "Rings in the layers"),
-    "tp_transformer_step.values": ("tp_transformer", "Whose gradient, and how large"),
+    "tp_transformer_step.values": ("tp_transformer", "Which gradients to reduce, and their scale"),
 }
 
 # Facts that enforce each sentence of a specification; none where it explains.

@@ -7,8 +7,8 @@ from autograder.contract.task import Contract
 
 EXPLAINED_IN = {
     "values": ("transformer_3d", "Mistakes that cost people days"),
-    "gradients": ("transformer_3d", "Whose gradient, and how large"),
-    "gradient norm": ("transformer_3d", "Whose gradient, and how large"),
+    "gradients": ("transformer_3d", "Which gradients to reduce, and their scale"),
+    "gradient norm": ("transformer_3d", "Which gradients to reduce, and their scale"),
     "split dims": ("transformer_3d", "What each device holds"),
     "state bytes per device": ("transformer_3d", "What each device holds"),
     "communication": ("transformer_3d", "What each device holds"),
@@ -31,7 +31,7 @@ EXPLAINED_IN = {
     "whole_weights.values": ("transformer_3d", "What each device holds"),
     "stage_3d.values": ("transformer_3d", "Gather once per repeat"),
     "layers_3d.values": ("transformer_3d", "Gather once per repeat"),
-    "train_step_3d.values": ("transformer_3d", "Whose gradient, and how large"),
+    "train_step_3d.values": ("transformer_3d", "Which gradients to reduce, and their scale"),
 }
 
 GATHERED, SCATTERED = "all-gather bytes over data", "reduce-scatter bytes over data"
