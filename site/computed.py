@@ -11,6 +11,7 @@ they depend on changes. Results that need the GPU compiler or minutes are kept i
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import json
@@ -166,16 +167,29 @@ def on_page_markdown(markdown, page, **_):
 
 def main() -> None:
     """Compute examples, and save those that are to be kept."""
-    if sys.argv[1:2] != ["--keep"]:
-        for chapter in sys.argv[1:] or chapters():
-            results = compute(chapter)
-            _publish(chapter, results)
-            print(*results["texts"].values(), sep="\n\n")
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("names", nargs="*", help="pages to compute, all by default; after --keep, one page's tables")
+    parser.add_argument("--keep", choices=chapters(), metavar="PAGE", help="record a page's slow tables again")
+    options = parser.parse_args()
+    if options.keep:
+        keep(options.keep, options.names)
         return
-    chapter, names = sys.argv[2], sys.argv[3:]
+    if unknown := [name for name in options.names if name not in chapters()]:
+        parser.error(f"no page {unknown[0]!r} has examples; these have: {', '.join(chapters())}")
+    for chapter in options.names or chapters():
+        results = compute(chapter)
+        _publish(chapter, results)
+        print(*results["texts"].values(), sep="\n\n")
+
+
+def keep(chapter: str, names: list[str]) -> None:
+    """Record a page's slow tables, all or those named."""
     file = KEPT / f"{chapter}.json"
     known = json.loads(file.read_text()) if file.exists() else {}
-    for name in names or run(chapter, ["none"])["kept"]:
+    kept = run(chapter, ["none"])["kept"]
+    if unknown := [name for name in names if name not in kept]:
+        raise SystemExit(f"{chapter} has no slow table {unknown[0]!r}; it has {', '.join(kept) or 'none'}")
+    for name in names or kept:
         results = run(chapter, [name])
         known[name] = {"slow": results["kept"][name], "texts": results["texts"], "figures": results["figures"]}
         _write(file, json.dumps(known, indent=1, ensure_ascii=False) + "\n")

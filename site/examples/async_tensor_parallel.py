@@ -24,7 +24,7 @@ MIB, US = 2**20, 1e-6
 TASK = load("async_tensor_parallel").task("async_tp_mlp")
 IDEAL, MEASURED = machine("8xH100"), machine("8xH100-calibrated")
 LINK, RATES = IDEAL.links[0], MEASURED.links[0].rates
-NONE, LOOP, SCAN, BOTH = "all-gather, then product", "ring, a Python loop", "ring, a scan", "both ways round"
+NONE, LOOP, SCAN, BOTH = "all-gather, then product", "ring, a Python loop", "ring, a scan", "bidirectional ring"
 RINGS = {NONE: gathers_then_multiplies, LOOP: unrolled, SCAN: ring_gather_matmul, BOTH: bidirectional_gather_matmul}
 MLPS = {
     "no ring": mutants.synchronous,
@@ -35,7 +35,7 @@ MLPS = {
     "rings, rows sent again": gathering_again,
 }
 DRAWN = {"no ring": "none", "rings, JAX's derivative": "jax", "rings, rows kept": "kept"}
-COMPILED = "overlapping a product s", "replayed, µs .1f", "exposed, µs .1f", "temporaries, MiB .2f"
+COMPILED = "overlapping a matmul s", "replayed, µs .1f", "exposed, µs .1f", "temporaries, MiB .2f"
 
 
 def exported(function, rows=TOKENS, hidden=HIDDEN, dtype=jnp.bfloat16, platform="cpu"):
@@ -50,7 +50,7 @@ def exported(function, rows=TOKENS, hidden=HIDDEN, dtype=jnp.bfloat16, platform=
     return over({"tensor": 8}, local, inputs, specs, out, platform=platform)
 
 
-@example("counted in the program", timeline="predicted, idealised", witnesses_memory="predicted")
+@example("counted in the program", timeline="predicted, idealised", lens_memory="predicted")
 def program() -> dict[str, Table]:
     table = Table("the program", "what is sent s", "MiB .2f", "up s", "down s", "operations d")
     predictions = {name: predict(exported(function), IDEAL) for name, function in RINGS.items()}
@@ -69,8 +69,8 @@ def program() -> dict[str, Table]:
     columns = "step, µs .1f", "computing .1f", "exposed .1f", "times .2f", "temporaries, MiB .2f"
     steps = compare("the timeline", predictions, *columns)
     drawn = {"gathered": NONE, "ring": SCAN, "both": BOTH}
-    draw_timelines("witnesses", **{picture: predictions[name].timeline for picture, name in drawn.items()})
-    draw("witnesses_memory", memory_svg(predictions[NONE].memory, IDEAL.memory_bytes), "predicted")
+    draw_timelines("lens", **{picture: predictions[name].timeline for picture, name in drawn.items()})
+    draw("lens_memory", memory_svg(predictions[NONE].memory, IDEAL.memory_bytes), "predicted")
     rows = 2 * TOKENS * WIDTH / MIB
     say(best=f"{steps[NONE].computing / steps[NONE].step:.2f}", rows=f"{rows:.2f}")
     assert steps[NONE].exposed > 0.9 * steps[NONE].computing and predictions[NONE].memory.temporaries == rows * MIB
@@ -245,7 +245,7 @@ def third() -> dict[str, Table]:
     ) == round(none.temporaries / 2, 2)
     assert tables[2][LOOP].replayed > none.replayed, "longer than with no ring at all"
     assert 1.7 < bidirectional.replayed / none.replayed < 2 and [
-        row["overlapping a product"] for row in tables[2].rows.values()
+        row["overlapping a matmul"] for row in tables[2].rows.values()
     ] == ["0 of 7", "7 of 7"]
     return dict(zip(("third", "precise", "merged"), tables, strict=True))
 

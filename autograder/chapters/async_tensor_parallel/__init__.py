@@ -13,11 +13,11 @@ EXPLAINED_IN = {
     "other collectives": ("async_tensor_parallel", "A product in a ring"),
     "predicted time": ("async_tensor_parallel", "What it costs"),
     "live temporaries": ("async_tensor_parallel", "What it costs"),
-    "bytes each way": ("async_tensor_parallel", "Both ways round"),
+    "bytes each way": ("async_tensor_parallel", "Both directions"),
     "exposed communication": ("async_tensor_parallel", "The backward pass"),
-    "compiled exposed": ("profiling/async_tensor_parallel", "The third witness"),
-    "bidirectional_gather_matmul.values": ("async_tensor_parallel", "Both ways round"),
-    "bidirectional_matmul_scatter.values": ("async_tensor_parallel", "Both ways round"),
+    "compiled exposed": ("profiling/async_tensor_parallel", "The compiler's schedule"),
+    "bidirectional_gather_matmul.values": ("async_tensor_parallel", "Both directions"),
+    "bidirectional_matmul_scatter.values": ("async_tensor_parallel", "Both directions"),
     "async_tp_mlp.predicted time": ("async_tensor_parallel", "The backward pass"),
 }
 
