@@ -20,7 +20,7 @@ ONE = {"data": 1}
 
 
 def draw_partials(rng: np.random.Generator, case: Case[Partials]) -> dict[str, Any]:
-    """Partial results near each other and far apart; some queries see only one of the two sets of keys, or neither."""
+    """Partial results near each other and far apart, by up to twice ``reach``; some queries see one set, or neither."""
     inputs = draw_leaves(rng, WRAPPING.input_shapes(case))
     partials, sign = inputs["partials"], rng.choice([-1, 1], (case.sizes.queries, case.sizes.num_heads))
     for name, (start, step) in {"first": (0, 4), "second": (0, 6)}.items():
@@ -29,6 +29,7 @@ def draw_partials(rng: np.random.Generator, case: Case[Partials]) -> dict[str, A
         partials[name]["lse"] = np.float32(lse)
         partials[name]["out"][np.isinf(lse)] = 0
     partials["second"]["lse"].reshape(-1)[1::5] += np.float32(30)
+    partials["second"]["lse"].reshape(-1)[5::6] *= -1  # where both sets are seen
     return inputs
 
 

@@ -133,6 +133,12 @@ MUTANTS = (
         shown_by=("scores near 10,000",),
     ),
     merge(
+        "subtracts_the_first_log_sum_exp",
+        {"jnp.maximum(lse_a, lse_b)": "jnp.where(lse_a == -jnp.inf, lse_b, lse_a)"},
+        *WRONG,
+        shown_by=("scores near 10,000",),
+    ),
+    merge(
         "has_no_gradient_of_the_weights",
         {"seen = a + b > 0": "a, b = lax.stop_gradient((a, b))\n    seen = a + b > 0"},
         "gradients",
