@@ -143,6 +143,16 @@ MUTANTS = (
     loss("takes_off_the_mean_of_the_maxima", {"lax.pmax(": "lax.pmean("}, *NUMBERS),
     loss("averages_the_exponentials", {"total = lax.psum": "total = lax.pmean"}, "values"),
     loss("averages_the_targets_logits", {"right = lax.psum": "right = lax.pmean"}, *NUMBERS),
+    loss(
+        "gathers_by_itself",
+        {
+            'gather_matmul(rms_norm(params["norm"], x), kernel, axis_name)': (
+                'lax.all_gather(rms_norm(params["norm"], x), axis_name, axis=1, tiled=True) @ kernel'
+            )
+        },
+        "bytes sent",
+        shown_by=("data=2 x tensor=2, all-reduces",),
+    ),
     loss("forgets_the_gradient_of_the_norm", {'params["norm"]': 'lax.stop_gradient(params["norm"])'}, *GRADIENTS),
     WHOLE,
     mutant(

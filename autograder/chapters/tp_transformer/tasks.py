@@ -22,7 +22,6 @@ from course.model import full_loss
 
 WRAPPINGS = wrappings("tp_transformer")
 OTHER = "other collectives"
-EVERY = ("all_gather", "reduce_scatter", "all_reduce", "collective_permute", "all_to_all", "collective_broadcast")
 SIZES = Sizes(width=16, hidden=40, num_heads=8, num_layers=2, vocab=56, seq=24, max_seq=32, rows=2, dropout=0.25)
 # For an axis of three devices; none of these is a power of two.
 OF_THREE = SIZES.replace(width=24, hidden=42, num_heads=6, vocab=57, seq=21, rows=1)
@@ -331,9 +330,9 @@ def sums_bytes(case: Case[Sizes]) -> float:
     return 2 * ring_bytes(case, 4 * (3 * case.sizes.rows * case.sizes.seq + 1))
 
 
-def most_sent(case: Case[Sizes]) -> float:
-    """Those sums, and the activations once in each direction, or twice as much if they are all-reduced."""
-    return (4 if case.sizes.by_sum else 2) * ring_bytes(case, activation_bytes(case)) + sums_bytes(case)
+def moved_by_loss(case: Case[Sizes]) -> float:
+    """Bytes of the activations once in each direction, or twice as much if ``gather_matmul`` all-reduces them."""
+    return (4 if case.sizes.by_sum else 2) * ring_bytes(case, activation_bytes(case))
 
 
 def loss_facts(evidence: TaskEvidence) -> list[Fact]:
@@ -350,7 +349,14 @@ def loss_facts(evidence: TaskEvidence) -> list[Fact]:
     return [
         *facts.values_and_gradients(whole, values, gradients),
         limits.largest_within(evidence, half_more, logits, weight=3),
-        byte_facts.bytes_at_most("bytes sent", evidence.programs, EVERY, lambda e: most_sent(e.case), sent),
+        byte_facts.bytes_sent(
+            "bytes sent",
+            evidence.programs,
+            None,
+            lambda e: moved_by_loss(e.case) + sums_bytes(e.case),
+            least=lambda e: moved_by_loss(e.case),
+            hint=sent,
+        ),
     ]
 
 
