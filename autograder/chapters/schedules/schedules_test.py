@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from autograder.chapters.mutant import patch
 from autograder.chapters.schedules import CONTRACT, orders, programs
 from autograder.chapters.schedules.mutants import MUTANTS
 from autograder.chapters.schedules.wrapping import Executed
@@ -155,6 +156,14 @@ def test_the_delayed_recursion_subtracts_the_gradient_at_the_older_version():
     whole = task.oracle(inputs, case)["values"]["versions"]
     for array, expected in zip(jax.tree.leaves(state), jax.tree.leaves(whole), strict=True):
         np.testing.assert_allclose(array, expected[0], atol=1e-6)
+
+
+def test_slots_of_the_shape_of_a_microbatch_do_not_hold_what_a_stage_keeps():
+    slots = "empty_slots(tree, table.num_slots[kind], like=example)"
+    alike = "jax.tree.map(lambda _, n=table.num_slots[kind]: jnp.stack([0 * example] * n), tree)"
+    task, wrong = TASKS["execute_schedule"], patch(execute_schedule, "keeps_microbatches", {slots: alike}).function
+    with pytest.raises(ValueError, match="longer"):
+        trace(task, wrong, task.complete(task.cases[0]), lambda *_: "")
 
 
 def test_tables_of_the_cases_travel_as_plain_data():

@@ -138,25 +138,30 @@ DENSE = {"tanh": (jnp.tanh, lambda y: 1 - y**2), "sigmoid": (jax.nn.sigmoid, lam
 
 
 def dense_stage(activation: str = "tanh") -> tuple[Any, Any, Any]:
-    """The argument ``stage`` of ``execute_schedule``: dense layers, each with a bias."""
+    """The argument ``stage`` of ``execute_schedule``: dense layers, each with a bias.
+
+    Not all that it keeps has the shape of a microbatch, as with ``split_backward``.
+    """
     act, slope = DENSE[activation]
 
     def forward(weights, x):
-        saved = [x]
+        y, outputs = x, []
         for kernel, bias in zip(weights["kernel"], weights["bias"], strict=True):
-            saved.append(act(saved[-1] @ kernel + bias))
-        return saved[-1], tuple(saved)
+            y = act(y @ kernel + bias)
+            outputs.append(y)
+        return y, (x, jnp.stack(outputs))
 
     def backward_input(weights, saved, dy):
         pending = []
-        for number in reversed(range(len(weights["kernel"]))):
-            pending.append(dy * slope(saved[number + 1]))
-            dy = pending[-1] @ weights["kernel"][number].T
-        return dy, tuple(pending[::-1])
+        for kernel, output in zip(weights["kernel"][::-1], saved[1][::-1], strict=True):
+            pending.append(dy * slope(output))
+            dy = pending[-1] @ kernel.T
+        return dy, jnp.stack(pending[::-1])
 
     def backward_weights(saved, pending):
-        kernels = [x.T @ dz for x, dz in zip(saved, pending, strict=False)]
-        return {"kernel": jnp.stack(kernels), "bias": jnp.stack([dz.sum(0) for dz in pending])}
+        x, outputs = saved
+        kernels = [x.T @ dz for x, dz in zip((x, *outputs), pending, strict=False)]
+        return {"kernel": jnp.stack(kernels), "bias": pending.sum(1)}
 
     return forward, backward_input, backward_weights
 
