@@ -14,6 +14,7 @@ EXPLAINED_IN = {
     "live temporaries": ("expert_parallel", "Places without a mask"),
     "all-to-all bytes": ("expert_parallel", "What travels"),
     "all-reduce bytes": ("expert_parallel", "The scale of a gradient"),
+    "all-to-alls": ("expert_parallel", "Tokens on their way while experts compute"),
     "other collectives": ("expert_parallel", "What travels"),
     "exposed communication": ("expert_parallel", "Tokens on their way while experts compute"),
     "predicted time": ("expert_parallel", "Tokens on their way while experts compute"),
@@ -84,7 +85,7 @@ PROMISES = {
         "``(y, logits)``: ``[tokens, width]``, and the product of": BOTH,
     },
     "overlapped_moe": {
-        "Write it with `num_chunks` equal chunks of places": (),
+        "Write it with `num_chunks` equal chunks of places": ("all-to-alls",),
         "Values and gradients are those of `moe_layer`, and so are the bytes": (*BOTH, "all-to-all bytes"),
         "| exposed communication on 8 H100s, forward and backward |": ("exposed communication",),
         "| predicted time |": ("predicted time",),

@@ -98,13 +98,20 @@ LAYER_TEMPORARIES = 2
 EXPOSED, GAINED = 0.5, 0.2
 
 
+def chunk_transfers(e: Evidence) -> int:
+    """All-to-alls of a device: each chunk travels there and back, forward and backward."""
+    return 4 * e.case.sizes.num_chunks * (e.case.mesh[expert_of(e.case)] > 1)
+
+
 def overlapped_facts(evidence: TaskEvidence) -> list[Fact]:
     waits = (
         "Look at the timeline: what does the device wait for, forward and backward, and which other places could the "
         "experts compute in the meantime?"
     )
+    chunks = "In how many chunks should places travel, and is that number the one that you are given?"
     return [
         *layer_facts(evidence),
+        byte_facts.times_sent("all-to-alls", evidence.cases, "all_to_all", chunk_transfers, chunks),
         time_limits.exposed_within(evidence, EXPOSED, waits, weight=3, than=limits.NAIVE),
         time_limits.time_gained(evidence, GAINED, waits, weight=2),
     ]

@@ -91,7 +91,7 @@ EXPERTS = "lax.pmean(gradient, data_axis) / lax.axis_size(expert_axis)"
 TWICE = "lax.pmean(as_varying(as_varying(lax.pmean(gradient, both), data_axis), expert_axis), both)"
 MASKED = ("FLOPs", "live temporaries")
 LATE = ("exposed communication", "predicted time")
-REDUCED, TRAVELS, OTHERS = "all-reduce bytes", "all-to-all bytes", "other collectives"
+REDUCED, TRAVELS, COUNT, OTHERS = "all-reduce bytes", "all-to-all bytes", "all-to-alls", "other collectives"
 
 MUTANTS = (
     router(
@@ -151,8 +151,14 @@ MUTANTS = (
     layer("gives_the_router_no_gradient", {"route(logits": "route(lax.stop_gradient(logits)"}, "gradients"),
     layer("sends_tokens_once_more", {THERE: AGAIN}, TRAVELS),
     layer("sends_logits_round", {"    computed =": f"    {ROUND}\n    computed ="}, OTHERS),
-    mutant("overlapped_moe", waits_for_every_place, *LATE),
-    overlapped("sends_every_chunk_once_more", {THERE: AGAIN}, TRAVELS, *LATE),
+    mutant("overlapped_moe", waits_for_every_place, COUNT, *LATE),
+    overlapped("sends_every_chunk_once_more", {THERE: AGAIN}, TRAVELS, COUNT, *LATE),
+    overlapped(
+        "sends_a_chunk_for_each_place_up_to_four",
+        {"capacity), num_chunks,": "capacity), min(capacity, 4),"},
+        COUNT,
+        shown_by=("expert=3 x data=2",),
+    ),
     overlapped("puts_chunks_back_in_reverse", {"concatenate(returned": "concatenate(returned[::-1]"}, *WRONG),
     overlapped("forgets_the_shared_expert_in_chunks", {"return shared + ": "return "}, *WRONG),
     overlapped(
