@@ -11,6 +11,16 @@ split, tick, execute = (partial(patch, f) for f in (split_microbatches, pipeline
 loss, step = (partial(patch, f) for f in (pipeline_loss, pipeline_train_step))
 ON_ALL_STAGES = {"if rows % num_stages:": "if True:"}
 CAPTURED = "outputs[num_stages - 1 :]"
+ONE_BY_ONE = """index = lax.axis_index(axis_name)
+
+    def alone(_, numbered):
+        microbatch, y = numbered
+        for place in range(num_stages):
+            arrived = lax.ppermute(y, axis_name, [(place - 1, place)]) if place else y
+            y = jnp.where(index == place, stage(arrived, microbatch), arrived)
+        return None, y
+
+    outputs = lax.scan(alone, None, (jnp.arange(num_microbatches), microbatches))[1]"""
 
 KEEPS = step(
     "keeps_activations", {"@jax.checkpoint\n": "\n", **ON_ALL_STAGES}, "live temporaries", inside=pipeline_loss
@@ -102,6 +112,12 @@ MUTANTS = (
         "returns_zero_but_on_the_last_stage",
         {**ON_ALL_STAGES, "lax.psum(jnp.where(last, loss, 0.0), axis_name)": "jnp.where(last, loss, 0.0)"},
         "values",
+    ),
+    loss(
+        "takes_microbatches_one_by_one",
+        {"_, outputs = lax.scan(step, jnp.zeros_like(microbatches[0]), ticks)": ONE_BY_ONE, CAPTURED: "outputs"},
+        "permute bytes",
+        inside=execute_pipeline,
     ),
     loss(
         "broadcasts_outputs",

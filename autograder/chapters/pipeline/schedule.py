@@ -46,17 +46,21 @@ def ticks_of(case: Case[Any]) -> int:
 def permuted(evidence: list[Evidence], passes: Any) -> Fact:
     """Require a stage to send at least its microbatches, at most one per tick, in each of ``passes(case)`` passes.
 
-    With two stages, one may send only forward, and the other only backward.
+    With two stages, one may send only forward, and the other only backward. A transfer per stage and microbatch, one
+    after the other, has the same bytes on every device, and more permutes than ticks.
     """
 
-    def every_tick(e: Evidence) -> float:
-        return float(passes(e.case) * ticks_of(e.case) * microbatch_bytes(e.case)) * (stages_of(e.case) > 1)
+    def permutes(e: Evidence) -> int:
+        return passes(e.case) * ticks_of(e.case) * (stages_of(e.case) > 1)
 
     def needed(e: Evidence) -> float:
         alone = (passes(e.case) + 1) // 2 if stages_of(e.case) == 2 else passes(e.case)
         return float(alone * e.case.sizes.num_microbatches * microbatch_bytes(e.case)) * (stages_of(e.case) > 1)
 
-    return byte_facts.bytes_sent("permute bytes", evidence, "collective_permute", every_tick, least=needed)
+    name, kind = "permute bytes", "collective_permute"
+    once = "How many ticks are there, and does every stage compute and send in the same one?"
+    most = byte_facts.bytes_sent(name, evidence, kind, lambda e: permutes(e) * microbatch_bytes(e.case), least=needed)
+    return facts.worst([most, byte_facts.times_sent(name, evidence, kind, permutes, once, fewer=True)])
 
 
 def refused(name: str, cases: list[Evidence], what: str, hint: str) -> Fact:
