@@ -158,6 +158,12 @@ MUTANTS = (
         },
         LATE,
     ),
+    ring(
+        "knows_of_two_chunks",
+        {"jnp.array(order)[": "jnp.array([chunks[:1] + chunks[1:][-1:] for chunks in order])["},
+        *WRONG,
+        shown_by=("model=2 x ring=4, in any order, large scores",),
+    ),
     mutant("ring_attention", skips_no_pair_of_chunks, TIME),
     ring(
         "exponentials_of_scores_overflow",

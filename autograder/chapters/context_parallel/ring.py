@@ -125,8 +125,9 @@ def _unseen_heads(rng: np.random.Generator) -> Case[Heads]:
         num_kv_heads=heads[1],
         head_dim=7,
     )
-    order: dict[str, Any] = {"turn": int(rng.integers(0, 3)), "shuffled": bool(rng.integers(2))}
-    return Case(UNSEEN, mesh, sizes.replace(chunks=int(rng.integers(1, 3)), **order))
+    chunks = int(rng.integers(1, 4))
+    order: dict[str, Any] = {"turn": int(rng.integers(0, 3)), "shuffled": chunks > 2 or bool(rng.integers(2))}
+    return Case(UNSEEN, mesh, sizes.replace(chunks=chunks, **order))
 
 
 _HEADS = Heads(rows=1, length=3, num_heads=4, num_kv_heads=2, head_dim=5)
@@ -141,7 +142,7 @@ RING_ATTENTION = Task(
         Case.on({"context": 4}, _HEADS.replace(backward=False), "forward alone"),
         Case.on(
             {"model": 2, "ring": 4},
-            _HEADS.replace(shuffled=True, turn=1, large=True, num_heads=2, head_dim=4),
+            _HEADS.replace(shuffled=True, turn=1, large=True, num_heads=2, head_dim=4, chunks=3, length=4),
             "in any order, large scores",
         ),
         Case.on({"data": 2, "context": 1}, _HEADS),

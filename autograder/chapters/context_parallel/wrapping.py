@@ -44,7 +44,7 @@ class Heads(Sizes):
     Attributes:
         rows: Sequences of each group of devices.
         length: Tokens of a chunk.
-        chunks: Chunks of a device: one in contiguous order, or two in zigzag order.
+        chunks: Chunks of a device: one in contiguous order, two in zigzag order, or any number if ``shuffled``.
         turn: The number of places by which devices' chunks are moved along the axis.
         shuffled: Whether chunks are in random order; ``turn`` is then the seed.
         large: Whether the exponentials of scores overflow.
