@@ -298,8 +298,8 @@ def pure_functions(make: Callable[[nnx.Rngs], nnx.Module]):
         _, state = nnx.split(make(nnx.Rngs(key)))
         return nnx.to_pure_dict(state)
 
-    def apply(params: Params, *arguments: Any) -> jax.Array:
-        return nnx.merge(graph, params)(*arguments)
+    def apply(params: Params, *arguments: Any, **named: Any) -> jax.Array:
+        return nnx.merge(graph, params)(*arguments, **named)
 
     return init, apply
 

@@ -55,6 +55,16 @@ def test_gradient_of_every_leaf_equals_central_differences(name, step, tolerance
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_the_key_may_be_named_as_in_the_docstring(name):
+    model, batch = MODELS[name]
+    params = model.init(jax.random.key(1))
+    x = model.embed(params["embed"], jnp.asarray(batch["inputs"]))
+    layer = jax.tree.map(lambda leaf: leaf[0], params["layers"])
+    key = jax.random.key(2)
+    np.testing.assert_array_equal(model.layer(layer, x, key=key), model.layer(layer, x, key))
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_loss_is_the_mean_over_rows(name):
     model, batch = MODELS[name]
     params = model.init(jax.random.key(1))
