@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from course.program.contractions import products_by_hand
-from course.program.ir import ELEMENTWISE, Block, Op, Value, is_uniform, makers_of, walk
+from course.program.ir import ELEMENTWISE, Block, Op, Value, dims_of, is_uniform, makers_of, walk
 
 # These functions in a softmax, a loss and a norm's statistics turn a small error in their input into a large one; long
 # sums do so too.
@@ -49,12 +49,21 @@ def precision_sensitive(op: Op, known: Special) -> str:
         return ""
     if op.kind in ("exponential", "exponential_minus_one") and op.results[0] not in known.summed:
         return ""
-    if op.kind in PRECISE:
-        return f"{op.kind} of {dtype}"
+    if op.kind in PRECISE:  # a function of equal numbers is itself a constant, such as the root of a head's width
+        return "" if op.operands[0] in known.equal else f"{op.kind} of {dtype}"
+    return f"sum of {dtype}" if _sums(op, known) else ""
+
+
+def _sums(op: Op, known: Special) -> bool:
+    """Check that an op adds up elements; over dims of size 1, as the transpose of ``x[None]`` does, it adds nothing."""
     if op.kind == "dot_general":  # one with a factor of equal numbers sums the other
-        return f"sum of {dtype}" if any(operand in known.equal for operand in op.operands) else ""
+        contracted = dims_of(op.attributes["dot_dimension_numbers"], "lhs_contracting_dimensions")
+        several = any(op.operands[0].shape[dim] > 1 for dim in contracted)
+        return several and any(operand in known.equal for operand in op.operands)
+    if op.kind == "reduce" and op.operands[0].elements == op.results[0].elements:
+        return False
     sums = op.kind in ("reduce", "reduce_window", "scatter") and any(o.kind == "add" for o in walk(op.regions[0]))
-    return f"sum of {dtype}" if sums or op in known.of_parts else ""
+    return sums or op in known.of_parts
 
 
 def _equal_numbers(main: Block) -> set[Value]:

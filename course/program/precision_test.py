@@ -42,6 +42,24 @@ def test_one_part_of_an_array_added_to_another_is_a_sum(case):
     assert not counted(lambda x: x[:, :8].astype(jnp.bfloat16) + jnp.sin(x[:, 8:]).astype(jnp.bfloat16)).precise
 
 
+def low(x):
+    return x.astype(jnp.bfloat16)
+
+
+def test_a_sum_over_a_dim_of_size_1_is_no_sum():
+    def loss(x):
+        return jnp.vdot(jnp.tanh(low(x)[None]), low(x))
+
+    assert counted(jax.grad(loss)).precise == {}
+    assert counted(lambda x: x[:, None].sum(1)).precise == {}
+    assert counted(lambda x: x[:, None].sum(2)).precise == {"sum of f32": 1}
+
+
+def test_a_function_of_a_constant_may_have_any_precision():
+    assert counted(lambda x: low(x) / jnp.sqrt(jnp.asarray(16, jnp.bfloat16))).precise == {}
+    assert counted(lambda x: low(x) / jnp.sqrt(low(x))).precise == {"sqrt of bf16": 1}
+
+
 BY_HAND = {
     "broadcast": lambda x, w: (x[:, :, None] * w[None]).sum(1),
     "the other way": lambda x, w: (w[None] * x[:, :, None]).sum(1),
