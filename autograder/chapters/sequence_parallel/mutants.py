@@ -110,6 +110,17 @@ def recomputes_the_layer(params, x, key, rate, attend, axis_name):
     return jax.checkpoint(leaves_it_to_jax, static_argnums=(3, 4, 5))(params, x, key, rate, attend, axis_name)
 
 
+own_attention = jax.checkpoint(attend, static_argnums=1)
+
+
+def attends_by_itself(params, x, key, rate, attend, axis_name):
+    def own(qkv, num_heads):
+        attend(qkv, num_heads)
+        return own_attention(qkv, num_heads)
+
+    return sp_block(params, x, key, rate, own, axis_name)
+
+
 def keeps_the_scores(params, x, key, rate, axis_name):
     """The naive baseline: a block that saves them."""
     return sp_block(params, x, key, rate, attend, axis_name)
@@ -174,6 +185,7 @@ MUTANTS = (
     leave("sends_shares_round", {SCATTER: f"lax.psum_scatter({there_and_back('x', 'axis_name')},"}, OTHER),
     mutant("sp_block", leaves_it_to_jax, "live temporaries"),
     mutant("sp_block", recomputes_the_layer, BACK, "FLOPs"),
+    mutant("sp_block", attends_by_itself, *NUMBERS, shown_by=("data=2 x model=3",)),
     mutant("selective_recompute", keeps_the_scores, "live temporaries"),
     mutant("selective_recompute", recomputes_all_of_the_layer, BACK, "FLOPs"),
     block("saves_everything_of_a_gelu", {"    @jax.checkpoint\n    def back": "    def back"}, "live temporaries"),

@@ -120,7 +120,7 @@ def draw_stack(rng: np.random.Generator, case: Case[Stack]) -> dict[str, Any]:
 
 def stack_oracle(inputs: dict[str, Any], case: Case[Stack]) -> dict[str, Any]:
     """The course's layers on one device for each group."""
-    run, groups = _one_group(case.sizes.model, parts_of(case)), groups_of(case)
+    run, groups = _one_group(case.sizes.model, parts_of(case), case.sizes.gain), groups_of(case)
     x, upstream = (np.split(inputs[name], groups) for name in ("x", "upstream"))
     results = [run(inputs["params"], *rows, inputs["key"]) for rows in zip(x, upstream, strict=True)]
     values, of_params, of_x = zip(*results, strict=True)
@@ -129,7 +129,7 @@ def stack_oracle(inputs: dict[str, Any], case: Case[Stack]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=32)
-def _one_group(sizes: ModelSizes, parts: int) -> Any:
+def _one_group(sizes: ModelSizes, parts: int, gain: int) -> Any:
     model, places = build_model(sizes), np.arange(parts, dtype=np.int32)
 
     def run(params, x, upstream, key):
@@ -139,7 +139,9 @@ def _one_group(sizes: ModelSizes, parts: int) -> Any:
             return model.layer(weights, x, jax.vmap(partial(jax.random.fold_in, own))(places)), None
 
         def stack(params, x):
-            return jax.lax.scan(layer, x, (np.arange(sizes.num_layers, dtype=np.int32), join_heads(params)))[0]
+            joined = join_heads(params)
+            joined["attention"]["out"]["kernel"] *= gain
+            return jax.lax.scan(layer, x, (np.arange(sizes.num_layers, dtype=np.int32), joined))[0]
 
         values, back = jax.vjp(stack, params, x)
         return values, *back(upstream)
@@ -232,7 +234,11 @@ def _stack(name: str, points: int, naive: str) -> Task:
             Case.on({"tensor": 4}, SIZES, quick=True),
             Case.on({"tensor": 8}, _EIGHT, "12 layers", quick=True),
             Case.on(
-                {"data": 2, "model": 3}, SIZES.replace(width=24, hidden=42, num_heads=6, seq=21, rows=1, num_layers=1)
+                {"data": 2, "model": 3},
+                SIZES.replace(
+                    **{"width": 24, "hidden": 42, "num_heads": 6, "seq": 21, "rows": 1, "num_layers": 1},
+                    gain=2 if name == BLOCK else 1,
+                ),
             ),
             Case.on({"tensor": 1}, SIZES.replace(dropout=0.0)),
         ),

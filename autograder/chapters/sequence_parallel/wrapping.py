@@ -35,9 +35,13 @@ class Region(Sizes):
 
 @dataclass(frozen=True, kw_only=True)
 class Stack(ModelSizes):
-    """Layers of a Transformer, and the sequences of each group of devices."""
+    """Layers of a Transformer, and the sequences of each group of devices.
+
+    The ``attend`` that ``sp_block`` is passed returns ``gain`` times its attention, to tell it from any other.
+    """
 
     rows: int
+    gain: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +113,7 @@ def wrap_stack(name: str, function: Any, case: Case[Stack]) -> Wrapped:
 
     def own_attend(qkv, num_heads):
         called.append(num_heads)
-        return attend(qkv, num_heads)
+        return attend(qkv, num_heads) * s.gain if s.gain > 1 else attend(qkv, num_heads)
 
     extra_args = (own_attend,) if name == BLOCK else ()
 
