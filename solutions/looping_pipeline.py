@@ -273,7 +273,8 @@ if __name__ == "__main__":
 #
 # The timeline's rules, once more: computations run in program order; a transfer begins when its operand is ready, and
 # overlaps with whatever is computed next; a loop iteration ends when its computations and its transfers have ended; a
-# transfer outside a loop may overlap with it. Details of the step:
+# transfer outside a loop may overlap with it. Joining leaves into one piece is a computation too. In the backward pass
+# it runs at the place that mirrors where you split that piece. Details of the step:
 #
 # - `params["layers"]` has this stage's layers, `[num_repeats, layers_per_stage, ...]`, in the order of
 #   `layers_of_stage`. `params["embed"]` and `params["head"]` are whole on every device. **All leaves vary over both

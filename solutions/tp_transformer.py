@@ -311,8 +311,8 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # The result is split along the sequence, `[batch, seq/tensor, width]`, and for each token exactly one device has the
-# embedding. What should the others contribute to make a sum come out right? Also, a token that is not in a device's
-# part of the table must not become an index outside that part.
+# embedding. What should the others contribute to make a sum come out right, and which row of its part can a device
+# read for a token that is not there?
 #
 # Position embeddings are learned; every device holds the whole table `[max_seq, width]`. `max_seq` may be larger than
 # `seq`. Which positions do this device's rows have?

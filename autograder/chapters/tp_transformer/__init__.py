@@ -70,7 +70,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "vocab_parallel_embed": {
         "exactly one device has the embedding": (),
-        "must not become an index outside that part": ("values",),
+        "which row of its part can a device": ("values",),
         "`max_seq` may be larger than `seq`": ("values",),
         "| reduce-scatter |": SCATTERED,
         "| all-gather |": GATHERED,
