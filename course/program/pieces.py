@@ -80,6 +80,8 @@ class Joined:
         if theirs.kind in ELEMENTWISE:  # like every operand that has pieces
             distinct = set(operand_pieces) - {_UNIFORM} or {_UNIFORM}
             return {theirs.results[0]: pieces} if len(distinct) == 1 and (pieces := distinct.pop()) else {}
+        if theirs.kind == "broadcast_in_dim" and ours.operands[0].elements == theirs.operands[0].elements == 1:
+            return {theirs.results[0]: _UNIFORM}  # such as the count that a bucket of sums is divided by
         if theirs.kind == "concatenate":
             dim = theirs.attributes["dimension"]
             sizes = [(a.shape[dim], b.shape[dim]) for a, b in zip(ours.operands, theirs.operands, strict=True)]

@@ -69,6 +69,13 @@ def bucket(w, x, ids):
     return sums[1] + sums[0].sum() + sums[2] + lax.dynamic_slice_in_dim(flat, at, x.size).reshape(x.shape)
 
 
+def divided_bucket(w, x, ids):
+    """A bucket that is divided by a number that the data decide, such as the count of unmasked rows."""
+    flat, unravel = ravel_pytree((w, x))
+    kernel, rows = unravel(flat / lax.psum(jnp.sum(x > 0, dtype=x.dtype), "data"))
+    return rows + kernel.sum()
+
+
 def not_a_bucket(w, x, ids):
     """A slice of something else that begins and ends as pieces do."""
     joined = jnp.concatenate([jnp.zeros((4, 8)), jnp.zeros((4, x.shape[1] - 8))], axis=1)
@@ -157,6 +164,7 @@ HONEST = {
     "a scan over blocks": lambda w, x, ids: lax.map(jnp.tanh, x.reshape(4, 4, -1)).reshape(x.shape),
     "one column after the other": lambda w, x, ids: lax.map(jnp.tanh, x.T).T,
     "a bucket of gradients": bucket,
+    "a bucket divided by a count": divided_bucket,
     "a place further on": lambda w, x, ids: jnp.roll(x, 1, axis=1) - jnp.roll(x, -2, axis=0),
     "a threshold": by_threshold,
     "a mean and a square root of a width": lambda w, x, ids: (x - x.mean(1, keepdims=True)) / x.shape[1] ** 0.5,
