@@ -8,6 +8,8 @@ The complete rules:
   and padding put them back: see ``pieces``.
 - The part that a loop takes or updates per trip may be smaller if the number of trips grows accordingly.
 - A dim of one element that is summed, contracted or repeated is one element at both sizes.
+- A part that is only multiplied by zeros may be any: it has no effect, as in ``0 * x[0]``, which varies like ``x``. So
+  may the padding of zeros, which is its gradient.
 - A gather or scatter moves at least the same fraction of the array, or grows its places as much as integer inputs.
 - A product with a matrix that does not depend on inputs, and is not all zero, keeps its fraction of the other operand:
   it does not select.
@@ -21,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from course.program.ir import Block, Op, Value, dims_of
+from course.program.ir import Op, Value, dims_of
 from course.program.pieces import Joined
 
 # Attributes that grow with arrays; all others are the same at both sizes.
@@ -60,16 +62,21 @@ def character(constant: Op) -> Any:
     return constant.attributes.get("signs", constant.attributes.get("zero"))
 
 
-def out_of_scale(ours: Op, theirs: Op, from_inputs: set[Value], integer_growth: float, joined: Joined) -> str:
+def out_of_scale(
+    ours: Op, theirs: Op, from_inputs: set[Value], idle: set[Value], integer_growth: float, joined: Joined
+) -> str:
     """Describe how an operation differs at the large size; empty if it does the same.
 
     Args:
         ours, theirs: The operation at the small and at the large size.
         from_inputs: Values of the large size that depend on an input.
+        idle: Values of the large size without an effect: see ``effects``.
         integer_growth: Growth of the slowest-growing dim of integer inputs; infinite if there is none.
         joined: Values of the large size that are concatenated from pieces.
     """
     rule = _RULES.get(theirs.kind)
+    if theirs.kind in _TAKES and theirs.results[0] in idle:
+        return ""
     if theirs.kind in ("gather", "scatter"):
         return _places(ours, theirs, from_inputs, integer_growth)
     if theirs.kind == "dot_general":
@@ -178,70 +185,8 @@ def _places(ours: Op, theirs: Op, from_inputs: set[Value], integer_growth: float
     return "" if follows else _SMALLER
 
 
-def depending(main: Block) -> set[Value]:
-    """The values that depend on an input, and those that are all zero: a product with zeros selects nothing."""
-    dependent = set(main.arguments)
-    _spread(main, dependent)
-    zeros: set[Value] = set()
-    _spread_zeros(main, zeros)
-    return dependent | zeros
-
-
-# Operations whose result is zero if one of their operands is, and those for which all must be.
-_ZERO_IF_ANY = {"multiply", "dot_general", "and"}
-_ZERO_IF_ALL = {"add", "subtract", "negate", "tanh", "concatenate", "dynamic_update_slice", "pad", "reduce", "sqrt"}
-_ZERO_AS_FIRST = {"reshape", "transpose", "broadcast_in_dim", "slice", "dynamic_slice", "convert", "gather"}
-
-
-def _spread_zeros(block: Block, zeros: set[Value]) -> None:
-    """Add the values that are all zero for any inputs, as far as that follows from operation to operation."""
-    for op in block.ops:
-        if op.kind == "case":
-            for region in op.regions:
-                _spread_zeros(region, zeros)
-            returned = zip(*(region.returns for region in op.regions), strict=True)
-            zeros.update(
-                result for result, values in zip(op.results, returned, strict=True) if zeros.issuperset(values)
-            )
-            continue
-        known = [operand in zeros for operand in op.operands]
-        if (
-            op.attributes.get("zero")
-            or (op.kind in _ZERO_IF_ANY and any(known))
-            or (op.kind in _ZERO_IF_ALL and all(known[: 2 if op.kind == "dynamic_update_slice" else None]))
-            or (op.kind in _ZERO_AS_FIRST and known[0])
-            or (op.kind == "select" and all(known[1:]))
-        ):
-            zeros.update(op.results)
-
-
-def _spread(block: Block, dependent: set[Value]) -> None:
-    for op in block.ops:
-        if op.kind == "while":
-            _spread_loop(op, dependent)
-        else:
-            for region in op.regions if op.kind == "case" else ():
-                _spread(region, dependent)
-            inner = [value for region in op.regions for value in region.returns] if op.kind == "case" else []
-            if any(value in dependent for value in (*op.operands, *inner)):
-                dependent.update(op.results)
-
-
-def _spread_loop(op: Op, dependent: set[Value]) -> None:
-    condition, body = op.regions
-    carried = [operand in dependent for operand in op.operands]
-    while True:
-        for argument, other, depends in zip(body.arguments, condition.arguments, carried, strict=True):
-            if depends:
-                dependent.update((argument, other))
-        _spread(body, dependent)
-        updated = [depends or value in dependent for depends, value in zip(carried, body.returns, strict=True)]
-        if updated == carried:
-            break
-        carried = updated
-    dependent.update(result for result, depends in zip(op.results, carried, strict=True) if depends)
-
-
+# Operations that take a part of an array, or put one back.
+_TAKES = {"slice", "dynamic_slice", "gather", "pad"}
 _RULES: dict[str, Callable[[Op, Op], str]] = {
     **dict.fromkeys(("slice", "dynamic_slice", "dynamic_update_slice", "reduce_window"), _part),
     "pad": _pad,

@@ -11,10 +11,11 @@ from collections import Counter
 from functools import cached_property
 from itertools import zip_longest
 
+from course.program.effects import depending, without_effect
 from course.program.evaluate import depends_on_device, executed, follow
 from course.program.ir import Block, Module, Op, Value, walk
 from course.program.pieces import Joined, turned
-from course.program.scaling import character, depending, out_of_scale, parts_of, same_attributes, shrinks
+from course.program.scaling import character, out_of_scale, parts_of, same_attributes, shrinks
 
 
 class _Differs(Exception):
@@ -44,7 +45,7 @@ class _Twins:
         ops = [op for module in (small, large) for op in walk(module.main)]
         self.constants = {op.results[0]: character(op) for op in ops if op.kind == "constant"}
         self.twin: dict[Value, Value] = {}  # from values of the large program to those of the small one
-        self.from_inputs = depending(large.main)
+        self.from_inputs, self.idle = depending(large.main), without_effect(large.main)
         self.joined = Joined(turned=turned(large.main)).follow(small.main, large.main)
         integers = [pair for pair in zip(small.main.arguments, large.main.arguments) if "i" in pair[1].dtype]  # noqa: B905
         dims = [dim for ours, theirs in integers for dim in zip(ours.shape, theirs.shape, strict=False)]
@@ -67,7 +68,8 @@ class _Twins:
         self._compare_values(ours.results, theirs.results, name)
         if not same_attributes(ours, theirs) or len(ours.regions) != len(theirs.regions):
             raise _Differs(f"{name} goes along other dims, or in another way, at the large size than at the small one")
-        mismatch = out_of_scale(ours, theirs, self.from_inputs, self.integer_growth, self.joined) if self.scaled else ""
+        known = self.from_inputs, self.idle, self.integer_growth, self.joined
+        mismatch = out_of_scale(ours, theirs, *known) if self.scaled else ""
         if mismatch and not self._in_more_trips(ours, theirs, blocks):
             raise _Differs(f"{name} {mismatch}")
         for mine, other in zip(ours.regions, theirs.regions, strict=True):

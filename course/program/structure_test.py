@@ -95,6 +95,18 @@ def random_bits(shape):
     return jax.random.bits(jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32)), shape).astype(jnp.float32)
 
 
+def running_maximum(w, x, ids):
+    """Carries that begin as parts of the data, times zero, so that they vary like it."""
+
+    def step(carry, row):
+        most, total = carry
+        start = row * 0 + row[0] * 0
+        return (jnp.maximum(most, row.max() + start.sum()), total + row), None
+
+    (most, total), _ = lax.scan(step, (x[0, 0] * 0 - jnp.inf, 0 * x[2]), x)
+    return x * most + total + 0.0 * x[:, :1] + x[:, 1][:, None] * jnp.zeros(x.shape)
+
+
 CHEATS = {
     "pads by less than nothing": lambda w, x, ids: swapped(swapped(x, SMALL - x.shape[1]), x.shape[1] - SMALL),
     "pools": lambda w, x, ids: tiled(pooled(x), x.shape[1]),
@@ -102,6 +114,12 @@ CHEATS = {
     "gathers a few": lambda w, x, ids: picked(picked(x, SMALL), x.shape[1]),
     "gathers by data": lambda w, x, ids: picked(
         jnp.take(x, jnp.arange(SMALL) + 0 * ids[0], axis=1, mode="clip"), x.shape[1]
+    ),
+    "multiplies a part by zero, and uses it": lambda w, x, ids: (
+        tiled(x[:, :SMALL] + 0 * x[:, :SMALL], x.shape[1]) + 0 * x[0, 0]
+    ),
+    "multiplies a part by numbers of which some are zero": lambda w, x, ids: tiled(
+        x[:, :SMALL] * jnp.arange(1.0 * SMALL), x.shape[1]
     ),
     "repeats one row": lambda w, x, ids: jnp.broadcast_to(x[: 1 if wide(x) else 4], x.shape),
     "joins one piece again and again": lambda w, x, ids: jnp.concatenate([x[:, :SMALL]] * (x.shape[1] // SMALL), 1),
@@ -188,6 +206,8 @@ HONEST = {
         lambda x: jnp.sum(jnp.sort(jnp.pad(x, ((0, 0), (1, 1))), axis=1)[:, 1:-1] ** 2)
     )(x),
     "random numbers": lambda w, x, ids: x * random_bits(x.shape),
+    "carries that are zero times a part": running_maximum,
+    "the gradient of zero times a part": lambda w, x, ids: jax.grad(lambda x: running_maximum(w, x, ids).sum())(x),
 }
 
 
