@@ -93,8 +93,8 @@ def time_limit(seconds: float, *, processor: bool = False, asks: str = "does a l
             raise TooLong(f"{round(seconds, 1):g} s of processor time; {asks}")
         computed = time.process_time() - begin
         raise TooLong(
-            f"{round(seconds, 1):g} s, in which it computed for {computed:.0f} s; does it wait for something, or is the "
-            "machine busy with other work?"
+            f"{round(seconds, 1):g} s, in which it computed for {computed:.0f} s; does it wait for something, or is "
+            "the machine busy with other work?"
         )
 
     before = signal.signal(number, stop)
