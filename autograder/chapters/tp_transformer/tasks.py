@@ -280,11 +280,11 @@ def draw_loss(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
         chosen, up = rng.choice(parts, 2, replace=False), rng.permutation(np.resize([1, 0, -1], targets.size))
         up = up.reshape(targets.shape)
         # A large scale and a small kernel: the gradient of the scale is a cancelling sum of such kernels.
-        x[..., 0], params["norm"]["scale"][0] = np.sqrt(s.width) * up, 8
+        x[..., 0], params["norm"]["scale"][0] = np.sqrt(s.width) * up, 64
         reached = np.abs(x[..., 0])[up != 0] / np.sqrt(np.mean(x**2, -1))[up != 0]
         of_parts = params["out"]["kernel"][0].reshape(parts, -1)  # a view
         of_parts[:] = 0
-        of_parts[chosen] = np.array([[1], [-1]]) * s.reach / (8 * reached.min())
+        of_parts[chosen] = np.array([[1], [-1]]) * s.reach / (64 * reached.min())
         # Each target is where its token's logits are raised; otherwise ``reach`` would dominate the loss.
         own = s.vocab // parts
         targets = np.where(up == 0, targets, targets % own + own * np.where(up == 1, *chosen)).astype(np.int32)
