@@ -169,7 +169,8 @@ def mixed_precision_facts(evidence: TaskEvidence) -> list[Fact]:
     ]
 
 
-_SMALL = Batch(width=32, hidden=64, num_layers=2, vocab=32, seq=16, rows=4)
+# As many heads as at the realistic size: a loop over heads is then the same program.
+_SMALL = Batch(width=32, hidden=64, num_layers=2, num_heads=8, vocab=32, seq=16, rows=4)
 # Short sequences and a wide MLP: softmax and loss keep float32 in any case, and that must be the smaller part.
 _LARGE = Batch(width=1024, hidden=8192, num_layers=2, num_heads=8, vocab=2048, seq=256, rows=24)
 _UNSEEN = (

@@ -91,6 +91,13 @@ def test_tolerance_of_mixed_precision_leaves_room_and_not_too_much():
             assert 2**-9 < worst < 2**-5
 
 
+def test_mixed_precision_with_a_loop_over_heads_is_the_same_program_at_the_realistic_size():
+    task = TASKS["mixed_precision_loss"]
+    assert task.at_scale is not None
+    large, small = task.at_scale[0], next(case for case in task.cases if case.name == task.at_scale[1])
+    assert {case.sizes.num_heads for case in (small, large, *task.stretched())} == {large.sizes.num_heads}
+
+
 def test_reference_of_accumulation_holds_one_microbatch_and_one_gradient():
     def one_microbatch(loss_fn, params, batch, num_microbatches):
         rows = jax.tree.leaves(batch)[0].shape[0] // num_microbatches
