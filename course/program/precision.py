@@ -29,18 +29,20 @@ class ByHand:
 class Special:
     """Values with all elements equal, values that are summed, and sums written as other operations.
 
-    ``by_hand`` has those that are products, ``of_parts`` the additions of one part of an array to another.
+    ``by_hand`` has those that are products, ``of_parts`` the additions of one part of an array to another, and
+    ``of_squares`` the dtypes in which sums of squares square.
     """
 
     equal: set[Value]
     summed: set[Value]
     by_hand: dict[Op, list[ByHand]]
     of_parts: set[Op]
+    of_squares: dict[Op, str]
 
 
 def special(main: Block) -> Special:
     """Collect the properties of a whole program that are needed to classify one of its operations."""
-    return Special(_equal_numbers(main), _summed(main), _by_hand(main), _of_parts(main))
+    return Special(_equal_numbers(main), _summed(main), _by_hand(main), _of_parts(main), _of_squares(main))
 
 
 def precision_sensitive(op: Op, known: Special) -> str:
@@ -51,7 +53,7 @@ def precision_sensitive(op: Op, known: Special) -> str:
         return ""
     if op.kind in PRECISE:  # a function of equal numbers is itself a constant, such as the root of a head's width
         return "" if op.operands[0] in known.equal else f"{op.kind} of {dtype}"
-    return f"sum of {dtype}" if _sums(op, known) else ""
+    return f"sum of {known.of_squares.get(op, dtype)}" if _sums(op, known) else ""
 
 
 def _sums(op: Op, known: Special) -> bool:
@@ -111,6 +113,24 @@ def _of_parts(main: Block) -> set[Op]:
     adds = (op for op in walk(main) if op.kind == "add" and op.operands[0] is not op.operands[1])
     wholes = ((op, *map(sliced, op.operands)) for op in adds)
     return {op for op, first, second in wholes if first is not None and first is second}
+
+
+def _of_squares(main: Block) -> dict[Op, str]:
+    """The dtype of the squares that a sum adds up; a cast after squaring, as of ``mean(x * x, dtype=float32)``, is late."""
+    makers = makers_of(main)
+
+    def before_moves(value: Value) -> Value:
+        while (op := makers.get(value)) and op.kind in _MOVED:
+            value = op.operands[0]
+        return value
+
+    squares = ((op, before_moves(op.operands[0])) for op in walk(main) if op.kind == "reduce")
+    makers_of_squares = ((op, value, makers.get(value)) for op, value in squares)
+    return {
+        op: value.dtype
+        for op, value, maker in makers_of_squares
+        if maker and maker.kind == "multiply" and len({*map(before_moves, maker.operands)}) == 1
+    }
 
 
 def _by_hand(main: Block) -> dict[Op, list[ByHand]]:

@@ -102,7 +102,7 @@ def leaves_of(case: Case[Leaves]) -> dict[str, Any]:
         ((u,), P(last)),
         ((u // 2, u), P()),
         ((2, u // 4, 3), P(first)),
-        ((4, u // 2), P(None, first) if one_axis else P(first, last)),
+        ((4, u // 2), P(None, first) if one_axis else P(last, first)),
         ((2, 3), P(first if one_axis else (first, last))),
         ((), P()),
     ]

@@ -137,6 +137,15 @@ def test_leaves_of_three_dims_are_cut_along_the_first_and_stay_whole_along_the_o
     assert judged_on("single_device", "accumulate_gradients", flattens, (tokens,)).points == 0
 
 
+@pytest.mark.parametrize("number", [2, 4, 8])
+def test_a_fixed_number_of_chunks_does_not_fit_every_case(number):
+    def always_as_many(q, k, v, chunk):
+        return solutions.chunked_attention(q, k, v, q.shape[1] // number)
+
+    three = TASKS["chunked_attention"].cases[1]
+    assert judged_on("single_device", "chunked_attention", always_as_many, (three,)).points == 0
+
+
 def test_unseen_gradients_are_infinite_or_undefined_in_single_elements_of_any_leaf():
     task, places = TASKS["scaled_step"], set()
     for seed in range(12):

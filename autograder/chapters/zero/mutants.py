@@ -200,6 +200,12 @@ MUTANTS = (
     norm(
         "sends_each_sum_twice", {"lax.psum(total, axes)": "lax.psum(jnp.stack([total, total]), axes)[0]"}, REDUCED_BYTES
     ),
+    norm(
+        "takes_another_order_for_other_axes",
+        {"sorted(jax.tree.leaves(tuple(spec)))": "jax.tree.leaves(tuple(spec))"},
+        "all-reduces",
+        REDUCED_BYTES,
+    ),
     mutant("sharded_adamw", gathers_moments_and_gradients, GATHERED),
     adamw(
         "clips_by_the_norm_of_its_parts",
