@@ -190,7 +190,8 @@ if __name__ == "__main__":
 # Sequences are padded to one length, and padding must not count. `batch["mask"]` is 1 for each row (of an MLP's batch)
 # or token (of a Transformer's) that counts, and 0 elsewhere. The loss is the mean over **all unmasked rows or tokens,
 # on all devices**. Devices and microbatches hold different numbers of them, some none at all, so a mean of their means
-# is not the same. Do not branch on the data (`lax.cond`) to skip one without any: weight it by zero. Here are three devices with the losses of their tokens:
+# is not the same. Do not branch on the data (`lax.cond`) to skip one without any: weight it by zero. Here are three
+# devices with the losses of their tokens:
 
 # %%
 if __name__ == "__main__":
