@@ -116,7 +116,7 @@ def _of_parts(main: Block) -> set[Op]:
 
 
 def _of_squares(main: Block) -> dict[Op, str]:
-    """The dtype of the squares that a sum adds up; a cast after squaring, as of ``mean(x * x, dtype=float32)``, is late."""
+    """The dtype of squares that a sum adds: a cast after squaring, as in ``mean(x * x, dtype=float32)``, is late."""
     makers = makers_of(main)
 
     def before_moves(value: Value) -> Value:

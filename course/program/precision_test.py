@@ -55,6 +55,12 @@ def test_a_sum_over_a_dim_of_size_1_is_no_sum():
     assert counted(lambda x: x[:, None].sum(2)).precise == {"sum of f32": 1}
 
 
+def test_a_sum_of_squares_is_as_precise_as_its_squares():
+    assert counted(lambda x: jnp.mean(low(x) * low(x), 1, dtype=jnp.float32)).precise == {"sum of bf16": 1}
+    assert counted(lambda x: jnp.mean(jnp.square(low(x)), 1, dtype=jnp.float32)).precise == {"sum of bf16": 1}
+    assert counted(lambda x: jnp.mean(jnp.square(low(x).astype(jnp.float32)), 1)).precise == {"sum of f32": 1}
+
+
 def test_a_function_of_a_constant_may_have_any_precision():
     assert counted(lambda x: low(x) / jnp.sqrt(jnp.asarray(16, jnp.bfloat16))).precise == {}
     assert counted(lambda x: low(x) / jnp.sqrt(low(x))).precise == {"sqrt of bf16": 1}

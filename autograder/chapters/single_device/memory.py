@@ -290,8 +290,8 @@ def _quarter(case: Case[Heads]) -> int:
     return s.rows * s.num_heads * s.seq**2 // 4
 
 
-# No two sizes are equal, because JAX would merge their results. There are as many heads as in the large case: a loop over
-# heads is allowed.
+# No two sizes are equal, because JAX would merge their results. There are as many heads as in the large case: a loop
+# over heads is allowed.
 _HEADS = Heads(rows=2, num_heads=4, head_dim=10, seq=48, chunk=6)
 _LONG = Heads(rows=2, num_heads=4, head_dim=64, seq=4096, chunk=512, reach=0)
 
