@@ -89,8 +89,8 @@ def ring_facts(evidence: TaskEvidence) -> list[Fact]:
     back = "Whose keys does a device have when it adds to a sum, and on which device does that sum end?"
     late = "Which transfer, forward or backward, waits for a computation in the same step, or makes one wait?"
     resident = (
-        "How many devices' keys and values are on one device at the same time, and what would JAX's own derivative of "
-        "your loop save in every step?"
+        "How many devices' keys and values are on one device at the same time, what would JAX's own derivative of your "
+        "loop save in every step, and does each sum add its part in its step, or all parts at the end?"
     )
     slow = "What is computed that no query sees, or computed again?"
     large = evidence.at_scale
