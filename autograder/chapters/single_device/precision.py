@@ -153,8 +153,8 @@ def _of_whole_leaves(e: Evidence) -> Fact:
     if not error <= OF_A_LEAF:
         message = (
             f"in the case {e.case.name!r} leaf {name.partition('/')[2]} is off by {error:.2g} of its norm, more than "
-            "rounding the operands explains. Is part of its gradient missing, is all of it too large, or are two nearly "
-            "equal terms rounded in different places before they are subtracted?"
+            "rounding the operands explains. Is part of its gradient missing, is all of it too large, or are two "
+            "nearly equal terms rounded in different places before they are subtracted?"
         )
     return facts.case_fact(e, "gradient error", Kind.GRADIENTS, message, error, OF_A_LEAF, unit=Unit.RELATIVE)
 
