@@ -60,6 +60,16 @@ MUTANTS = (
         shown_by=("width 48",),
     ),
     mixed("takes_norms_in_bfloat16", {"scale, x.astype(jnp.float32)": "low(scale), x"}, FUNCTIONS),
+    mixed(
+        "squares_in_bfloat16",
+        {
+            "rms_norm(scale, x.astype(jnp.float32))": (
+                "x.astype(jnp.float32) * scale"
+                " * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True, dtype=jnp.float32) + 1e-6)"
+            )
+        },
+        FUNCTIONS,
+    ),
     mixed("forgets_to_scale_scores", {" * q.shape[-1] ** -0.5": ""}, *OF_BFLOAT16, shown_by=("2 layers", "width 48")),
     mixed(
         "takes_a_softmax_without_its_maximum",
