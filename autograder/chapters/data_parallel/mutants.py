@@ -108,6 +108,13 @@ MUTANTS = (
     fold("adds_to_the_key", {OWN_KEY: ADDED}, "values"),
     sync("averages_every_leaf", {" if name not in split_over": ""}, *ALL_REDUCES, "values"),
     sync("sums", {"lax.pmean": "lax.psum"}, "values"),
+    sync(
+        "looks_for_axes_in_the_spec_as_text",
+        {"jax.tree.leaves(tuple(spec))": "str(spec)"},
+        "all-reduce bytes",
+        "values",
+        shown_by=("fsdp_transpose=3 x fsdp=2, over fsdp",),
+    ),
     sync("leaves_everything", {SYNCED: "gradient"}, "all-reduce bytes", "values"),
     sync(
         "averages_leaves_that_are_whole_everywhere",
