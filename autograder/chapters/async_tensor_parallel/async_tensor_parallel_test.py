@@ -35,12 +35,18 @@ def sent(shift, size=8, count=1):
 
 
 @pytest.mark.parametrize(
-    ("shift", "size", "passed"), [(1, 8, False), (7, 8, False), (3, 8, False), (4, 8, True), (1, 2, True)]
+    ("shift", "size", "question"),
+    [
+        (1, 8, "Which way does each half go?"),
+        (7, 8, "Which way does each half go?"),
+        (3, 8, "How many places does each half move"),
+        (4, 8, "How many places does each half move"),
+        (1, 2, ""),
+    ],
 )
-def test_bytes_each_way_are_told_apart_by_the_shorter_way(shift, size, passed):
+def test_bytes_each_way_go_to_both_neighbours(shift, size, question):
     fact = tasks.equal_ways(sent(shift, size))
-    assert fact.passed is passed
-    assert passed or "Which way does each half go?" in fact.message
+    assert fact.passed is not bool(question) and question in fact.message
 
 
 def test_zeros_can_be_typed_like_what_is_added_to_them():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from autograder.chapters.async_tensor_parallel.alternatives import gathered, scattered
@@ -57,6 +58,16 @@ SCATTERS_LATE = {
         "lax.scan(pass_on, jnp.zeros_like(own(index)), jnp.arange(1, size))[0] + own(index)"
     ),
 }
+
+
+def straight_to_every_device(x, kernel, axis_name):
+    """Whole chunks, each straight to its place: on a ring of links, most of them pass through other devices."""
+    size, index, length = lax.axis_size(axis_name), lax.axis_index(axis_name), x.shape[-2]
+    whole = vary_alike(jnp.zeros((*x.shape[:-2], size * length, kernel.shape[-1]), x.dtype), x)[0]
+    for by in range(size):
+        chunk = lax.ppermute(x, axis_name, [(i, (i + by) % size) for i in range(size)]) if by else x
+        whole = lax.dynamic_update_slice_in_dim(whole, chunk @ kernel, (index - by) % size * length, -2)
+    return whole
 
 
 def _mlp(params, x, axis_name, gather, scatter):
@@ -137,6 +148,7 @@ MUTANTS = (
     scatter("without_a_gradient", {PRODUCT: f"lax.stop_gradient({PRODUCT})"}, *CUT_OFF),
     mutant("bidirectional_gather_matmul", gathers_then_multiplies, "bytes each way", *SYNCHRONOUS),
     mutant("bidirectional_gather_matmul", one_way_alone, "bytes each way"),
+    mutant("bidirectional_gather_matmul", straight_to_every_device, "bytes each way"),
     both_gather(
         "both_halves_the_same_way",
         {

@@ -116,21 +116,23 @@ def _permuted(evidence: list[Evidence], features: str) -> Fact:
 
 
 def equal_ways(e: Evidence) -> Fact:
-    """Require equal bytes in both directions along the axis, each by the shorter path."""
-    forth = back = 0.0
-    for c in e.costs.collectives:
-        if c.kind == "collective_permute" and c.shift is not None:
-            half = c.group_size / 2
-            # Exactly half-way round, both paths have the same length.
-            forth += c.total_bytes * (0.5 if c.shift == half else c.shift < half)
-            back += c.total_bytes * (0.5 if c.shift == half else c.shift > half)
+    """Require equal bytes in both directions along the axis, all of them to neighbours: the only direct links."""
+    permutes = [c for c in e.costs.collectives if c.kind == "collective_permute"]
+    far = [c for c in permutes if c.shift not in (1, c.group_size - 1)]
+    forth = sum(c.total_bytes for c in permutes if c.shift == 1)
+    back = sum(c.total_bytes for c in permutes if c.shift == c.group_size - 1)
     sends, message = forth + back > 0 or parts_of(e.case) == 1, ""
-    if not sends or abs(forth - back) > 1e-4 * max(forth, back):
+    if far:
+        message = (
+            f"{e.case.place} a device sends {sum(c.total_bytes for c in far):,.0f} bytes to others than the next and "
+            "the previous one, with which it shares no link. How many places does each half move in a step?"
+        )
+    elif not sends or abs(forth - back) > 1e-4 * max(forth, back):
         message = (
             f"{e.case.place} a device sends {forth:,.0f} bytes towards higher indices along the axis and "
             f"{back:,.0f} towards lower ones. Which way does each half go?"
         )
-    options = {"direction": Direction.EXACTLY, "unit": Unit.BYTES, "weight": 2}
+    options = {"direction": Direction.EXACTLY, "unit": Unit.BYTES, "weight": 2, "line": far[0].line if far else ""}
     sent = f"{forth:,.0f} up, {back:,.0f} down"
     return facts.case_fact(e, "bytes each way", Kind.COMMUNICATION, message, sent, "equal", **options)
 
