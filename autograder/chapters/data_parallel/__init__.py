@@ -48,6 +48,7 @@ PROMISES = {
         "the mean over the axes in ``axis_names`` that the leaf's spec does not name": ("values",),
     },
     "train_step_dp": {
+        "Do not branch on the data (`lax.cond`) to skip one without any": (),  # a Program with such a branch is refused
         "The gradient of a replicated parameter must come out replicated": (),
         "If the reduction is inside the scan, it runs once per microbatch": ("all-reduces", "all-reduce bytes"),
         "padding must not count": VALUES,
