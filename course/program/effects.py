@@ -14,7 +14,8 @@ def depending(main: Block) -> set[Value]:
 
 def without_effect(main: Block) -> set[Value]:
     """The values that are all zero, and those that are only multiplied by zeros, in whichever shape."""
-    idle, zeros = _all_zero(main), _all_zero(main)
+    zeros = _all_zero(main)
+    idle = set(zeros)
     readers: dict[Value, list[Op]] = {}
     returned: set[Value] = set()
     ops = list(walk(main))

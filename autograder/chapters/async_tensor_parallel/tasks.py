@@ -116,7 +116,7 @@ def _permuted(evidence: list[Evidence], features: str) -> Fact:
 
 
 def equal_ways(e: Evidence) -> Fact:
-    """Require equal bytes in both directions along the axis, all of them to neighbours: the only direct links."""
+    """Require equal bytes in both directions along the axis, all of them to neighbours, as on a ring of links."""
     permutes = [c for c in e.costs.collectives if c.kind == "collective_permute"]
     far = [c for c in permutes if c.shift not in (1, c.group_size - 1)]
     forth = sum(c.total_bytes for c in permutes if c.shift == 1)
@@ -124,8 +124,8 @@ def equal_ways(e: Evidence) -> Fact:
     sends, message = forth + back > 0 or parts_of(e.case) == 1, ""
     if far:
         message = (
-            f"{e.case.place} a device sends {sum(c.total_bytes for c in far):,.0f} bytes to others than the next and "
-            "the previous one, with which it shares no link. How many places does each half move in a step?"
+            f"{e.case.place} a device sends {sum(c.total_bytes for c in far):,.0f} bytes past its two neighbours. On a "
+            "ring of links, they occupy every link on their way. How many places does each half move in a step?"
         )
     elif not sends or abs(forth - back) > 1e-4 * max(forth, back):
         message = (
