@@ -25,6 +25,7 @@ from autograder.commands import (
     train,
     watching,
 )
+from autograder.commands.help_text import Command
 from autograder.commands.terminal import explained
 
 app = typer.Typer(
@@ -35,9 +36,9 @@ app = typer.Typer(
 )
 
 LEARN, TEACH = "For learners", "For instructors"
-app.command("list", rich_help_panel=LEARN)(learner.chapters)
+app.command("list", cls=Command, rich_help_panel=LEARN)(learner.chapters)
 for command in (learner.start, learner.check, watching.watch, learner.hint, learner.reset, predict.profile, site.site):
-    app.command(rich_help_panel=LEARN)(command)
+    app.command(cls=Command, rich_help_panel=LEARN)(command)
 for command in (
     init.init,
     instructor.build,
@@ -55,13 +56,13 @@ for command in (
     people.changes,
     similar.similar,
 ):
-    app.command(rich_help_panel=TEACH)(command)
+    app.command(cls=Command, rich_help_panel=TEACH)(command)
 for command in (train.train, plan.plan, predict.predict, lenses.machines, lenses.memory, instructor.doctor):
-    app.command(rich_help_panel="For anyone")(command)
+    app.command(cls=Command, rich_help_panel="For anyone")(command)
 
 
 for command in (new_chapter.new_chapter, chapters.check_course):
-    app.command(rich_help_panel="For authors")(command)
+    app.command(cls=Command, rich_help_panel="For authors")(command)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,7 +11,9 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 from rich.console import Console
+from typer.main import get_command
 
+from autograder.cli import app
 from autograder.commands.grade import grade_table
 from autograder.commands.hints import read_hints
 from autograder.contract.task import load
@@ -29,6 +32,8 @@ from autograder.contract.verdict import (
 from autograder.grading.inside.intake import IntakeError
 from autograder.grading.nbgrader.batch import Regrade
 from course.curriculum import CHAPTERS
+
+COMMANDS = vars(get_command(app))["commands"]
 
 
 @pytest.fixture
@@ -305,3 +310,33 @@ def test_doctor_names_what_is_missing(meshcraft, monkeypatch):
     ended = meshcraft("doctor")
     assert ended.status == 1 and "bwrap is not installed. Install it" in ended.out
     assert json.loads(meshcraft("doctor", "--json").out)["sandbox"] is None
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_help_is_whole_on_a_narrow_terminal(monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    context = COMMANDS[command].make_context(command, [], resilient_parsing=True)
+    shown = COMMANDS[command].get_help(context)
+    plain = " ".join(re.sub("[│╭╮╰╯─]", " ", shown).split())
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= 80
+    for parameter in COMMANDS[command].get_params(context):
+        names, meaning = parameter.get_help_record(context)
+        assert meaning, f"{names} is not explained"
+        # A name stands beside the first line of its meaning, so compare word by word.
+        words = {*re.sub(r" / | <list.*", " ", names.replace(" range", "")).split(), *meaning.split()}
+        assert words - {*plain.split()} <= {"<str>", "<int>", "<path>"}
+    assert " ".join(COMMANDS[command].help.split()) in plain
+
+
+def test_defaults_in_the_help_of_train_are_those_of_a_run():
+    from course.training.loop import Run
+    from course.training.strategy import MixtureSizes
+
+    run, context = Run(MixtureSizes()), COMMANDS["train"].make_context("train", [], resilient_parsing=True)
+    figures = {**vars(run), **vars(run.sizes), **vars(run.schedule)}
+    stated = {}
+    for parameter in COMMANDS["train"].get_params(context):
+        if default := re.search(r"([\d.]+) by default", parameter.get_help_record(context)[1]):
+            name = {"layers": "num_layers", "heads": "num_heads", "experts": "num_experts", "experts_per_token": "k"}
+            stated[name.get(parameter.name, parameter.name)] = float(default[1])
+    assert len(stated) == 15 and stated == {name: figures[name] for name in stated}

@@ -39,7 +39,7 @@ Problem = tuple[str, str]
 
 
 def check_course(
-    chapters: Annotated[list[str] | None, Argument(metavar="[CHAPTER]...", help="All, if left out.")] = None,
+    chapters: Annotated[list[str] | None, Argument(metavar="CHAPTER", help="All, if left out.")] = None,
     sizes: Annotated[bool, Option("--sizes", help="Count files and lines instead.")] = False,
     promises: Annotated[
         bool, Option("--promises", help="Show what each notebook requires, and which fact checks it, instead.")

@@ -26,13 +26,13 @@ from autograder.commands.terminal import (
 from course.curriculum import CHAPTERS, NOTEBOOKS, PRIMER
 
 Assignment = Annotated[
-    str | None, typer.Argument(metavar="[ASSIGNMENT]", help="A chapter; all submitted ones, if left out.")
+    str | None, typer.Argument(metavar="ASSIGNMENT", help="A chapter; all submitted ones, if left out.")
 ]
 CourseFolder = Annotated[Path, typer.Option("--course", help="The course folder, in nbgrader's layout.")]
 
 
 def build(
-    chapters: Annotated[list[str] | None, typer.Argument(metavar="[CHAPTER]...", help="All, if left out.")] = None,
+    chapters: Annotated[list[str] | None, typer.Argument(metavar="CHAPTER", help="All, if left out.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if an exercise is stale.")] = False,
 ) -> None:
     """Make the exercises from the solutions, which nbgrader strips, and measure the figures behind the limits."""

@@ -48,7 +48,7 @@ from course.curriculum import chapter as find_chapter
 # Its page_config.json disables nbgrader's instructor features and the prompt about fetching news.
 LABCONFIG = ROOT / "autograder" / "release"
 ChapterName = Annotated[str, typer.Argument(metavar="CHAPTER", help="A chapter, as `meshcraft list` names it.")]
-FunctionName = Annotated[str | None, typer.Argument(metavar="[FUNCTION]", help="One function; all, if left out.")]
+FunctionName = Annotated[str | None, typer.Argument(metavar="FUNCTION", help="One function; all, if left out.")]
 NotebookFile = Annotated[Path | None, typer.Option(help="A notebook other than the one in the working folder.")]
 
 
@@ -70,7 +70,7 @@ STATES = {
 
 
 def chapters(
-    chapter: Annotated[str | None, typer.Argument(metavar="[CHAPTER]", help="Its functions, one by one.")] = None,
+    chapter: Annotated[str | None, typer.Argument(metavar="CHAPTER", help="Its functions, one by one.")] = None,
     best: Annotated[bool, typer.Option("--best", help="Your best times and bytes, next to the reference's.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -224,7 +224,7 @@ def _more_facts(chapter: str, aot: bool, mesh: Mesh, say: Callable[[str], None])
 def hint(
     chapter: ChapterName,
     function: FunctionName = None,
-    number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", help="One that was shown before.")] = None,
+    number: Annotated[int | None, typer.Argument(metavar="NUMBER", help="One that was shown before.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All that were shown before.")] = False,
     notebook: NotebookFile = None,
 ) -> None:

@@ -18,7 +18,7 @@ MeshSizes = Annotated[str, typer.Option(help="Axis sizes, for example data=4,ten
 
 
 def machines(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME|FILE]", help="One machine, with its sources.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME|FILE", help="One machine, with its sources.")] = None,
     devices: Devices = None,
     nodes: Nodes = None,
     as_json: AsJson = False,

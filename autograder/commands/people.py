@@ -29,7 +29,7 @@ Chapter = Annotated[str, typer.Argument(metavar="CHAPTER", help="The chapter.")]
 
 def extend(
     chapter: Chapter,
-    student: Annotated[list[str] | None, typer.Argument(metavar="[STUDENT]...", help="Who gets more time.")] = None,
+    student: Annotated[list[str] | None, typer.Argument(metavar="STUDENT", help="Who gets more time.")] = None,
     course: CourseFolder = Path("."),
     hours: Annotated[float | None, typer.Option(help="Hours after the due date; 0 takes an extension back.")] = None,
     until: Annotated[str, typer.Option(metavar="TIME", help="A time instead: 2026-12-03T18:00.")] = "",

@@ -54,7 +54,7 @@ def predict(
         str,
         typer.Argument(metavar="SCRIPT:FUNCTION|FILE|CHAPTER", help="script.py:step, a Program file, or a chapter."),
     ],
-    function: Annotated[str | None, typer.Argument(metavar="[FUNCTION]", help="One of the chapter's.")] = None,
+    function: Annotated[str | None, typer.Argument(metavar="FUNCTION", help="One of the chapter's.")] = None,
     arguments: Annotated[
         str | None,
         typer.Option("--args", help="Arguments of a script's function: `params, f32[64@data, 128], rate=0.1`."),

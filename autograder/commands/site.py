@@ -35,10 +35,10 @@ WRITTEN_LAST = Path("search/search_index.json")  # missing from an interrupted b
 
 
 def site(
-    page: Annotated[str, typer.Argument(metavar="[PAGE]", help="The page to open: a chapter's name, or lenses.")] = (
+    page: Annotated[str, typer.Argument(metavar="PAGE", help="The page to open: a chapter's name, or lenses.")] = (
         "index"
     ),
-    heading: Annotated[str, typer.Argument(metavar="[HEADING]", help="The heading on it to begin at.")] = "",
+    heading: Annotated[str, typer.Argument(metavar="HEADING", help="The heading on it to begin at.")] = "",
     port: Annotated[int | None, typer.Option(help=f"By default {PORT}, or any free port if it is taken.")] = None,
     open_it: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser.")] = True,
 ) -> None:

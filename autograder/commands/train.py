@@ -56,33 +56,35 @@ def train(
     run: Annotated[Path, _run("Folder of the run: checkpoints, log, card, sample.")] = Path("run"),
     resume: Annotated[bool, _run("Continue from its newest checkpoint.", "--resume")] = False,
     save_every: Annotated[int, _run("Steps between checkpoints.", min=1)] = 250,
-    evaluate_every: Annotated[int | None, _run("Steps between evaluations.")] = None,
+    evaluate_every: Annotated[int | None, _run("Steps between evaluations; 250 by default.")] = None,
     evaluation_batches: Annotated[
         int | None, _run("Batches of an evaluation, at most; all of the text, if left out.")
     ] = None,
     machine: Annotated[
         str | None, _run("Machine to predict the step for. By default that of the GPUs it runs on, or 8xH100.")
     ] = None,
-    prompt: Annotated[str, _run("Start of the sample.")] = "\n",
+    prompt: Annotated[str, _run("Start of the sample; by default, a new line.", show_default=False)] = "\n",
     sample: Annotated[int, _run("Bytes of the sample at the end.", min=0)] = 400,
-    seed: Annotated[int | None, _run("Seed of parameters and batches.")] = None,
+    seed: Annotated[int | None, _run("Seed of parameters and batches; 0 by default.")] = None,
     as_json: Annotated[bool, _run("One JSON object: the card.", "--json")] = False,
-    width: Annotated[int | None, _model()] = None,
-    hidden: Annotated[int | None, _model("Four times the width.")] = None,
-    layers: Annotated[int | None, _model()] = None,
-    heads: Annotated[int | None, _model()] = None,
-    seq: Annotated[int | None, _model("Tokens in a row.")] = None,
+    width: Annotated[int | None, _model("Width of the residual stream; 128 by default.")] = None,
+    hidden: Annotated[int | None, _model("Width inside the MLP; by default four times the width.")] = None,
+    layers: Annotated[int | None, _model("4 by default.")] = None,
+    heads: Annotated[int | None, _model("Attention heads; 4 by default.")] = None,
+    seq: Annotated[int | None, _model("Tokens in a row; 64 by default.")] = None,
     experts: Annotated[int | None, _model("Experts in a layer, if the mesh has the axis expert; 8 by default.")] = None,
     experts_per_token: Annotated[int | None, _model("Experts that a token chooses; 2 by default.")] = None,
     capacity_factor: Annotated[
         float | None, _model("Places of an expert, relative to its share of all choices; 1.25 by default.")
     ] = None,
-    steps: Annotated[int | None, _optimizer()] = None,
-    batch: Annotated[int | None, _optimizer("Rows, over all devices.")] = None,
-    learning_rate: Annotated[float | None, _optimizer("At the peak.")] = None,
-    warmup: Annotated[int | None, _optimizer("Steps to the peak.")] = None,
-    weight_decay: Annotated[float | None, _optimizer("Of matrices.")] = None,
-    clip: Annotated[float | None, _optimizer("Largest global norm.")] = None,
+    steps: Annotated[int | None, _optimizer("Steps of the run; 1500 by default.")] = None,
+    batch: Annotated[int | None, _optimizer("Rows of a step, over all devices; 32 by default.")] = None,
+    learning_rate: Annotated[float | None, _optimizer("At the peak; 0.003 by default.")] = None,
+    warmup: Annotated[int | None, _optimizer("Steps to the peak; 100 by default.")] = None,
+    weight_decay: Annotated[float | None, _optimizer("Of matrices; 0.1 by default.")] = None,
+    clip: Annotated[
+        float | None, _optimizer("Gradients with a larger global norm are scaled down to it; 1 by default.")
+    ] = None,
 ) -> None:
     """Train a byte-level language model on Shakespeare, on any mesh, emulated or real, in one process or several.
 
