@@ -29,6 +29,7 @@ from autograder.commands.terminal import (
     out,
     print_json,
     require_chapter,
+    require_function,
     spinner,
     table,
 )
@@ -173,18 +174,14 @@ def check(
 ) -> None:
     """Judge your notebook as saved on disk. Exit status 0: everything passed; 1: something failed."""
     require_chapter(chapter)
+    names = [require_function(chapter, function)] if function else None
     if solution and notebook:
         raise UsageError("--solution judges the course's own functions and --notebook a file; give one of them")
     path = None if solution else require_notebook(chapter, notebook)
     doing = f"judging {function or 'all functions'} of {chapter}; this may take a minute"
     with spinner(f"judging {chapter}", announced=doing) as say:
         from autograder import check as judge
-        from autograder.contract import task as contract
 
-        try:
-            names = [contract.load(chapter).task(function).name] if function else None
-        except LookupError as error:
-            raise UsageError(str(error)) from None
         options = {"progress": say, "more": _more_facts(chapter, aot, mesh, say)}
         if path is None:
             report = judge.check_solution(chapter, names, **options)
@@ -233,6 +230,8 @@ def hint(
     path = notebook or find_notebook(chapter) or usual_place(chapter)
     if function and function.isdecimal():
         function, number = None, int(function)
+    if function:
+        require_function(chapter, function)
     show_hint(path, chapter, function, number, every)
 
 
@@ -244,6 +243,8 @@ def reset(
 ) -> None:
     """Reset the exercise, or one of its functions. Asks first, and backs up your version."""
     require_chapter(chapter, or_primer=True)
+    if function:
+        require_function(chapter, function)
     path = require_notebook(chapter, notebook)
     fresh = with_stub(path, chapter, function) if function else exercise_text(chapter)
     target = f"{function} in {path}" if function else str(path)

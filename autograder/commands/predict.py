@@ -12,7 +12,7 @@ import typer
 
 from autograder.commands import terminal
 from autograder.commands.lenses import Devices, Nodes, find_machine, parse_mesh
-from autograder.commands.terminal import SHORT, UsageError, complain, require_chapter, require_target, spinner
+from autograder.commands.terminal import SHORT, UsageError, complain, require_function, require_target, spinner
 from course.curriculum import CHAPTERS
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def predict(
         elif function is None:
             prediction, programs = _of_file(what, where, aot, model_flops)
         else:
-            require_chapter(what)
+            require_function(what, function)
             from autograder.learner.profile import predict_solution
 
             prediction, programs = predict_solution(what, function, where, aot=aot, model_flops=model_flops)
@@ -131,7 +131,7 @@ def profile(
 
     --trace and --save apply to your function. Exit status 1: it cannot be analysed, for the reason shown.
     """
-    require_chapter(chapter)
+    require_function(chapter, function)
     from autograder.commands.notebooks import require_notebook
 
     path = require_notebook(chapter, notebook)

@@ -168,7 +168,7 @@ def test_a_stub_ends_with_one_sentence_and_status_1(meshcraft):
         (["nothing.program"], "there is no file nothing.program"),
         (["fsdp"], "which function of fsdp? It has: shard_params"),
         (["nothing", "fsdp_loss"], "there is no chapter called 'nothing'"),
-        (["fsdp", "nothing"], "chapter fsdp has no function 'nothing'; it has: shard_params"),
+        (["fsdp", "nothing"], "fsdp has no function 'nothing'; its functions are: shard_params"),
         (["fsdp", "fsdp_loss", "--machine", "abacus"], "no machine is called 'abacus'; there are: "),
         (["fsdp", "fsdp_loss", "--machine", ""], "no machine is called ''"),
         (["fsdp", "fsdp_loss", "--machine", "my.toml"], "my.toml cannot be read: No such file"),

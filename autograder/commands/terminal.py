@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, redirect_stdout
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -114,6 +115,21 @@ def require_chapter(name: str, *, or_primer: bool = False) -> str:
         return find_chapter(name).name
     except LookupError as error:
         raise UsageError(str(error)) from None
+
+
+def require_function(chapter: str, name: str) -> str:
+    """Return the name if a chapter has such a function.
+
+    Raises:
+        UsageError: It has none, or there is no such chapter.
+    """
+    require_chapter(chapter)
+    names = find_chapter(chapter).names
+    if name in names:
+        return name
+    near = get_close_matches(name.lower(), names, 1)
+    perhaps = f"is it {near[0]}? Its" if near else "its"
+    raise UsageError(f"{chapter} has no function {name!r}; {perhaps} functions are: {', '.join(names)}")
 
 
 def require_target(path: Path, option: str = "") -> None:
