@@ -128,5 +128,5 @@ def _groups_table(plans: Plans) -> Table:
             c = near.estimate.choice
             name += f", M={c.microbatches}, R={c.repeats}, {c.remat}"
             name += f"{'' if c.alone else f', {c.schedule}'}{f', ZeRO {c.zero}' if c.zero else ''}"
-        table.add_row(str(len(group)), f"{kind}: {cause}", name)
+        table.add_row(str(len(group)), f"{kind}: {cause}" if near.why else cause, name)
     return table

@@ -7,7 +7,7 @@ import pytest
 from course.machines import machine
 from course.planning import COURSE
 from course.planning.efficiency import at_efficiency, factors
-from course.planning.search import search
+from course.planning.search import EQUAL, search
 from course.sizes import Sizes
 
 SMALL = ("plan", "--layers", "4", "--width", "512", "--heads", "4", "--vocab", "1024", "--seq", "256", "--batch", "8")
@@ -34,6 +34,12 @@ def test_every_configuration_is_shown_with_its_reason_if_asked(meshcraft):
     assert set(data["best"]) == {"choice", "seconds", "mfu", "bytes", "fits", "parts", "resident"}
     assert {plan["kind"] for plan in data["rejected"]} == {"slower", "cannot be split"}
     assert all(plan["reason"] for plan in data["rejected"])
+
+
+def test_one_that_is_no_better_than_the_best_is_not_called_slower(meshcraft):
+    rejected = {plan["why"] for plan in json.loads(meshcraft("plan", "--json").out)["rejected"]}
+    shown = " ".join(meshcraft("plan", columns=200).out.split())
+    assert EQUAL in rejected and EQUAL in shown and f"slower: {EQUAL}" not in shown
 
 
 def test_the_best_way_leaves_a_card_with_everything_that_it_rests_on(meshcraft, tmp_path):

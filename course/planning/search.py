@@ -17,6 +17,8 @@ from course.planning.memory import STATE
 from course.planning.training import DEFAULT, LEAST_CHUNK, Training
 from course.sizes import Sizes
 
+EQUAL = "equally fast, with no less memory"
+
 
 class Kind(StrEnum):
     """Reasons for rejecting a configuration."""
@@ -105,7 +107,7 @@ class Rejected:
     @property
     def cause(self) -> str:
         """``why`` in words, the same for all configurations that it decides."""
-        return self.why.cause if isinstance(self.why, Indivisible) else self.why or "nothing"
+        return self.why.cause if isinstance(self.why, Indivisible) else self.why or EQUAL
 
     @property
     def reason(self) -> str:
@@ -115,7 +117,7 @@ class Rejected:
         if self.kind is Kind.TOO_LARGE and self.estimate:
             needed = f"{self.estimate.needed / 1e9:,.1f} of {self.estimate.memory / 1e9:,.1f} GB"
             return f"{needed}, most of it {self.why}: {self.amount / 1e9:,.1f} GB"
-        return str(self.why) or "equally fast, with no less memory"
+        return str(self.why) or EQUAL
 
     @property
     def summary(self) -> str:
