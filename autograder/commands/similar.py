@@ -82,10 +82,9 @@ def _table(report: Any) -> Table | Text:
         return Text("no two share anything rare" if compared > 1 else f"{count_of(compared, 'submission')} to compare")
     rows = table("function", "who", "and", "share", "others have it", "public", "Program")
     for match in matches[:SHOWN]:
-        program = {None: "", False: "another"}.get(match.program, f"the same, and {match.program_others} others'")
         authors = (one_line(author.author) for author in (match.first, match.second))
-        cells = (match.function, *authors, f"{match.share:.0%}", f"{match.others:g}", f"{match.in_public:.0%}", program)
-        rows.add_row(*(Text(plain(cell)) for cell in cells))
+        figures = (f"{match.share:.0%}", f"{match.others:g}", f"{match.in_public:.0%}", match.program_text)
+        rows.add_row(*(Text(plain(cell)) for cell in (match.function, *authors, *figures)))
     if len(matches) > SHOWN:
         rows.add_row(Text(f"and {len(matches) - SHOWN} weaker ones", style="dim"))
     return rows

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, redirect_stdout
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.box import SIMPLE
@@ -63,11 +63,15 @@ def show(*parts: Any) -> None:
 
 
 def table(*columns: str, gap: int = 2, right: Collection[str] = (), rule: bool = False) -> Table:
-    """Create a table; columns in ``right`` are numeric, ``rule`` draws lines below the header and between sections."""
+    """Create a table; columns in ``right`` are numeric, ``rule`` draws lines below the header and between sections.
+
+    Names of functions and chapters stay whole, however narrow the terminal is.
+    """
     new_table = Table(box=SIMPLE if rule else None, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
     new_table.header_style, new_table.show_header = "dim", any(columns)
     for column in columns:
-        new_table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if column in right else "left"
+        new_table.add_column(column, justify=justify, overflow="fold", no_wrap=column in ("function", "chapter"))
     return new_table
 
 

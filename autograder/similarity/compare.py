@@ -47,6 +47,13 @@ class Match:
     program_others: int
     score: float
 
+    @property
+    def program_text(self) -> str:
+        """The comparison of the Programs in words; empty if there is none."""
+        if not self.program:
+            return "" if self.program is None else "another"
+        return f"the same, like {self.program_others} others'" if self.program_others else "the same"
+
     def to_json(self) -> dict[str, Any]:
         """Plain data, without the sources."""
         authors = {name: _author(written) for name, written in (("first", self.first), ("second", self.second))}

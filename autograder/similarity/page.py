@@ -33,11 +33,9 @@ def page(similar: Similar) -> str:
 
 def match_summary(match: Match) -> str:
     """The figures of a match in words."""
-    program = {None: "not known", False: "different"}.get(
-        match.program, f"the same, like {match.program_others} others'"
-    )
     others = f"{match.others:g} other{'' if match.others == 1 else 's'}"
-    return f"share {match.share:.0%}, with {others} (median), {match.in_public:.0%} public, Programs {program}"
+    programs = match.program_text or "not known"
+    return f"share {match.share:.0%}, with {others} (median), {match.in_public:.0%} public, Programs: {programs}"
 
 
 def _sides(compared: Compared, match: Match) -> list[tuple[object, list[tuple[str, str]]]]:
