@@ -204,13 +204,15 @@ def test_a_function_of_a_notebook_that_fails_is_named_with_its_line(train, tmp_p
         ("--machine 8xABC", "8xABC"),
         ("--dtype float8", "one of: float32, bfloat16"),
         ("--width 10", "width 10 is not divisible by num_heads 4"),
+        ("--steps 0", "steps is 0"),
         ("--steps 10 --warmup 10", "less than the 10 steps"),
         ("--seq 200000", "seq"),
         ("--prompt=", "--prompt is empty"),
         ("--resume", "no checkpoint in run to continue from"),
     ],
 )
-def test_what_does_not_go_together_is_said_before_anything_is_computed(train, arguments, message):
+def test_what_does_not_go_together_is_said_before_anything_is_computed(train, tmp_path, arguments, message):
     result = train(*arguments.split())
     assert (result.status, result.out) == (2, "") and message in result.err, result.err
     assert result.err.startswith("meshcraft: ") and result.err.count("\n") == 1
+    assert not (tmp_path / "run").exists(), "orbax goes on in a thread there, which ends in a traceback"

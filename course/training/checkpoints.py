@@ -7,6 +7,7 @@ of them. A checkpoint gets its name, its number of steps, when all of it is on d
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +23,27 @@ class CheckpointError(Exception):
 
 
 class Checkpoints:
-    """The checkpoints of a run, in a separate folder; close it, or use it in a ``with``."""
+    """The checkpoints of a run, in a separate folder, which is made when the first is saved; use it in a ``with``."""
 
     def __init__(self, folder: Path):
+        self.folder = folder.resolve()
+
+    @cached_property
+    def _manager(self) -> ocp.CheckpointManager:
         policy = ocp.checkpoint_managers.LatestN(KEPT)
         options = ocp.CheckpointManagerOptions(preservation_policy=policy, cleanup_tmp_directories=True)
-        self.folder = folder.resolve()
-        self._manager = ocp.CheckpointManager(self.folder, options=options)
+        return ocp.CheckpointManager(self.folder, options=options)
 
     def __enter__(self) -> Checkpoints:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._manager.close()
+        if "_manager" in vars(self):
+            self._manager.close()
 
     def latest(self) -> int | None:
         """Number of completed steps in the newest complete checkpoint; None if there is none."""
-        return self._manager.latest_step()
+        return self._manager.latest_step() if self.folder.is_dir() else None
 
     def save(self, step: int, state: State, run: Run) -> None:
         """Copy the state off the devices, and write it while the caller continues."""
