@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from functools import partial
 
 import typer
 
@@ -35,10 +36,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+add = partial(app.command, cls=Command)
 LEARN, TEACH = "For learners", "For instructors"
-app.command("list", cls=Command, rich_help_panel=LEARN)(learner.chapters)
+add("list", rich_help_panel=LEARN)(learner.chapters)
 for command in (learner.start, learner.check, watching.watch, learner.hint, learner.reset, predict.profile, site.site):
-    app.command(cls=Command, rich_help_panel=LEARN)(command)
+    add(rich_help_panel=LEARN)(command)
 for command in (
     init.init,
     instructor.build,
@@ -56,13 +58,13 @@ for command in (
     people.changes,
     similar.similar,
 ):
-    app.command(cls=Command, rich_help_panel=TEACH)(command)
+    add(rich_help_panel=TEACH)(command)
 for command in (train.train, plan.plan, predict.predict, lenses.machines, lenses.memory, instructor.doctor):
-    app.command(cls=Command, rich_help_panel="For anyone")(command)
+    add(rich_help_panel="For anyone")(command)
 
 
 for command in (new_chapter.new_chapter, chapters.check_course):
-    app.command(cls=Command, rich_help_panel="For authors")(command)
+    add(rich_help_panel="For authors")(command)
 
 
 def main() -> None:

@@ -329,15 +329,25 @@ def test_help_is_whole_on_a_narrow_terminal(monkeypatch, command):
     assert " ".join(COMMANDS[command].help.split()) in plain
 
 
-def test_defaults_in_the_help_of_train_are_those_of_a_run():
+def stated_defaults(command):
+    """The figures that a command's help gives as ``N by default``, by their names in the course's dataclasses."""
+    names = {"experts": "num_experts", "experts_per_token": "k"}
+    names |= {"layers": "num_layers", "heads": "num_heads"} if command == "train" else {}
+    context = COMMANDS[command].make_context(command, [], resilient_parsing=True)
+    texts = {p.name: p.get_help_record(context)[1] for p in COMMANDS[command].get_params(context)}
+    figures = {name: re.search(r"([\d.,]+) by default", text) for name, text in texts.items()}
+    return {names.get(name, name): float(each[1].replace(",", "")) for name, each in figures.items() if each}
+
+
+def test_defaults_in_the_help_are_those_that_are_used():
+    from course.planning.models import BILLION
     from course.training.loop import Run
     from course.training.strategy import MixtureSizes
 
-    run, context = Run(MixtureSizes()), COMMANDS["train"].make_context("train", [], resilient_parsing=True)
-    figures = {**vars(run), **vars(run.sizes), **vars(run.schedule)}
-    stated = {}
-    for parameter in COMMANDS["train"].get_params(context):
-        if default := re.search(r"([\d.]+) by default", parameter.get_help_record(context)[1]):
-            name = {"layers": "num_layers", "heads": "num_heads", "experts": "num_experts", "experts_per_token": "k"}
-            stated[name.get(parameter.name, parameter.name)] = float(default[1])
-    assert len(stated) == 15 and stated == {name: figures[name] for name in stated}
+    run = Run(MixtureSizes())
+    for command, number, used in (
+        ("train", 15, {**vars(run), **vars(run.sizes), **vars(run.schedule)}),
+        ("plan", 5, vars(BILLION)),
+    ):
+        stated = stated_defaults(command)
+        assert len(stated) == number and stated.items() <= used.items()
