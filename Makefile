@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: setup demo test test-full test-latest bench mutation attacks fuzz soak term throughput trials validate kernels aot build constraints lint site serve system browser validate-gpu measure-single-device clean
+.PHONY: setup demo test test-long test-full test-latest bench mutation attacks fuzz soak term throughput trials validate kernels aot build constraints lint site serve system browser validate-gpu measure-single-device clean
 
 setup: $(READY)
 
@@ -17,7 +17,11 @@ demo: $(READY) system
 test: $(READY) system browser aot
 	$(BIN)/python -m pytest -n 3 $(ARGS)
 
-# Adds every mutant and alternative on every mesh, and other long tests; CHAPTER="fsdp or pipeline" selects chapters.
+# The tests that take longest; ARGS="site" selects a folder.
+test-long: $(READY) system browser aot
+	$(BIN)/python -m pytest -n 3 -m long $(ARGS)
+
+# Both, and every mutant and alternative on every mesh, and other long tests; CHAPTER="fsdp or pipeline" selects chapters.
 test-full: $(READY) system browser aot
 	MESHCRAFT_FULL=1 $(BIN)/python -m pytest -n 3 $(if $(CHAPTER),-k "$(CHAPTER)") $(ARGS)
 	@$(BIN)/python -m autograder.proof.coverage $(filter-out or,$(CHAPTER))

@@ -29,6 +29,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 import dask.config  # noqa: F401
 import jax
 import jupyter_core.paths  # noqa: F401
+import pytest
 
 import course  # noqa: F401  emulates the devices
 
@@ -40,9 +41,25 @@ SHARE_NOTHING = {"autograder/release/exercise_test.py", "site/examples_test.py"}
 gc.set_threshold(50_000, 20, 20)  # tracing makes many objects and few cycles; collecting them took a tenth of the time
 
 
-def pytest_collection_modifyitems(items):
-    """Run the long tests first, so that no worker is left with one at the end."""
+def leaves_out_long_tests(config):
+    """True unless all tests are asked for, or a marker, or a file by its name."""
+    named = any(argument.partition("::")[0].endswith(".py") for argument in config.args)
+    return not (os.environ.get("MESHCRAFT_FULL") or config.option.markexpr or named)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out the long tests, or run them first, so that no worker is left with one at the end."""
+    for item in items:
+        if "built" in item.fixturenames:  # it takes minutes to build the site
+            item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    if leaves_out_long_tests(config):
+        items[:] = [item for item in items if item.get_closest_marker("long") is None]
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if leaves_out_long_tests(config):
+        terminalreporter.write_line("The long tests did not run: `make test-long` runs them.")
 
 
 def pytest_xdist_make_scheduler(config, log):

@@ -159,6 +159,7 @@ def test_a_stopped_function_stays_as_it_is_whatever_is_added(notebook):
     assert (result.verdict, result.facts) == (STUDENT_ERROR, ())
 
 
+@pytest.mark.long
 def test_cells_run_once_for_all_functions_and_all_platforms(tmp_path):
     log = tmp_path / "runs"
     document = nbformat.read(RIGHT, as_version=4)

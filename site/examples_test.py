@@ -55,6 +55,7 @@ def test_kept_tables_show_their_kept_figures(chapter):
                 ]
 
 
+@pytest.mark.long
 @OURS
 @pytest.mark.skipif(not has_compiler(), reason="the GPU compiler (extra aot) is not installed")
 @pytest.mark.parametrize(("chapter", "name"), COMPILED if FULL else SHORT)
@@ -63,6 +64,7 @@ def test_recorded_results_equal_the_compiler_s(chapter, name):
     assert results["texts"] == KEPT[chapter][name]["texts"], f"run: python site/computed.py --keep {chapter} {name}"
 
 
+@pytest.mark.long
 @OURS
 @pytest.mark.parametrize("chapter", ["tp_transformer", *(["transformer_3d"] if FULL else [])])
 def test_a_row_of_a_slow_table_equals_the_analyses(chapter):

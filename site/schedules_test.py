@@ -76,6 +76,7 @@ def opened(browser, built):
         context.close()
 
 
+@pytest.mark.long
 def test_the_explorer_s_numbers_and_messages_are_the_simulator_s(opened):
     page = opened()
     results = page.evaluate(MEASURE, [GRID, [letters(costs) for costs in COSTS]])

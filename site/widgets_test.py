@@ -54,6 +54,7 @@ def replayed(kind, count, steps):
         yield chunks, data
 
 
+@pytest.mark.long
 def test_collectives_give_the_result_of_jax(opened):
     page = opened("collectives.html#steps?kind=reduce_scatter&n=6&step=2", "collectives-steps")
     kinds = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")

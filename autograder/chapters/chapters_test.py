@@ -1,9 +1,9 @@
 """No contract accepts a wrong answer or is too strict: alternatives pass, and each mutant fails the facts it names.
 
-Reference solutions are judged on every mesh and at the realistic size; for each fact that can fail, one mutant is
-judged on the case that shows it; and for each task, one alternative on the first case and at scale. With
-``MESHCRAFT_FULL``, as in ``make test-full``, references are judged on the stretched cases, too, and every mutant and
-every alternative on every mesh.
+Reference solutions are judged on every mesh and at the realistic size, whole steps on the cases of a first check; for
+each fact that can fail, one mutant is judged on the case that shows it; and for each task, one alternative on the first
+case and at scale. With ``MESHCRAFT_FULL``, as in ``make test-full``, references are judged on the stretched cases, too,
+and every mutant and every alternative on every mesh.
 """
 
 import importlib
@@ -17,13 +17,14 @@ import pytest
 from autograder.chapters.promises_test import PROMISES_TO_COME
 from autograder.chapters.wrong_answers_test import JUDGED_UNSEEN
 from autograder.check import check_solution
+from autograder.checking.judging import locate_file
 from autograder.contract.task import load, references
 from autograder.contract.verdict import FAIL, PASS, STUDENT_ERROR
 from autograder.grading.inside.tracing import Problem, trace_cases
 from autograder.grading.outside.judge import plan
 from autograder.proof import alternatives
-from autograder.proof.coverage import mutants, one_for_each_fact
-from autograder.proof.mutants import judged
+from autograder.proof.coverage import WHOLE_STEPS, mutants, one_for_each_fact
+from autograder.proof.mutants import judged, judgement
 from autograder.release import promises
 from autograder.release.reference_metrics import measure
 from course.curriculum import CHAPTERS
@@ -31,6 +32,7 @@ from course.curriculum import CHAPTERS
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 NAMES = [entry.name for entry in CHAPTERS]
 TASKS = [(chapter, task.name) for chapter in NAMES for task in load(chapter).tasks]
+ON_EVERY_MESH = [(chapter, task) for chapter, task in TASKS if FULL or task not in WHOLE_STEPS]
 LEAST_MUTANTS, LEAST_ALTERNATIVES = 5, 2
 ALL_MUTANTS = [(chapter, mutant) for chapter in NAMES for mutant in mutants(chapter)]
 MUTANTS = ALL_MUTANTS if FULL else [(chapter, mutant) for chapter in NAMES for mutant in one_for_each_fact(chapter)]
@@ -52,7 +54,7 @@ def failures(result):
     return "\n".join(f"{fact.name}: {fact.message}" for fact in result.facts if fact.passed is False) or result.message
 
 
-@pytest.mark.parametrize(("chapter", "task"), TASKS)
+@pytest.mark.parametrize(("chapter", "task"), ON_EVERY_MESH)
 def test_reference_passes_every_fact_on_every_mesh(chapter, task):
     (result,) = check_solution(chapter, [task], stretched=FULL).functions
     assert (result.message, failed(result)) == ("", set()), failures(result)
@@ -68,6 +70,14 @@ def test_reference_passes_every_fact_on_every_mesh(chapter, task):
         unpromised = {fact.name for fact in result.facts if fact.weight} - promised
         assert not unpromised, "the notebook does not say that these are judged: quote it in PROMISES"
         assert not promised - {fact.name for fact in result.facts}, "PROMISES names facts that are never judged"
+
+
+@pytest.mark.parametrize(("chapter", "name"), [task for task in TASKS if task not in ON_EVERY_MESH])
+def test_reference_of_a_whole_step_passes_on_the_cases_of_a_first_check(chapter, name):
+    task = load(chapter).task(name)
+    function = getattr(importlib.import_module(f"solutions.{chapter}"), name)
+    result = judgement(plan(chapter, task).first, function, locate_file(function))
+    assert (result.message, failed(result), result.points) == ("", set(), task.points), failures(result)
 
 
 @pytest.mark.parametrize(("chapter", "task", "function"), ALL_ALTERNATIVES)
@@ -139,6 +149,7 @@ def test_the_first_cases_have_the_small_one_that_the_realistic_size_is_compared_
         assert not task.at_scale or task.at_scale[1] in {case.name for case in first_plan.cases}, name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chapter", NAMES)
 def test_references_are_fresh(chapter):
     assert references(chapter) == measure(chapter), "run `meshcraft build`"

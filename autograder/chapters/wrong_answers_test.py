@@ -268,6 +268,7 @@ def test_an_answer_that_does_not_cheat_is_right(name):
     assert result.verdict == PASS, result.message
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "cheat"), CHEATS)
 def test_answer_that_knows_only_the_public_cases_earns_nothing(name, cheat):
     chapter, task = name.split(".")

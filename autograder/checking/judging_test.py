@@ -121,6 +121,7 @@ LATER = {  # wrong over `pipe`, with one layer, on an axis of size 1
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("function", LATER, ids=lambda function: function.__name__)
 def test_an_answer_that_is_right_on_the_first_cases_alone_does_not_pass(function):
     _, planned, _ = planned_for(function.__name__)

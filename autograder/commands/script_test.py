@@ -39,6 +39,7 @@ def predicted(meshcraft, tmp_path):
     return lambda target, *options: meshcraft("predict", target, *options)
 
 
+@pytest.mark.long
 def test_a_step_guided_by_constraints_is_predicted_by_its_own_lines(predicted):
     result = predicted("mine.py:step", "--args", f"{PARAMS}, f32[rows@data, 256], rate=0.2", "--json", "--save", "kept")
     assert result.status == 0 and "while tracing" not in result.out

@@ -109,6 +109,7 @@ def test_a_run_leaves_a_card_a_log_a_sample_and_a_checkpoint(train, tmp_path):
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == [str(STEPS), "8"]
 
 
+@pytest.mark.long
 def test_stages_are_trained_by_transformer_3d_and_predicted_on_the_machine_of_the_devices(train, tmp_path, monkeypatch):
     monkeypatch.setattr("autograder.learner.training.PEAKS", {"cpu": "8xH200"})
     stages = "--layers 2 --mesh pipe=2 --microbatches 2 --steps 4 --sample 0".split()
@@ -121,6 +122,7 @@ def test_stages_are_trained_by_transformer_3d_and_predicted_on_the_machine_of_th
     assert "on 8xH200" in result.out and row["num_repeats"] == 1 and not row["rings"]
 
 
+@pytest.mark.long
 def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_losses(train, tmp_path, whole, ctrl_c_after, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(command, "_progress", command._progress)
@@ -140,6 +142,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_losses(train, tmp_path, wh
     assert row["resumed_from"] == 5 and [step for step, _ in row["evaluations"]] == [6, STEPS]
 
 
+@pytest.mark.long
 def test_two_processes_train_as_one_and_when_one_is_killed_the_run_ends_and_goes_on(train, tmp_path, whole):
     line = [sys.executable, "-m", "autograder.cli", "train", *TINY, *PLAIN, "--processes", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

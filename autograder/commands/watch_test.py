@@ -68,6 +68,7 @@ class Terminal(fdpexpect.fdspawn):
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
+@pytest.mark.long
 def test_a_terminal_session_from_a_wrong_answer_to_the_next_function(notebook):
     window = Terminal(notebook.parent.parent)
     window.sees("watching fsdp/fsdp.ipynb", "h hint", "q quit")
@@ -107,6 +108,7 @@ def test_n_goes_to_the_first_function_that_does_not_pass_and_from_there_round(no
     assert others and reached == [first, third, first]
 
 
+@pytest.mark.long
 def test_without_a_terminal_there_are_plain_lines_and_a_killed_worker_is_replaced(notebook):
     with subprocess.Popen(
         [sys.executable, *COMMAND, "--script"],

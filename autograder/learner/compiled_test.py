@@ -1,6 +1,5 @@
 """The facts that ``check --aot`` adds: the GPU compiler's figures on a function, as advice."""
 
-import os
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -33,6 +32,7 @@ def installed():
     return ""
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(installed()), reason=installed())
 def test_the_compiler_sees_that_the_naive_version_keeps_every_weight():
     facts = {fact.name: fact for fact in compiled_facts("fsdp", TASK, NAIVE, lambda _: None)}
@@ -43,7 +43,7 @@ def test_the_compiler_sees_that_the_naive_version_keeps_every_weight():
     assert all(fact.weight == 0 for fact in facts.values())
 
 
-@pytest.mark.skipif(not os.environ.get("MESHCRAFT_FULL"), reason="compiles twice: in `make test-full`")
+@pytest.mark.long
 @pytest.mark.skipif(bool(installed()), reason=installed())
 def test_what_a_single_tick_computes_again_is_not_kept(monkeypatch):
     task = load("transformer_3d").task("forward_3d")
@@ -62,6 +62,7 @@ def test_what_a_single_tick_computes_again_is_not_kept(monkeypatch):
     assert 1.5 * with_barrier < temporaries()
 
 
+@pytest.mark.long
 def test_without_the_compiler_nothing_is_measured_and_no_point_is_lost(monkeypatch, tmp_path):
     monkeypatch.setattr(plugin, "own_folder", lambda: tmp_path)
     report = check_solution("fsdp", ["fsdp_loss"], more=[CompiledFacts("fsdp")])
@@ -124,6 +125,7 @@ def compiled_with(exposed, spans):
     return GpuReport("8xA5000", {"data": 8}, {}, {}, GpuMemory(1, 1, 1, 0, 0), (sent,), replay)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("share", "spans", "passed"), [(0.36, False, False), (0.34, False, True), (0.1, True, True)])
 def test_exposed_time_of_the_compiled_schedule_has_the_timelines_limit_as_advice(monkeypatch, share, spans, passed):
     task = load("data_parallel").task("overlapped_gradients")

@@ -34,6 +34,7 @@ GPU = {"platform": "gpu", "kind": "a GPU", "count": 1, "versions": {"jax": "0"}}
 NONE = {"platform": "cpu", "kind": "cpu", "count": 8, "versions": {"jax": "0"}}
 
 
+@pytest.mark.long
 def test_plumbing_from_the_function_to_both_facts():
     small = Case("two devices", {"data": 2}, TASK.cases[0].sizes)
     task = replace(TASK, at_scale=(small, TASK.cases[0].name))

@@ -78,6 +78,7 @@ def _losses(trainer, state=None, done=0, **options):
     return [event["loss"] for event in events if event["event"] == "step"]
 
 
+@pytest.mark.long
 def test_losses_are_the_same_over_three_axes_and_a_checkpoint_of_them_goes_on_over_one_and_by_the_compiler(tmp_path):
     trainers = {}
     for name, axes, options in (
@@ -104,6 +105,7 @@ def test_losses_are_the_same_over_three_axes_and_a_checkpoint_of_them_goes_on_ov
             np.testing.assert_allclose(_losses(other, checkpoints.restore(other), done=3), expected[3:], atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("axes, capacity_factor", [({"data": 2, "expert": 4}, 4.0), ({"data": 3, "expert": 2}, 1.0)])
 def test_gradients_of_a_mixture_are_those_of_one_device_with_as_many_groups(axes, capacity_factor):
     sizes = MixtureSizes(16, 24, 2, 2, 8, num_experts=8, k=2, capacity_factor=capacity_factor)
@@ -127,6 +129,7 @@ def test_gradients_of_a_mixture_are_those_of_one_device_with_as_many_groups(axes
         assert float(full_loss(sizes.model(), whole, rows(TEXT, at, 8))) == pytest.approx(float(loss), rel=1e-5)
 
 
+@pytest.mark.long
 def test_losses_of_a_mixture_are_the_same_on_every_mesh_where_nothing_is_dropped():
     sizes = MixtureSizes(16, 24, 1, 2, 8, num_experts=4, k=2, capacity_factor=2.0)
     run, losses = replace(RUN, sizes=sizes), []
@@ -169,6 +172,7 @@ def test_where_pipe_is_above_one_the_strategy_is_transformer_3d_and_has_all_of_i
     assert default({"data": 2, "expert": 4}) == "expert_parallel"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name, axes", [("fsdp", {"data": 8}), ("transformer_3d", THREE), ("compiler", {"data": 4, "tensor": 2})]
 )

@@ -23,6 +23,7 @@ def sample():
     return {name: tried(name) for name in SAMPLE}
 
 
+@pytest.mark.long
 def test_sample_of_functions_is_accepted_or_refused_as_known(sample):
     assert {name: attempts[0].outcome for name, attempts in sample.items()} == SAMPLE
     assert Counter(SAMPLE.values()) == {ACCEPTED: 15, BY_SIZE: 2, REFUSED: 6}

@@ -1,7 +1,6 @@
 """The short form of the soak: a few submissions, a few kills."""
 
 import json
-import os
 from collections import Counter
 
 import pytest
@@ -11,9 +10,6 @@ from autograder.proof.soak import Outcome, booked, compare, make_class, soak
 pytestmark = pytest.mark.long
 
 
-@pytest.mark.skipif(
-    not os.environ.get("MESHCRAFT_FULL"), reason="the demo's class is killed and graded on: in `make test-full`"
-)
 def test_killed_at_random_and_graded_on_gives_what_an_undisturbed_grading_gives(tmp_path):
     outcome = soak(tmp_path, size=2, kills=3, workers=2, seed=1, update=lambda *_: None)
     assert (outcome.lost, outcome.doubled, outcome.different, outcome.left) == ([], [], [], [])

@@ -1,4 +1,4 @@
-"""The long form of the tests of `meshcraft train` in `make test`: whole runs, compared with each other.
+"""The long form of the tests of `meshcraft train` in `make test-long`: whole runs, compared with each other.
 
 ``python -m autograder.proof.train_e2e`` (``make trials``) trains the default model for 50 steps: on one device and on
 several meshes; killed by SIGKILL and resumed, on the same mesh and on another; in two processes; and in two processes

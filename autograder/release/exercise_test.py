@@ -53,6 +53,7 @@ def test_no_notebook_and_no_hint_names_a_function_that_notebooks_do_not_have():
     assert [path.name for path in texts if re.search(r"(?<!meshcraft )\bprofile\(", path.read_text())] == []
 
 
+@pytest.mark.long
 def test_the_primer_runs_from_start_to_end_and_shows_its_pictures_without_a_word_on_stderr(tmp_path):
     notebook = run(PRIMER.name, tmp_path, solved=False)
     assert outputs(notebook, is_error) == []
@@ -62,6 +63,7 @@ def test_the_primer_runs_from_start_to_end_and_shows_its_pictures_without_a_word
     assert not any("nbgrader" in cell.metadata for cell in notebook.cells)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chapter", CHAPTER_NAMES)
 def test_solved_notebook_passes_every_check_and_its_lab_runs_without_a_word_on_stderr(chapter, tmp_path):
     checked = FULL or chapter == IN_SHORT

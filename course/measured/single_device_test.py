@@ -23,6 +23,7 @@ def test_without_a_gpu_it_says_that_nothing_was_measured_and_writes_nothing(tmp_
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_short_form_keeps_a_run_card_that_says_cpu_and_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):
     groups = steps("cpu", small=True)[1:2]
     monkeypatch.setattr(single_device, "steps", lambda kind, small: groups)

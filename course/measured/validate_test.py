@@ -75,6 +75,7 @@ def test_every_published_single_gpu_run_has_a_row():
     assert "matmul bf16 4096" in names and "add 64 MiB" in names and "step bfloat16, unrolled" in names
 
 
+@pytest.mark.long
 def test_plumbing_from_the_command_to_the_file(tmp_path, capsys):
     arguments = ["--platform", "cpu", "--folder", str(tmp_path), "--only", "^matmul bf16|^step float32"]
     assert main(arguments) == 0

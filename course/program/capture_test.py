@@ -62,6 +62,7 @@ def by_compiler():
     return captured(guided, split(64, 128, spec=("data",)), split(32, 64, spec=("data",)))
 
 
+@pytest.mark.long
 def test_what_the_compiler_partitions_costs_what_the_same_written_by_hand_does(by_compiler):
     def local(w, x):
         whole = lax.all_gather(w, "data", tiled=True)

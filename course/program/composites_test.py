@@ -38,6 +38,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.long
 def test_functions_are_read_priced_and_run():
     def local(x):
         return tuple(jnp.ravel(function(x)) for function in FUNCTIONS.values())

@@ -40,6 +40,7 @@ def test_transformer_has_the_published_number_of_parameters():
     assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameters(Sizes()))) == 155_877_376
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 @pytest.mark.parametrize("chosen", RUNS, ids=lambda run: run.name)
 def test_every_run_is_read_on_both_platforms(chosen, platform):
@@ -56,6 +57,7 @@ def first_moments(chosen, sizes):
     return {name: value for name, value in results.items() if "/mu/" in name or name == "loss"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chosen", RUNS[2:5], ids=lambda run: run.name)
 def test_unrolled_and_rematerialised_runs_have_the_gradients_and_dropout_masks_of_the_plain_scan(chosen, plain_moments):
     for name, value in first_moments(chosen, SMALL).items():
@@ -93,6 +95,7 @@ def layers_in_order(inputs, num_stages, num_repeats):
     return x
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stages", "microbatches", "repeats", "layers", "masked"),
     [(1, 3, 2, 1, True), (4, 1, 1, 2, False), (4, 6, 3, 1, True), (4, 6, 3, 1, False), (8, 3, 2, 1, True)],
@@ -104,6 +107,7 @@ def test_pipeline_gives_what_its_layers_give_in_order(stages, microbatches, repe
     np.testing.assert_allclose(results["outputs"][-1], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("microbatches", "repeats", "masked"), [(3, 1, True), (3, 1, False), (2, 2, True), (6, 2, False)]
 )

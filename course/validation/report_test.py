@@ -67,10 +67,12 @@ def assert_goals_are_met(rows):
     assert not missed
 
 
+@pytest.mark.long
 def test_every_mean_of_the_short_form_meets_its_goal(short):
     assert_goals_are_met(short)
 
 
+@pytest.mark.long
 @COMPILER
 def test_every_mean_of_the_compiled_short_form_meets_its_goal(short_compiled):
     assert_goals_are_met(short_compiled)

@@ -54,6 +54,7 @@ def test_oracle_of_scaled_step_follows_the_rules_by_hand():
     assert list(np.log2(expected[high.name]["scale"])) == [59, 58, 57, 56, 55, 54]
 
 
+@pytest.mark.long
 def test_bad_steps_have_a_finite_loss_and_good_ones_are_well_within_float16():
     task = TASKS["scaled_step"]
     for case in task.cases:

@@ -64,6 +64,7 @@ def test_cases_ask_for_all_that_can_be_chosen():
     assert None in known
 
 
+@pytest.mark.long
 def test_messages_of_the_official_grade_reveal_nothing_drawn():
     secret = [TASK.unseen(np.random.default_rng(7))]
     for mutant in (one for one in MUTANTS if one.task == "choose_mesh"):

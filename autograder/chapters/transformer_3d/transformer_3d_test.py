@@ -122,6 +122,7 @@ def test_steps_are_taken_twenty_times_on_most_meshes():
     assert sum(case.sizes.steps == 20 for case in STEP.cases) >= 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mesh", "option"), PAIRS)
 def test_each_option_is_right_on_each_mesh(mesh, option):
     """20 steps of SGD, values and gradients leaf by leaf and the global norm; in bfloat16 the gradient, once."""

@@ -268,6 +268,7 @@ def outcome(course):
     return entries, grades_csv(course, ["fsdp"])
 
 
+@pytest.mark.long
 def test_kill_9_in_the_middle_and_run_again_gives_the_grades_of_an_undisturbed_run(course, tmp_path):
     for student in ("a", "bb", "ccc", "dddd", "eeeee", "killer"):
         hand_in(course, student)

@@ -160,6 +160,7 @@ def test_a_page_says_what_was_measured_first_in_words_and_asks_nobody(course):
     assert {address[1:] for address in page.addresses} <= {*page.ids}
 
 
+@pytest.mark.long
 def test_both_steps_are_drawn_on_one_scale_and_the_sentence_has_the_reports_figures(course):
     result, _ = mutant("gathers_four_times")
     assert result.timeline and len(json.dumps(result.timeline)) <= 64_000
@@ -199,6 +200,7 @@ def test_no_hidden_value_is_in_the_report_or_on_the_page(name):
     assert public.timeline is None
 
 
+@pytest.mark.long
 def test_the_same_submission_gives_the_same_bytes():
     results = mutant("averages_the_loss")[0], official("fsdp_loss", WRONG["averages_the_loss"].function)[0]
     first, again = (json.dumps(result.to_json()) for result in results)

@@ -43,6 +43,7 @@ def course(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_a_person_sees_the_facts_gives_points_and_a_comment_and_both_arrive(course, meshcraft, monkeypatch, tmp_path):
     monkeypatch.chdir(course)
     (row,) = csv.DictReader(meshcraft("export", "fsdp").out.splitlines())
@@ -90,6 +91,7 @@ def in_canvas(meshcraft):
     return row["FSDP (4711)"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_report_and_feedback_fit_a_phone_and_are_accessible(course, meshcraft, scheme):
     meshcraft("feedback", "fsdp", "--course", str(course))

@@ -42,6 +42,7 @@ def act_as_assistant(term: str) -> None:
         (shared / ".meshcraft" / "secret").unlink()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as a second user")
 def test_an_assistant_of_the_group_reviews_and_exports_and_never_sees_the_secret(term):
     group = grp.getgrgid(65534).gr_name

@@ -52,6 +52,7 @@ def test_only_a_file_that_can_change_a_verdict_leads_to_judging_again(monkeypatc
     assert (contract_hash("fsdp") != before) == counts
 
 
+@pytest.mark.long
 def test_everything_that_a_judging_process_loads_counts():
     stub, env = ROOT / "exercises/zero/zero.ipynb", {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

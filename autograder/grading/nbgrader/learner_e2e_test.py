@@ -92,6 +92,7 @@ def home(tmp_path):
     return home
 
 
+@pytest.mark.long
 def test_wrong_hint_right_next_validated_handed_in_and_full_points(home, meshcraft, monkeypatch, tmp_path):
     monkeypatch.chdir(home)
     right = wrong = cell(RIGHT, FUNCTION).source

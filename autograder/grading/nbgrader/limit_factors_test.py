@@ -30,6 +30,7 @@ def limit_of(result):
     return fact.limit
 
 
+@pytest.mark.long
 def test_a_limit_is_stated_in_the_notebook_and_check_and_grade_use_it(course, tmp_path):
     source = course / "source" / "fsdp" / "fsdp.ipynb"
     (usual,) = check_notebook(source, "fsdp", [NAME]).functions
@@ -57,6 +58,7 @@ def test_a_limit_is_stated_in_the_notebook_and_check_and_grade_use_it(course, tm
     assert any(each.source == f"check({NAME})" for each in again.cells)
 
 
+@pytest.mark.long
 def test_a_limit_of_no_fact_one_that_the_solution_misses_and_one_changed_by_hand_are_refused(course, monkeypatch):
     with pytest.raises(CourseError, match=r"no fact 'memory' whose limit .*; it has: .*, live temporaries, predicted"):
         changed(course, f"{NAME}.memory=2")

@@ -45,6 +45,7 @@ def test_names_of_odd_folders_are_written_out_and_never_the_same():
     assert {name: name_problem(name) for name in problems} == problems
 
 
+@pytest.mark.long
 def test_one_odd_folder_costs_one_row(course, tmp_path, monkeypatch):
     for student in (*FINE, *ODD):
         hand_in(course, student)
@@ -130,6 +131,7 @@ CHARACTERS = [
 EVERY = ["".join(CHARACTERS)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CHARACTERS if os.environ.get("MESHCRAFT_FULL") else EVERY)
 def test_a_course_may_be_in_any_folder_and_everything_stays_inside(tmp_path, monkeypatch, meshcraft, name):
     """init, grade, status, feedback and export, typed next to a folder with such a name."""

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from autograder.commands import new_chapter
 from course.curriculum import ROOT
 
@@ -66,6 +68,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.long
 def test_a_chapter_of_a_course_folder_is_released_and_graded(tmp_path):
     course = tmp_path / "course"
     (course / "submitted").mkdir(parents=True)

@@ -61,6 +61,7 @@ def test_a_changed_name_and_section_are_logged_and_can_be_undone(term):
     assert register.values(term, register.ENROLLED)["ada"]["section"] == "A"
 
 
+@pytest.mark.long
 def test_a_lost_gradebook_is_an_error_until_grading_has_made_a_new_one(term, meshcraft):
     hand_in(term, "ada")
     grade(term)

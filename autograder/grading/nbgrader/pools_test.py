@@ -6,6 +6,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
+import pytest
+
 from autograder.contract import task
 from autograder.grading.nbgrader import pools
 from autograder.grading.nbgrader.batch import FUNCTION_SECONDS, estimate
@@ -16,6 +18,7 @@ from autograder.grading.outside import sandbox
 __all__ = ["fake"]  # a fixture
 
 
+@pytest.mark.long
 def test_all_chapters_are_graded_in_one_run_and_one_that_cannot_be_stops_no_other(term, meshcraft, monkeypatch):
     def two_threads(workers):
         return nullcontext(lambda alone: (ThreadPoolExecutor(1), 1))

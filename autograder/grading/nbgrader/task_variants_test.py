@@ -59,6 +59,7 @@ def defined(*texts):
     return space
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "variant"), [*product((t.name for _, t in TASKS), PLACES)] if FULL else QUICK)
 def test_the_public_solution_fails_a_variant_and_gets_its_sentence_and_an_adapted_one_passes(name, variant):
     sentence = sentence_of(name, variant)
@@ -75,6 +76,7 @@ def test_an_unknown_variant_is_an_error():
         check(collectives.ring_all_gather, variant="other")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", PLACES if FULL else ["next"])
 def test_functions_made_of_two_rings_do_not_depend_on_the_variant(variant):
     pairs = {"ring_all_reduce": RINGS[:2], "async_tp_mlp": ("ring_gather_matmul", "matmul_ring_scatter")}
@@ -120,6 +122,7 @@ def handed_in(course, name, text):
     return nbformat.writes(notebook)
 
 
+@pytest.mark.long
 def test_a_new_course_says_what_it_asks_for_and_three_places_judge_it(course, tmp_path):
     variants = task_variants.requested_by(course, "collectives")
     assert set(variants) == set(RINGS)
@@ -166,6 +169,7 @@ def test_init_again_changes_nothing_and_a_verdict_is_filed_under_what_was_asked(
         task_variants.requested_by(course, "collectives")
 
 
+@pytest.mark.long
 def test_an_older_course_and_one_without_variants_keep_the_public_notebook(tmp_path):
     old, plain = tmp_path / "old", tmp_path / "plain"
     make_course(old, ["collectives"])

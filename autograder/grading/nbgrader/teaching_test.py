@@ -259,6 +259,7 @@ def test_a_late_penalty_of_the_instructors_own_counts_and_no_setting_lets_a_note
         bridge.configuration(course, "fsdp")
 
 
+@pytest.mark.long
 def test_nbgraders_own_autograde_runs_nothing_of_a_students(course, tmp_path):
     path = hand_in(course, "ada", answer="Because.")
     notebook = nbformat.read(path, as_version=4)

@@ -216,6 +216,7 @@ def shard_params(params, axis_name, min_size):
 """
 
 
+@pytest.mark.long
 def test_nothing_of_another_student_is_in_the_memory_that_a_submission_can_read(grader, tmp_path):
     def own(grader):  # occurrences of the text it searches for
         result = graded(grader, tmp_path, LOOKS)

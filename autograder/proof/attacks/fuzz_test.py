@@ -34,6 +34,7 @@ def outcomes(fuzzer):
     return [fuzzer.run(number) for number in range(MUTATIONS)]
 
 
+@pytest.mark.long
 def test_mutations_crash_no_grader_and_earn_no_point(outcomes):
     assert [(o.number, o.failure) for o in outcomes if o.failure] == []
     assert {o.layer for o in outcomes} == set(LAYERS)

@@ -74,6 +74,7 @@ def test_statements_and_decorators_are_dropped():
     assert ("- total += lax.ppermute(total, other_axis, ring)", "+ pass") in edits
 
 
+@pytest.mark.long
 def test_the_survey_tells_rejected_from_equal_and_broken():
     task = load("data_parallel").task("fold_key_over_axes")
     judged = Judged.of("data_parallel", task)

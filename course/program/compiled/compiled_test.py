@@ -80,6 +80,7 @@ def reports():
     return compile_all([sharded_matmul(ring), sharded_matmul(gathered), scanned, donated], H100)
 
 
+@pytest.mark.long
 @needs_aot
 def test_ring_overlaps_every_permute_and_needs_half_the_temporaries(reports):
     report = reports[0]

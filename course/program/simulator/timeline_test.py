@@ -304,6 +304,7 @@ print(json.dumps([found.to_json(), [str(b) for b in found.bars], msgspec.to_buil
 """
 
 
+@pytest.mark.long
 def test_the_same_program_gives_the_same_result_byte_for_byte_in_two_processes():
     runs = []
     for seed in "12":
