@@ -23,6 +23,7 @@ SHORT = [("collectives", "with_compiler")]
 
 
 @OURS
+@pytest.mark.long
 @pytest.mark.parametrize("chapter", computed.chapters())
 def test_claims_of_a_chapter_hold(chapter):
     results = computed.compute(chapter)

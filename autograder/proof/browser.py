@@ -102,14 +102,19 @@ def give_points(course: Path, given: list[tuple[str, str, str, float]]) -> None:
         formgrader = f"{address.scheme}://{address.netloc}/formgrader"
         page = stack.enter_context(browsing(f"{formgrader}?{address.query}"))
         for submission, cells in pages.items():
-            # The fields listen only once the page has fetched the grades.
-            page.goto(f"{formgrader}/submissions/{submission}/", wait_until="networkidle")
+            page.goto(f"{formgrader}/submissions/{submission}/")
             for name, points in cells.items():
                 field = page.locator(f"[id='{name}']")
+                wait_until_listening(page, name)
                 with page.expect_response(lambda response: saves(response, "grade")) as saved:
                     field.fill(f"{points:g}")
                     field.press("Tab")
                 assert saved.value.ok
+
+
+def wait_until_listening(page: Any, name: str) -> None:
+    """Wait until a cell's fields have formgrader's handlers, which set the placeholder of its extra credit."""
+    page.locator(f"[id='{name}_extra_credit'][placeholder]").wait_for()
 
 
 def saves(response, what):
