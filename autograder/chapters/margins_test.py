@@ -6,12 +6,12 @@ from math import inf
 import pytest
 
 from autograder.chapters.async_tensor_parallel import tasks as async_tp
-from autograder.chapters.context_parallel import order, ring
+from autograder.chapters.context_parallel import tasks as context
 from autograder.chapters.context_parallel.step import STEP_TEMPORARIES
 from autograder.chapters.data_parallel.tasks import EXPOSED
 from autograder.chapters.expert_parallel import layer as moe_layer
-from autograder.chapters.expert_parallel.moving import MOVING_TEMPORARIES
-from autograder.chapters.looping_pipeline import step as looping
+from autograder.chapters.expert_parallel.routing import MOVING_TEMPORARIES
+from autograder.chapters.looping_pipeline import tasks as looping
 from autograder.chapters.pipeline import model as pipeline
 from autograder.chapters.schedules import programs as schedules
 from autograder.chapters.sequence_parallel import tasks as sequence
@@ -44,9 +44,9 @@ LIMITS = [
     ("sequence_parallel.sp_block", "flops", sequence.FLOPS, NAIVE, 1.04, 0),
     ("sequence_parallel.selective_recompute", "flops", sequence.FLOPS, NAIVE, 1.02, 0),
     ("sequence_parallel.ulysses_attention", "temporaries", 1, REFERENCE, 1, 4),
-    ("context_parallel.ring_attention", "exposed", ring.EXPOSED, NAIVE, 1.15, 1.15),
-    ("context_parallel.ring_attention", "temporaries", ring.TEMPORARIES, REFERENCE, 1.15, 1.15),
-    ("context_parallel.zigzag_order", "seconds", order.FASTER, NAIVE, 1.15, 1.15),
+    ("context_parallel.ring_attention", "exposed", context.EXPOSED, NAIVE, 1.15, 1.15),
+    ("context_parallel.ring_attention", "temporaries", context.TEMPORARIES, REFERENCE, 1.15, 1.15),
+    ("context_parallel.zigzag_order", "seconds", context.FASTER, NAIVE, 1.15, 1.15),
     ("context_parallel.cp_transformer_step", "temporaries", STEP_TEMPORARIES, REFERENCE, 1.15, 1.15),
     *(
         (f"expert_parallel.{moving}", "temporaries", MOVING_TEMPORARIES, REFERENCE, 1.15, 1.15)
@@ -97,9 +97,9 @@ def test_a_limit_lies_between_reference_and_naive_baseline_with_a_margin_to_each
 
 # Figures of other answers at scale, as a multiple of the reference's or the naive baseline's: the least and the most.
 OTHER_ANSWERS = [
-    ("context_parallel.ring_attention", "saves_every_block", "temporaries", REFERENCE, 1.1 * ring.TEMPORARIES, inf),
-    ("context_parallel.ring_attention", "skips_no_pair_of_chunks", "seconds", REFERENCE, 1.15 * ring.TIME, inf),
-    ("context_parallel.ring_attention", "sends_sums_after_adding", "exposed", NAIVE, 1.15 * ring.EXPOSED, inf),
+    ("context_parallel.ring_attention", "saves_every_block", "temporaries", REFERENCE, 1.1 * context.TEMPORARIES, inf),
+    ("context_parallel.ring_attention", "skips_no_pair_of_chunks", "seconds", REFERENCE, 1.15 * context.TIME, inf),
+    ("context_parallel.ring_attention", "sends_sums_after_adding", "exposed", NAIVE, 1.15 * context.EXPOSED, inf),
     ("fsdp.fsdp_train_step", "prefetches_forward_only", "seconds", REFERENCE, 1.04 * 1.18, inf),
     ("fsdp.fsdp_train_step", "with_delay", "seconds", REFERENCE, 1, 0.93 * 1.18),
     ("fsdp.fsdp_loss", "by_number", "temporaries", REFERENCE, 1, 0.93 * 1.25),

@@ -13,7 +13,7 @@ from autograder.chapters.mutant import patch
 from autograder.chapters.pipeline.model import most_bytes
 from autograder.chapters.pipeline.mutants import keeps_activations
 from autograder.chapters.pipeline.schedule import stage_seconds
-from autograder.chapters.pipeline.wrapping.schedule import Blocks
+from autograder.chapters.pipeline.wrapping import Blocks
 from autograder.contract.task import Case, load
 from course.machines import machine
 from course.model import transformer

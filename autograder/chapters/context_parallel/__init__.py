@@ -1,9 +1,7 @@
 """The contract of ``context_parallel``: attention over a sequence that no device holds whole."""
 
-from autograder.chapters.context_parallel.merge import MERGE_ATTENTION
-from autograder.chapters.context_parallel.order import ZIGZAG_ORDER
-from autograder.chapters.context_parallel.ring import RING_ATTENTION
 from autograder.chapters.context_parallel.step import CP_TRANSFORMER_STEP
+from autograder.chapters.context_parallel.tasks import MERGE_ATTENTION, RING_ATTENTION, ZIGZAG_ORDER
 from autograder.contract.task import Contract
 
 EXPLAINED_IN = {

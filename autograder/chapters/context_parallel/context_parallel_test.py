@@ -9,8 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.context_parallel import CONTRACT
-from autograder.chapters.context_parallel.order import in_sequence, mean_work, on_devices, order_of
-from autograder.chapters.context_parallel.ring import attention
+from autograder.chapters.context_parallel.tasks import attention, in_sequence, mean_work, on_devices, order_of
 from autograder.chapters.context_parallel.wrapping import checked_order
 from autograder.contract.wrapping import Mismatch
 from autograder.proof.central_differences import places

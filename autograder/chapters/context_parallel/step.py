@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from autograder.chapters.closed_forms import all_reduce_bytes
-from autograder.chapters.context_parallel.order import given, in_sequence
-from autograder.chapters.context_parallel.ring import hop
+from autograder.chapters.context_parallel.tasks import given, hop, in_sequence
 from autograder.chapters.context_parallel.wrapping import StepSizes, context_of, rows_of, shards_of
 from autograder.chapters.draws import axis_names, draw_batch, draw_keys, draw_leaves, draw_rate, sgd, stacked
 from autograder.contract import byte_facts, facts, limits

@@ -1,9 +1,7 @@
 """The contract of ``expert_parallel``: many experts, few used, and tokens that travel to them."""
 
-from autograder.chapters.expert_parallel.layer import MOE_LAYER, OVERLAPPED_MOE
-from autograder.chapters.expert_parallel.moving import COMBINE, DISPATCH
-from autograder.chapters.expert_parallel.routing import BALANCING_LOSS, ROUTE
-from autograder.chapters.expert_parallel.step import MOE_STEP
+from autograder.chapters.expert_parallel.layer import MOE_LAYER, MOE_STEP, OVERLAPPED_MOE
+from autograder.chapters.expert_parallel.routing import BALANCING_LOSS, COMBINE, DISPATCH, ROUTE
 from autograder.contract.task import Contract
 
 EXPLAINED_IN = {

@@ -1,8 +1,7 @@
 """The contract of ``looping_pipeline``: several small stages on every device."""
 
-from autograder.chapters.looping_pipeline.execute import EXECUTE_LOOPING_PIPELINE
 from autograder.chapters.looping_pipeline.schedule import LAYERS_OF_STAGE, LOOP_POSITION
-from autograder.chapters.looping_pipeline.step import LOOPING_TRAIN_STEP
+from autograder.chapters.looping_pipeline.tasks import EXECUTE_LOOPING_PIPELINE, LOOPING_TRAIN_STEP
 from autograder.contract.task import Contract
 
 EXPLAINED_IN = {

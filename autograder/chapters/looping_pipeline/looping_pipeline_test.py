@@ -8,8 +8,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.looping_pipeline import CONTRACT, schedule
-from autograder.chapters.looping_pipeline.execute import in_a_row
 from autograder.chapters.looping_pipeline.mutants import MUTANTS
+from autograder.chapters.looping_pipeline.tasks import in_a_row
 from autograder.contract import value_tasks
 from autograder.proof.central_differences import places
 from course.machines import FREE_NETWORK

@@ -25,8 +25,7 @@ from autograder.chapters.draws import (
     unseen_case,
 )
 from autograder.chapters.pipeline.schedule import WRAPPINGS, microbatch_bytes, permuted, refused, ticks_of
-from autograder.chapters.pipeline.wrapping.model import ENDS, StepSizes, rows_of
-from autograder.chapters.pipeline.wrapping.schedule import REFUSED
+from autograder.chapters.pipeline.wrapping import ENDS, REFUSED, StepSizes, rows_of
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, params_of, pipe_of, stages_of

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from autograder.chapters.draws import compile_oracle, draw_leaves, unseen_case
-from autograder.chapters.pipeline.wrapping.schedule import (
+from autograder.chapters.pipeline.wrapping import (
     ACCEPTED,
     EXECUTED,
     OTHER_ERROR,

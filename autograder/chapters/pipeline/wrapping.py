@@ -1,4 +1,4 @@
-"""Microbatches, ticks and whole schedules: inputs of their functions, and the form of their results.
+"""Inputs of the functions of ``pipeline`` and the form of their results, from microbatches to a training step.
 
 When a stage has work is what ``pipeline_tick`` must compute, so the mask of results to compare arrives as an input.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -16,10 +16,21 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from autograder.contract.case import Case, Sizes
-from autograder.contract.case_builders import groups_of, others_of, pipe_of, stages_of
-from autograder.contract.output_checks import describe, same_shapes, same_tree, tuple_of
-from autograder.contract.wrapping import Mismatch, Wrapped, on_mesh
+from autograder.contract.case import Case, ModelSizes, Sizes
+from autograder.contract.case_builders import (
+    KEY,
+    LEARNING_RATE,
+    batch_shapes,
+    groups_of,
+    model_of,
+    others_of,
+    params_of,
+    pipe_of,
+    pull_back,
+    stages_of,
+)
+from autograder.contract.output_checks import describe, same_shapes, same_tree, scalar, state_and_loss, tuple_of
+from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh, sgd_steps
 from course.mesh import varying
 
 # The constant that a stage adds to its products.
@@ -186,3 +197,109 @@ def wrap_execute(function: Any, case: Case[Blocks]) -> Wrapped:
         results["gradients"] = {"weights": P((*others, axis)), "microbatches": P(axis, None, row_axes(case))}
     inputs = {name: (shape, P(axis) if name == "weights" else rows) for name, shape in execute_shapes(case).items()}
     return on_mesh(local, case, inputs, results)
+
+
+ENDS = ("embed", "head")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSizes(ModelSizes):
+    """A model over stages, its rows per microbatch, and the factor of the drawn learning rate."""
+
+    num_microbatches: int
+    rows: int
+    steps: int = 1
+    rate_scale: float = 1.0
+
+
+def by_part(case: Case[StepSizes], *, layers: Any, ends: Any) -> Any:
+    """A tree like the parameters, with one value for all layers' leaves and another for embedding and head."""
+    return {
+        name: jax.tree.map(lambda _, of=layers if name == "layers" else ends: of, tree)
+        for name, tree in params_of(case).items()
+    }
+
+
+def specs_of(case: Case[StepSizes]) -> Any:
+    """Layers are split over the stages; every device holds the embedding and the head."""
+    return by_part(case, layers=P(pipe_of(case)), ends=P())
+
+
+def rows_of(case: Case[StepSizes]) -> int:
+    """Number of rows of all groups together."""
+    return groups_of(case, pipe_of) * case.sizes.num_microbatches * case.sizes.rows
+
+
+def wrap_loss(function: Any, case: Case[StepSizes]) -> Wrapped:
+    """Loss of every device, and gradients for the cotangent ``upstream`` of each group.
+
+    Each device returns its own share of the gradient of embedding and head.
+    """
+    axis, model, rows, others = pipe_of(case), model_of(case), row_axes(case), others_of(case, pipe_of)
+    results = {"values": P((*others, axis)), "gradients": P(rows, axis), "refused": P()}
+
+    def local(params, batch, key, upstream):
+        params, key = varying(params, case.mesh), jax.random.wrap_key_data(key[0])
+
+        def loss_of(params, model=model):
+            loss = function(params, batch, key, model, case.sizes.num_microbatches, axis)
+            scalar("pipeline_loss", loss, "the mean loss over all unmasked rows or tokens")
+            return varying(loss, others)
+
+        loss, gradients = pull_back(loss_of, params, upstream[0])
+        odd = model.num_layers + 1
+        uneven = lambda: loss_of(params, replace(model, num_layers=odd))  # noqa: E731
+        ended = REFUSED if stages_of(case) == 1 else refusal(uneven, odd, stages_of(case))
+        ends = {name: jax.tree.map(lambda g: g[None], gradients[name]) for name in ENDS}
+        stacked = jax.tree.map(lambda g: g[None], {"layers": gradients["layers"], **ends})
+        return {"values": varying(loss, case.mesh)[None], "gradients": stacked, "refused": jnp.int32(ended)}
+
+    groups = groups_of(case, pipe_of)
+    inputs = {
+        "params": (params_of(case), specs_of(case)),
+        "batch": (batch_shapes(case.sizes, rows_of(case), masked=True), P(rows)),
+        "key": (jax.ShapeDtypeStruct((groups, 2), np.uint32), P(rows)),
+        "upstream": (jax.ShapeDtypeStruct((groups,), np.float32), P(rows)),
+    }
+    return on_mesh(local, case, inputs, results, {"params": "state", "key": "key"})
+
+
+def wrap_step(function: Any, case: Case[StepSizes]) -> Wrapped:
+    """The steps over several batches; every holder of a leaf returns its copy, to detect copies that drift apart."""
+    axis, model, rows, others = pipe_of(case), model_of(case), row_axes(case), others_of(case, pipe_of)
+    param_specs = by_part(case, layers=P(rows, axis), ends=P((*others, axis)))
+    results = {"values": {"loss": P((*others, axis)), "params": param_specs}, "gradients": param_specs}
+
+    def local(params, batch, key, learning_rate):
+        key = jax.random.wrap_key_data(key)
+
+        def one_step(params, step):
+            number, step_batch = step
+            step_key = jax.random.fold_in(key, number)
+            result = function(
+                params, step_batch, step_key, model, case.sizes.num_microbatches, axis, *others, learning_rate
+            )
+            return varying(state_and_loss("pipeline_train_step", "params", result, params, case), case.mesh)
+
+        numbers = np.arange(case.sizes.steps, dtype=np.int32)
+        after, losses, gradients = sgd_steps(one_step, varying(params, case.mesh), (numbers, batch), learning_rate)
+        stacked = jax.tree.map(lambda leaf: leaf[None], {"values": {"params": after}, "gradients": gradients})
+        return {**stacked, "values": {"loss": losses[None], **stacked["values"]}}
+
+    inputs = {
+        "params": (params_of(case), specs_of(case)),
+        "batch": (batch_shapes(case.sizes, rows_of(case), case.sizes.steps, masked=True), P(None, rows)),
+        "key": (KEY, P()),
+        "learning_rate": (LEARNING_RATE, P()),
+    }
+    return on_mesh(local, case, inputs, results, {"params": "state", "key": "key"})
+
+
+_STEP = "(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate)"
+WRAPPINGS = (
+    Wrapping("split_microbatches", "(batch, num_microbatches)", wrap_split, Blocks),
+    Wrapping("pipeline_tick", "(stage, microbatches, arrived, tick, axis_name)", wrap_tick, Blocks),
+    Wrapping("execute_pipeline", "(stage, microbatches, axis_name)", wrap_execute, Blocks),
+    Wrapping("pipeline_loss", "(params, batch, key, model, num_microbatches, axis_name)", wrap_loss, StepSizes),
+    Wrapping("pipeline_train_step", _STEP, wrap_step, StepSizes),
+)
