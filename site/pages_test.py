@@ -13,6 +13,7 @@ from autograder.learner.strategies import NAMES, default
 from course.curriculum import CHAPTERS
 
 ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "site" / "pages").rglob("*.md"))
 GUIDE, TRAINING = ((ROOT / "site" / "pages" / f"{name}.md").read_text() for name in ("contributing", "training"))
 
 
@@ -23,6 +24,15 @@ def test_every_file_of_a_chapter_is_where_the_guide_says(chapter):
     )
     assert len(paths) > 12
     assert [path for path in paths if not (ROOT / path.replace("CHAPTER", chapter)).is_file()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_section_that_a_page_quotes_and_every_page_that_it_links_to_exists(page):
+    text = page.read_text()
+    for path, section in re.findall(r'--8<-- "([\w/]+\.py):(\w+)"', text):
+        assert f"[start:{section}]" in (ROOT / path).read_text(), f"{path} has no section {section}"
+    links = re.findall(r"\]\(([\w./]+\.md)[#)]", text)
+    assert [link for link in links if not (page.parent / link).is_file()] == []
 
 
 @pytest.mark.parametrize("module", [facts, byte_facts, limits, time_limits])
