@@ -29,6 +29,7 @@ def test_sample_of_functions_is_accepted_or_refused_as_known(sample):
     assert Counter(SAMPLE.values()) == {ACCEPTED: 15, BY_SIZE: 2, REFUSED: 6}
 
 
+@pytest.mark.long
 def test_refusals_name_the_function_and_the_line(sample):
     refused = [attempt for attempts in sample.values() for attempt in attempts if attempt.outcome in (REFUSED, BY_SIZE)]
     assert [attempt for attempt in refused if not names_function(attempt) or "cell:4" not in attempt.message] == []

@@ -17,6 +17,8 @@ from autograder.proof.attacks.mutate import LAYERS, join, split
 SMALL = tuple(answer for answer in ANSWERS if answer[0] == "shard_params")
 MUTATIONS = 150
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def fuzzer():
@@ -34,7 +36,6 @@ def outcomes(fuzzer):
     return [fuzzer.run(number) for number in range(MUTATIONS)]
 
 
-@pytest.mark.long
 def test_mutations_crash_no_grader_and_earn_no_point(outcomes):
     assert [(o.number, o.failure) for o in outcomes if o.failure] == []
     assert {o.layer for o in outcomes} == set(LAYERS)
