@@ -59,6 +59,7 @@ def test_shapes_take_axes_of_a_mesh_that_is_given(predicted):
     assert data["costs"]["flops"] == 2 * 8 * 128 * 32 and data["costs"]["products"] == {"bf16 x bf16": 1}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["course", "json"])
 def test_a_script_may_have_the_name_of_a_module(meshcraft, tmp_path, name):
     (tmp_path / f"{name}.py").write_text(SCRIPT)

@@ -33,6 +33,7 @@ RUN = Run(SIZES, OptimizerSchedule(steps=STEPS, learning_rate=1e-2, warmup=2), b
 THREE, ONE_AXIS = {"data": 2, "pipe": 2, "tensor": 2}, {"data": 8, "pipe": 1, "tensor": 1}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name, axes, options, num_layers",
     [

@@ -105,16 +105,17 @@ def give_points(course: Path, given: list[tuple[str, str, str, float]]) -> None:
             page.goto(f"{formgrader}/submissions/{submission}/")
             for name, points in cells.items():
                 field = page.locator(f"[id='{name}']")
-                wait_until_listening(page, name)
+                # A question has no automatic score, and so its field for points no placeholder.
+                wait_until_listening(page, f"{name}_extra_credit")
                 with page.expect_response(lambda response: saves(response, "grade")) as saved:
                     field.fill(f"{points:g}")
                     field.press("Tab")
                 assert saved.value.ok
 
 
-def wait_until_listening(page: Any, name: str) -> None:
-    """Wait until a cell's fields have formgrader's handlers, which set the placeholder of its extra credit."""
-    page.locator(f"[id='{name}_extra_credit'][placeholder]").wait_for()
+def wait_until_listening(page: Any, field: str) -> None:
+    """Wait until formgrader, which sets a field's placeholder when it adds its handlers, has done so."""
+    page.locator(f"[id='{field}'][placeholder]").wait_for()
 
 
 def saves(response, what):

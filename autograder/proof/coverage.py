@@ -17,8 +17,9 @@ from autograder.check import check_solution
 from autograder.contract.task import load
 from course.curriculum import CHAPTERS
 
-# Functions whose Programs take longest to trace. `make test` judges them on fewer cases and by fewer mutants.
-WHOLE_STEPS = {
+# Functions whose Programs take longest to trace and compile, mostly whole steps: `make test` judges them on fewer cases
+# and by fewer mutants.
+SLOWEST = {
     "train_step_dp",
     "pipeline_loss",
     "pipeline_train_step",
@@ -47,12 +48,12 @@ def mutants(chapter: str) -> tuple[Mutant, ...]:
 def one_for_each_fact(chapter: str) -> list[Mutant]:
     """Mutants that together fail every (task, fact) pair that any fails; first those that fail most.
 
-    A fact of a whole step that an earlier function of the chapter has, too, needs no mutant of the whole step.
+    A fact of one of the slowest functions that an earlier function of the chapter has, too, needs no mutant of it.
     """
     missing: set[tuple[str, str]] = set()
     for task in load(chapter).tasks:
         failed = {fact for mutant in mutants(chapter) if mutant.task == task.name for fact in mutant.fails}
-        shown = {fact for _, fact in missing} if task.name in WHOLE_STEPS else set()
+        shown = {fact for _, fact in missing} if task.name in SLOWEST else set()
         missing |= {(task.name, fact) for fact in failed - shown}
     chosen = []
     while missing:

@@ -78,6 +78,7 @@ def test_solved_notebook_passes_every_check_and_its_lab_runs_without_a_word_on_s
     assert not re.search(r">permute [^<]*inserted by JAX<", shown)  # a line of the notebook always requests it
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chapter", RELEASED)
 def test_stubs_are_not_started_and_nothing_crashes(chapter, tmp_path):
     notebook = run(chapter, tmp_path, solved=False)

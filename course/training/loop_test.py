@@ -50,6 +50,7 @@ def losses(events, kind="step"):
     return {event["step"]: event["loss"] for event in events if event["event"] == kind}
 
 
+@pytest.mark.long
 def test_losses_and_evaluations_are_the_same_on_one_device_and_on_eight(trainers):
     (_, done, one), (state, _, eight) = run(trainers(data=1)), run(trainers(data=4, tensor=2))
     assert done == STEPS and list(losses(one)) == [*range(1, STEPS + 1)]

@@ -1,4 +1,4 @@
-"""Grading of ``merge_attention``, ``ring_attention`` and ``zigzag_order``; the order of chunks on devices."""
+"""Grading of ``merge_attention``, ``zigzag_order`` and ``ring_attention``, each in a part of its own."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from autograder.contract.wrapping import wrappings
 
 WRAPPINGS = wrappings("context_parallel")
 
+# merge_attention: partial results, merged in float64.
 
 ONE = {"data": 1}
 
@@ -103,6 +104,8 @@ MERGE_ATTENTION = Task(
     facts=merge_facts,
 )
 
+
+# zigzag_order: the order of chunks on devices, which rings use, too, and the work of the busiest device.
 
 # The most a device may compute relative to the mean, and the time relative to that of contiguous tokens.
 LOADED, FASTER = 1.05, 0.65
@@ -201,10 +204,12 @@ ZIGZAG_ORDER = Task(
 )
 
 
+# ring_attention: one device's attention, bytes of the ring, and what it hides and keeps.
+
 # Exposed communication relative to that of gathering all keys and values, and live temporaries and time of the ring
 # relative to the reference's. Gathering takes 1.82 times its temporaries, a ring that saves every block 1.31 times,
 # and one that skips nothing takes 1.7 times as long.
-EXPOSED, TEMPORARIES, TIME = 0.3, 1.15, 1.2
+RING_EXPOSED, RING_TEMPORARIES, RING_TIME = 0.3, 1.15, 1.2
 
 
 def draw_heads(rng: np.random.Generator, case: Case[Heads]) -> dict[str, Any]:
@@ -260,7 +265,7 @@ def _ring_bytes(e: Evidence, backward: tuple[int, int]) -> float:
 
 # The log of a sum near 92 is rounded by up to 3.8e-6 in each of four merges. The backward pass computes weights from it
 # (an error in an exponent is the same relative error in a weight): right answers differ by up to 1.6e-5.
-TOLERANCE = 4e-5
+RING_TOLERANCE = 4e-5
 KEPT = (
     "keys and values did not go round again. If they were kept from the forward pass, “live temporaries” has them, too."
 )
@@ -280,8 +285,8 @@ def ring_facts(evidence: TaskEvidence) -> list[Fact]:
         slow = "No more is multiplied than in the reference: what is copied, saved or waited for in every step?"
     backward = [e for e in evidence.cases if e.case.sizes.backward]
     return [
-        facts.arrays_match("values", evidence.cases, "values", values, weight=2, tolerance=TOLERANCE),
-        facts.arrays_match("gradients", backward, "gradients", back, weight=2, tolerance=TOLERANCE),
+        facts.arrays_match("values", evidence.cases, "values", values, weight=2, tolerance=RING_TOLERANCE),
+        facts.arrays_match("gradients", backward, "gradients", back, weight=2, tolerance=RING_TOLERANCE),
         byte_facts.bytes_sent(
             "permute bytes",
             evidence.programs,
@@ -291,9 +296,9 @@ def ring_facts(evidence: TaskEvidence) -> list[Fact]:
             few=lambda e, sent: KEPT if e.case.sizes.backward and sent >= _ring_bytes(e, (1, -1)) else "",
         ),
         byte_facts.only_collectives("other collectives", evidence.programs, ("collective_permute",)),
-        limits.temporaries_within(evidence, TEMPORARIES, resident, weight=2),
-        time_limits.exposed_within(evidence, EXPOSED, late, weight=3, than=limits.NAIVE),
-        time_limits.time_within(evidence, TIME, slow, weight=2),
+        limits.temporaries_within(evidence, RING_TEMPORARIES, resident, weight=2),
+        time_limits.exposed_within(evidence, RING_EXPOSED, late, weight=3, than=limits.NAIVE),
+        time_limits.time_within(evidence, RING_TIME, slow, weight=2),
     ]
 
 

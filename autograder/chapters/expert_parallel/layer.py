@@ -1,4 +1,7 @@
-"""Grading of ``moe_layer``, ``overlapped_moe`` and ``moe_step``: a device's own tokens, experts split over devices."""
+"""Grading of ``moe_layer``, ``overlapped_moe`` and ``moe_step``: a device's own tokens, experts split over devices.
+
+In two parts: the layers, and the step.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,8 @@ from course.data import token_batch
 from course.moe import moe, moe_loss
 
 WRAPPINGS = wrappings("expert_parallel")
+
+# moe_layer and overlapped_moe: every device's own tokens, experts split over devices.
 
 
 def draw_layer(rng: np.random.Generator, case: Case[Layer]) -> dict[str, Any]:
@@ -110,7 +115,7 @@ def moe_layer_facts(evidence: TaskEvidence) -> list[Fact]:
 # Tokens by a table of their places take 1.53 times as much, and masks 2.94 times.
 LAYER_TEMPORARIES = 2
 # Two chunks expose about half, and a program that starts each transfer one chunk ahead gains 0.24.
-EXPOSED, GAINED = 0.5, 0.2
+OVERLAPPED_EXPOSED, OVERLAPPED_GAINED = 0.5, 0.2
 
 
 def chunk_transfers(e: Evidence) -> int:
@@ -127,8 +132,8 @@ def overlapped_facts(evidence: TaskEvidence) -> list[Fact]:
     return [
         *layer_facts(evidence),
         byte_facts.times_sent("all-to-alls", evidence.cases, "all_to_all", chunk_transfers, chunks),
-        time_limits.exposed_within(evidence, EXPOSED, waits, weight=3, than=limits.NAIVE),
-        time_limits.time_gained(evidence, GAINED, waits, weight=2),
+        time_limits.exposed_within(evidence, OVERLAPPED_EXPOSED, waits, weight=3, than=limits.NAIVE),
+        time_limits.time_gained(evidence, OVERLAPPED_GAINED, waits, weight=2),
     ]
 
 
@@ -176,6 +181,9 @@ OVERLAPPED_MOE = _layer(
     facts=overlapped_facts,
     naive_time="waits_for_every_place",
 )
+
+
+# moe_step: experts are averaged over the data axis alone, all other leaves over both.
 
 
 def draw_step(rng: np.random.Generator, case: Case[StepSizes]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Grading of ``route``, ``balancing_loss``, ``dispatch`` and ``combine``: a loop over tokens, and losses over them."""
+"""Grading of ``route``, ``balancing_loss``, ``dispatch`` and ``combine``, in three parts."""
 
 from __future__ import annotations
 
@@ -194,6 +194,9 @@ BALANCING_LOSS = Task(
     oracle=balance_oracle,
     facts=balance_facts,
 )
+
+
+# dispatch and combine: tokens to places, and back.
 
 
 def _routed(rng: np.random.Generator, s: Routing) -> tuple[np.ndarray, ...]:

@@ -1,4 +1,4 @@
-"""Grading of ``execute_looping_pipeline``, and of ``looping_train_step``, which averages while it runs backward."""
+"""Grading of ``execute_looping_pipeline`` and ``looping_train_step``, each in a part of its own."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ from course.schedules import num_ticks
 WRAPPINGS = wrappings("looping_pipeline")
 MACHINE = "free network"
 
+# execute_looping_pipeline: all ticks of the looped schedule, forward, and differentiated by JAX.
+
 
 def ticks_of(case: Case[Looped]) -> int:
     """Number of ticks of a forward pass."""
@@ -71,13 +73,13 @@ def given(case: Case[Looped]) -> dict[str, Any]:
     return {"layers_apart": {"repeats": stages_of(case) * each, "stages": each}}
 
 
-def draw(rng: np.random.Generator, case: Case[Looped]) -> dict[str, Any]:
+def draw_execute(rng: np.random.Generator, case: Case[Looped]) -> dict[str, Any]:
     inputs = WRAPPINGS["execute_looping_pipeline"].input_shapes(case)
     arrays = {name: draw_leaves(rng, inputs[name], rng.uniform(0.5, 2)) for name in ("microbatches", "upstream")}
     return {"layers": draw_leaves(rng, inputs["layers"], 0.3), **arrays, "key": draw_keys(rng)}
 
 
-def oracle(inputs: dict[str, Any], case: Case[Looped]) -> dict[str, Any]:
+def execute_oracle(inputs: dict[str, Any], case: Case[Looped]) -> dict[str, Any]:
     """Run every microbatch of every pipeline through all layers in order, on one device."""
     pipelines, stages, count = pipelines_of(case), stages_of(case), case.sizes.num_microbatches
 
@@ -88,7 +90,7 @@ def oracle(inputs: dict[str, Any], case: Case[Looped]) -> dict[str, Any]:
         whole = np.moveaxis(np.asarray(rows), 0, 1)
         return whole.reshape(count, -1, whole.shape[-1])
 
-    run = _on_one_device(whole_model(case))
+    run = _execute_on_one_device(whole_model(case))
     arrays = (apart(inputs["microbatches"]), apart(inputs["upstream"]))
     outputs, of_layers, of_inputs = run(in_a_row(inputs["layers"]), *arrays, inputs["key"])
     values = np.zeros((stages, *inputs["microbatches"].shape), np.float32)
@@ -103,7 +105,7 @@ def oracle(inputs: dict[str, Any], case: Case[Looped]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=32)
-def _on_one_device(sizes: ModelSizes) -> Any:
+def _execute_on_one_device(sizes: ModelSizes) -> Any:
     model = build_model(sizes)
 
     def run(layers, microbatches, upstream, data):
@@ -157,16 +159,16 @@ def _tick_seconds(case: Case[Looped]) -> float:
     return 2 * s.rows * 2 * s.width * s.hidden * s.layers_per_stage / machine(MACHINE).peak("f32")
 
 
-_TWO = Looped(width=8, hidden=16, features=4, rows=3, num_microbatches=6, num_repeats=2)
-_FORWARD = _TWO.replace(num_microbatches=3, num_repeats=3, gradients=False)
+_SIX = Looped(width=8, hidden=16, features=4, rows=3, num_microbatches=6, num_repeats=2)
+_FORWARD = _SIX.replace(num_microbatches=3, num_repeats=3, gradients=False)
 
 
-def unseen(rng: np.random.Generator) -> Case[Looped]:
+def unseen_execute(rng: np.random.Generator) -> Case[Looped]:
     mesh = unseen_mesh(rng, (4,), (3,), (2, 2), (2, 3), (4, 2), (5,))
     choices = {"width": (6, 10), "hidden": (12, 20), "rows": (2, 4), "layers_per_stage": (1, 2)}
     sizes: dict[str, Any] = {name: int(rng.choice(values)) for name, values in choices.items()}
     counts = {"num_microbatches": int(rng.integers(1, 8)), "num_repeats": int(rng.integers(1, 4))}
-    return Case(UNSEEN, mesh, _TWO.replace(dropout=int(rng.integers(10, 40)) / 100, **counts, **sizes))
+    return Case(UNSEEN, mesh, _SIX.replace(dropout=int(rng.integers(10, 40)) / 100, **counts, **sizes))
 
 
 EXECUTE_LOOPING_PIPELINE = Task(
@@ -174,20 +176,20 @@ EXECUTE_LOOPING_PIPELINE = Task(
     points=4,
     core_facts=("bubble",),
     cases=(
-        Case.on({"pipe": 4}, _TWO, "6 microbatches, 2 repeats", quick=True),
+        Case.on({"pipe": 4}, _SIX, "6 microbatches, 2 repeats", quick=True),
         Case.on({"pipe": 4}, _FORWARD, "3 microbatches, 3 repeats, forward", quick=True),
         Case.on(
             {"data": 2, "pipe": 3},
-            _TWO.replace(num_microbatches=1, num_repeats=3, layers_per_stage=2, dropout=0.25),
+            _SIX.replace(num_microbatches=1, num_repeats=3, layers_per_stage=2, dropout=0.25),
             "1 microbatch",
         ),
-        Case.on({"stage": 5}, _TWO.replace(num_microbatches=7, num_repeats=3, dropout=0.25), "7 microbatches"),
-        Case.on({"pipe": 8}, _TWO.replace(num_microbatches=8, dropout=0.25), "8 microbatches"),
-        Case.on({"pipe": 1}, _TWO.replace(num_microbatches=3), "3 microbatches"),
+        Case.on({"stage": 5}, _SIX.replace(num_microbatches=7, num_repeats=3, dropout=0.25), "7 microbatches"),
+        Case.on({"pipe": 8}, _SIX.replace(num_microbatches=8, dropout=0.25), "8 microbatches"),
+        Case.on({"pipe": 1}, _SIX.replace(num_microbatches=3), "3 microbatches"),
     ),
-    unseen=unseen,
-    draw=draw,
-    oracle=oracle,
+    unseen=unseen_execute,
+    draw=draw_execute,
+    oracle=execute_oracle,
     facts=execute_facts,
     at_scale=(
         Case.on(
@@ -201,6 +203,8 @@ EXECUTE_LOOPING_PIPELINE = Task(
     given=given,
 )
 
+
+# looping_train_step: the gradients of a repeat are averaged while earlier repeats still run backward.
 
 # Relative to the synchronisation after the whole backward pass; one repeat of R is left exposed, 1/R of it.
 EXPOSED = 0.5
@@ -298,7 +302,7 @@ def step_facts(evidence: TaskEvidence) -> list[Fact]:
 
 
 _FOUR = Looped(width=8, hidden=16, features=4, rows=2, num_microbatches=4, num_repeats=4)
-_TWO_REPEATS = _FOUR.replace(num_repeats=2)
+_TWO = _FOUR.replace(num_repeats=2)
 _TRANSFORMER = Looped(
     width=8,
     hidden=16,
@@ -331,13 +335,13 @@ LOOPING_TRAIN_STEP = Task(
         Case.on({"data": 4, "pipe": 2}, _FOUR, "4 microbatches", quick=True),
         Case.on(
             {"replica": 2, "stage": 4},
-            _TWO_REPEATS.replace(num_microbatches=2, layers_per_stage=2, steps=3, rate_scale=0.6),
+            _TWO.replace(num_microbatches=2, layers_per_stage=2, steps=3, rate_scale=0.6),
             "2 microbatches",
             quick=True,
         ),
         Case.on(
             {"data": 2, "pipe": 3},
-            _TWO_REPEATS.replace(num_microbatches=1, layers_per_stage=2, dropout=0.25),
+            _TWO.replace(num_microbatches=1, layers_per_stage=2, dropout=0.25),
             "1 microbatch",
         ),
         Case.on({"pipe": 2, "data": 2}, _TRANSFORMER, "3 microbatches"),
@@ -346,7 +350,7 @@ LOOPING_TRAIN_STEP = Task(
             _FOUR.replace(num_microbatches=5, num_repeats=1, layers_per_stage=2, dropout=0.25),
             "5 microbatches",
         ),
-        Case.on({"data": 8, "pipe": 1}, _TWO_REPEATS.replace(num_microbatches=2, dropout=0.25), "2 microbatches"),
+        Case.on({"data": 8, "pipe": 1}, _TWO.replace(num_microbatches=2, dropout=0.25), "2 microbatches"),
     ),
     unseen=unseen_step,
     draw=draw_step,

@@ -1,4 +1,4 @@
-"""Inputs of the functions of ``pipeline`` and the form of their results, from microbatches to a training step.
+"""Inputs of the functions of ``pipeline`` and the form of their results.
 
 When a stage has work is what ``pipeline_tick`` must compute, so the mask of results to compare arrives as an input.
 """
@@ -32,6 +32,8 @@ from autograder.contract.case_builders import (
 from autograder.contract.output_checks import describe, same_shapes, same_tree, scalar, state_and_loss, tuple_of
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh, sgd_steps
 from course.mesh import varying
+
+# split_microbatches, pipeline_tick and execute_pipeline: microbatches, ticks and whole schedules.
 
 # The constant that a stage adds to its products.
 SHIFT = 0.5
@@ -198,6 +200,8 @@ def wrap_execute(function: Any, case: Case[Blocks]) -> Wrapped:
     inputs = {name: (shape, P(axis) if name == "weights" else rows) for name, shape in execute_shapes(case).items()}
     return on_mesh(local, case, inputs, results)
 
+
+# pipeline_loss and pipeline_train_step: the loss of a model over stages, and a step.
 
 ENDS = ("embed", "head")
 

@@ -13,7 +13,7 @@ from autograder.grading.nbgrader.batch import grade_course
 from autograder.grading.nbgrader.conftest import cell, hand_in
 from autograder.grading.nbgrader.new_course import init_course
 from autograder.grading.outside.sandbox import best_level
-from autograder.proof.browser import CHROMIUM, LAB, browsing, saves, serving
+from autograder.proof.browser import CHROMIUM, LAB, browsing, saves, serving, wait_until_listening
 from course.curriculum import ROOT
 
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text()
@@ -70,6 +70,7 @@ def test_a_person_sees_the_facts_gives_points_and_a_comment_and_both_arrive(cour
             question.fill("1.5")
             question.press("Tab")
         assert saved.value.ok
+        wait_until_listening(page, "question-comment")
         with page.expect_response(lambda answer: saves(answer, "comment")) as saved:
             comment.fill("Say how much memory.")
             comment.press("Escape")

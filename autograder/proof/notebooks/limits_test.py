@@ -41,6 +41,7 @@ def official():
     worker.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "experiment",
     [
