@@ -25,7 +25,7 @@ def report(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the class at a glance: points, the facts that fail most often, attempts, and who needs a person."""
+    """Show the class at a glance: points, the facts that fail most often, attempts, and who waits for a person."""
     if (html is not None) + as_csv + as_json > 1:
         raise UsageError("--html, --csv and --json are three formats; choose one")
     if html:
@@ -58,7 +58,7 @@ def report(
         about = f"{data['graded']} of {data['students']} students have points"
         about += f", the median is {number(median)} of {number(data['max_points'])}" if median is not None else ""
         waiting = (
-            f"; {len(data['persons'])} {'needs' if len(data['persons']) == 1 else 'need'} a person"
+            f"; {len(data['persons'])} {'waits' if len(data['persons']) == 1 else 'wait'} for a person"
             if data["persons"]
             else ""
         )
