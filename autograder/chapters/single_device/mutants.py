@@ -56,8 +56,7 @@ MUTANTS = (
     mixed(
         "takes_loss_in_bfloat16",
         {'logits.astype(jnp.float32), batch["targets"])': 'logits, batch["targets"]).astype(jnp.float32)'},
-        *("values", FUNCTIONS),
-        shown_by=("width 48",),
+        FUNCTIONS,
     ),
     mixed("takes_norms_in_bfloat16", {"scale, x.astype(jnp.float32)": "low(scale), x"}, FUNCTIONS),
     mixed(

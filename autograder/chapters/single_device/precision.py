@@ -48,36 +48,40 @@ def draw_mixed_precision(rng: np.random.Generator, case: Case[Batch]) -> dict[st
     scaled = jax.tree.map(lambda a: 1 + a / 10 if a.ndim == 1 else a * np.float32(a.shape[0] ** -0.5), params)
     scaled |= {name: params[name] for name in ("token", "position")}
     batch = {name: tokens.copy() for name, tokens in draw_batch(rng, case.sizes, case.sizes.rows).items()}
-    _set_apart(scaled, batch, case.sizes, *rng.choice(case.sizes.vocab, 2, replace=False))
+    _set_apart(scaled, batch, case.sizes, *rng.choice(case.sizes.vocab, 4, replace=False))
     return {"params": scaled, "batch": batch, "upstream": flows_back(rng)}
 
 
-def _set_apart(params: Any, batch: dict[str, np.ndarray], sizes: Batch, token: int, target: int) -> None:
-    """Give the first token of every other row a score and a logit that need a softmax's maximum.
+def _set_apart(
+    params: Any, batch: dict[str, np.ndarray], sizes: Batch, token: int, target: int, large: int, other: int
+) -> None:
+    """Give the first token of all a score and a logit that need a softmax's maximum.
 
-    Such a token attends only to itself, with a score of ``FAR`` in one head and minus that in the next, and its target
-    has a logit ``FAR`` above all others: however it is rounded, the softmax is 1 there, and the loss 0. A dedicated
-    feature, which no layer writes to, leaves all other tokens unchanged.
+    It attends only to itself, with a score of ``FAR`` in one head and minus that in the next, and its target has a
+    logit ``FAR`` above all others: however it is rounded, the softmax is 1 there, and the loss 0. A dedicated feature,
+    which no layer writes to, leaves all other rows unchanged. The tokens that follow in its row have another one, so
+    large that their gradients are small: what they attend to is multiplied by the large weights of those scores, and
+    where such gradients cancel, their rounding would be left.
     """
-    batch["inputs"][batch["inputs"] == token] = (token + 1) % sizes.vocab
-    batch["inputs"][::2, 0], batch["targets"][::2, 0] = token, target
+    batch["inputs"][np.isin(batch["inputs"], (token, large))] = other
+    batch["inputs"][0, 0], batch["inputs"][0, 1:], batch["targets"][0, 0] = token, large, target
     for leaf in (
         params["token"],
         params["position"],
         *(layer[n] for layer in params["layers"] for n in ("out", "down")),
     ):
-        leaf[:, 0] = 0
-    params["token"][token, 0] = 5 * np.sqrt(
-        sizes.width
-    )  # its root mean square is then about 5, its normed feature root width
+        leaf[:, :2] = 0
+    for leaf in (params["head"], *(layer[n] for layer in params["layers"] for n in ("qkv", "up"))):
+        leaf[:2] = 0
+    # Their root mean squares are about 5 and 50, and these features, once normed, the root of the width.
+    params["token"][(token, large), (0, 1)] = np.array([5, 50]) * np.sqrt(sizes.width)
     first = params["layers"][0]
     first["attention_norm"][0] = params["norm"][0] = 1
     # A view: the columns of q and k in the first dim of every head.
     dims = first["qkv"].reshape(sizes.width, 3, sizes.num_heads, -1)[:, :2, :, 0]
     dims[:] = 0
-    dims[0, 0] = dims[0, 1] = np.sqrt(FAR * np.sqrt(sizes.width // sizes.num_heads) / sizes.width)
+    dims[0] = np.sqrt(FAR * np.sqrt(sizes.width // sizes.num_heads) / sizes.width)
     dims[0, 1, ::2] *= -1
-    params["head"][0] = 0
     params["head"][0, target] = FAR / np.sqrt(sizes.width)
 
 

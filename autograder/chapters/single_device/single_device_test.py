@@ -79,7 +79,7 @@ def test_bad_steps_have_a_finite_loss_and_good_ones_are_well_within_float16():
 
 def test_tolerance_of_mixed_precision_leaves_room_and_not_too_much():
     task = TASKS["mixed_precision_loss"]
-    for case in places(*task.cases):
+    for case in (*places(*task.cases), *task.stretched()[1:]):
         step = jax.jit(jax.value_and_grad(lambda p, b, c=case: solutions.mixed_precision_loss(p, b, c.sizes.num_heads)))
         for seed in range(5):
             inputs = task.draw(np.random.default_rng(seed), case)
