@@ -21,7 +21,7 @@ test: $(READY) system browser aot
 test-long: $(READY) system browser aot
 	$(BIN)/python -m pytest -n 3 -m long $(ARGS)
 
-# Both, every mutant and alternative on every mesh, and the long forms of other tests; CHAPTER="fsdp or pipeline" selects chapters.
+# Both, every mutant and alternative on every mesh (mutants of the slowest functions on some), and the long forms of other tests; CHAPTER="fsdp or pipeline" selects chapters.
 test-full: $(READY) system browser aot
 	MESHCRAFT_FULL=1 $(BIN)/python -m pytest -n 3 $(if $(CHAPTER),-k "$(CHAPTER)") $(ARGS)
 	@$(BIN)/python -m autograder.proof.coverage $(filter-out or,$(CHAPTER))

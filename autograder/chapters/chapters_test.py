@@ -3,7 +3,7 @@
 Reference solutions are judged on every mesh and at the realistic size, the slowest on the cases of a first check; for
 each fact that can fail, one mutant is judged on the case that shows it; and for each task, one alternative on the first
 case and at scale. With ``MESHCRAFT_FULL``, as in ``make test-full``, references are judged on the stretched cases, too,
-and every mutant and every alternative on every mesh.
+and every alternative and every mutant on every mesh, mutants of the slowest functions on the cases of a first check.
 """
 
 import importlib

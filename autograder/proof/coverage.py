@@ -1,7 +1,6 @@
 """Mutants that show that each fact can fail: ``python -m autograder.proof.coverage [CHAPTER ...]``.
 
-A mutant fails exactly the facts that it names, which ``make test-full`` verifies on every mesh; so the table follows
-from the names.
+A mutant fails exactly the facts that it names, which ``make test-full`` verifies; so the table follows from the names.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from autograder.contract.task import Case, Evidence, load
 from autograder.contract.verdict import Result
 from autograder.grading.inside.tracing import Problem, trace_cases
 from autograder.grading.outside.judge import GradingPlan, judge, plan, stopped
+from autograder.proof.coverage import SLOWEST
 from course.program import Locate
 
 # The Programs that were exported so far, and the evidence of the cases that ran, by case.
@@ -28,14 +29,17 @@ def doubles_gradients(tree: Any) -> Any:
 def judged(chapter: str, mutant: Mutant, *, full: bool) -> Result:
     """Judge a mutant on all meshes, or on the smallest case that reveals it.
 
-    The short form includes the realistic size only if the small one does not fail all the facts that the mutant names.
+    The full form judges the slowest functions on the cases of a first check, and on those that reveal the mutant. The
+    short form includes the realistic size only if the small one does not fail all the facts that the mutant names.
     """
     task = load(chapter).task(mutant.task)
     planned = plan(chapter, task)
-    if full:
-        return _judged(planned, mutant)
-    known: Known = {}, {}
     shown_by = set(mutant.shown_by or (task.cases[0].name,))
+    if full:
+        first = {case.name for case in planned.first.cases} | shown_by
+        cases = tuple(case for case in planned.cases if task.name not in SLOWEST or case.name in first)
+        return _judged(replace(planned, cases=cases), mutant)
+    known: Known = {}, {}
     small = replace(planned, cases=tuple(c for c in planned.cases if c.name in shown_by), at_scale=None)
     result = _judged(small, mutant, known)
     short = {fact.name for fact in result.missed}
