@@ -149,12 +149,21 @@ class Process:
             pipe.close()
 
 
-def test_a_deadlock_of_devices_ends_long_before_its_deadline_and_is_tried_once():
+def test_a_deadlock_of_devices_ends_long_before_its_deadline_and_is_tried_twice():
     started = []
     worker = Worker(lambda: started.append(1) or Process(DEADLOCK), greets=True, seconds=600)
     with pytest.raises(Stopped, match="a collective that not every device takes part in") as ended:
         worker.ask({"do": "run"})
-    assert (ended.value.verdict, len(started)) == (LIMIT_EXCEEDED, 1)
+    assert (ended.value.verdict, len(started)) == (LIMIT_EXCEEDED, 2)
+
+
+def test_a_program_that_stalls_once_is_run_again_and_costs_nothing():
+    greeting = "from autograder.grading.inside import wire; import sys; wire.write(sys.stdout.buffer, {'ready': True})"
+    programs = [DEADLOCK, f"{greeting}\n{textwrap.dedent(ECHO)}"]
+    worker = Worker(lambda: Process(programs.pop(0)), greets=True, seconds=600)
+    assert worker.ask({"do": "run"})[0] == {"do": "run", "cpu_s": None}
+    worker.close()
+    assert programs == []
 
 
 CHILD = """
