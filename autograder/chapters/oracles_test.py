@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autograder.chapters.collectives.rings import CASES, MEANING
-from autograder.chapters.transformer_3d.wrapping.model import sizes_of
+from autograder.chapters.transformer_3d.wrapping import sizes_of
 from autograder.contract.case_builders import groups_of, parts_of, pipe_of, stages_of
 from autograder.contract.task import Task, load
 from autograder.proof.central_differences import check, places, returned, same

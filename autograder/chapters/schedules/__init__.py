@@ -1,8 +1,7 @@
 """The contract of ``schedules``: the order of the passes on each stage, and one program that runs any order."""
 
 from autograder.chapters.schedules.orders import INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
-from autograder.chapters.schedules.passes import SPLIT_BACKWARD
-from autograder.chapters.schedules.programs import EXECUTE_SCHEDULE, TWO_WEIGHT_VERSIONS_STEP
+from autograder.chapters.schedules.programs import EXECUTE_SCHEDULE, SPLIT_BACKWARD, TWO_WEIGHT_VERSIONS_STEP
 from autograder.contract.task import Contract
 
 ORDER = ("values", "bubble", "in flight")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from autograder.chapters.transformer_3d.wrapping.choice import ANSWERED, MOST, Models, Question, machine_of, questions
+from autograder.chapters.transformer_3d.wrapping import ANSWERED, MOST, Models, Question, machine_of, questions
 from autograder.contract import value_facts, value_tasks
 from autograder.contract.case import UNSEEN
 from autograder.contract.facts import case_fact, worst

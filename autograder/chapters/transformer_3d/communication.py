@@ -9,8 +9,7 @@ import jax
 
 from autograder.chapters.closed_forms import all_reduce_bytes
 from autograder.chapters.transformer_3d.layouts import part_bytes
-from autograder.chapters.transformer_3d.wrapping.layers import stage_specs
-from autograder.chapters.transformer_3d.wrapping.model import Sizes, axes_of, named, sizes_of, stacked_of
+from autograder.chapters.transformer_3d.wrapping import Sizes, axes_of, named, sizes_of, stacked_of, stage_specs
 from autograder.contract import byte_facts, facts
 from autograder.contract.facts import case_fact, unmeasured, worst
 from autograder.contract.task import Case, Evidence

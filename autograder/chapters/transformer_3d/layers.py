@@ -23,15 +23,18 @@ from autograder.chapters.transformer_3d.layouts import (
     specs_of,
     unseen,
 )
-from autograder.chapters.transformer_3d.wrapping.layers import microbatches_at, rows_at, stage_specs, whole_on_data
-from autograder.chapters.transformer_3d.wrapping.model import (
+from autograder.chapters.transformer_3d.wrapping import (
     Sizes,
     axes_named,
     axes_of,
     in_stages,
+    microbatches_at,
     named,
+    rows_at,
     sizes_of,
     stacked_of,
+    stage_specs,
+    whole_on_data,
 )
 from autograder.contract import byte_facts, facts, limits
 from autograder.contract.case import ModelSizes

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.closed_forms import split_spec
 from autograder.chapters.draws import compile_oracle, unseen_mesh
-from autograder.chapters.transformer_3d.wrapping.model import (
+from autograder.chapters.transformer_3d.wrapping import (
     Sizes,
     axes_named,
     axes_of,

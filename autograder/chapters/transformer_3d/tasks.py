@@ -12,7 +12,7 @@ from autograder.chapters.draws import draw_batch, draw_batches, draw_keys, draw_
 from autograder.chapters.transformer_3d.communication import bfloat16_facts, layer_runs, no_whole_transfers, sent_facts
 from autograder.chapters.transformer_3d.layers import THREE
 from autograder.chapters.transformer_3d.layouts import SIZES, given_specs, run_on_one_device, specs_of, unseen
-from autograder.chapters.transformer_3d.wrapping.model import Sizes, axes_of, in_stages, rows_of, sizes_of, stacked_of
+from autograder.chapters.transformer_3d.wrapping import Sizes, axes_of, in_stages, rows_of, sizes_of, stacked_of
 from autograder.contract import byte_facts, facts, limits, time_limits
 from autograder.contract.case_builders import params_by_head
 from autograder.contract.task import Case, Evidence, Task, TaskEvidence

@@ -1,8 +1,11 @@
-"""The contract of ``transformer_3d``: oracles whose results are in parts, every option on every mesh, closed forms."""
+"""The contract of ``transformer_3d``: oracles in parts, options on every mesh, closed forms, and choices of a mesh."""
 
 import math
 from functools import partial
 from itertools import combinations, product
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
 
 import jax
 import numpy as np
@@ -11,10 +14,17 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.transformer_3d import CONTRACT
+from autograder.chapters.transformer_3d.alternatives import ALTERNATIVES
+from autograder.chapters.transformer_3d.choose_mesh import CHOOSE_MESH, best, choice_facts
 from autograder.chapters.transformer_3d.communication import gathered, permuted, ticks_of
 from autograder.chapters.transformer_3d.layouts import part_bytes, parts_of_each_device, specs_of
-from autograder.chapters.transformer_3d.wrapping.model import axes_of, in_stages, named, sizes_of, stacked_of
+from autograder.chapters.transformer_3d.mutants import MUTANTS
+from autograder.chapters.transformer_3d.wrapping import MOST, axes_of, in_stages, named, questions, sizes_of, stacked_of
+from autograder.contract import value_facts, value_tasks, wrapping
 from autograder.contract.case_builders import params_by_head
+from autograder.contract.task import TaskEvidence
+from autograder.contract.value_tasks import Refusal
+from autograder.contract.wrapping import Mismatch
 from autograder.proof.central_differences import check, places, returned
 from autograder.proof.mutants import judged_on, judged_unseen
 from course.mesh import make_mesh
@@ -175,3 +185,83 @@ def test_a_rule_for_public_axes_alone_costs_points():
 
     result = judged_unseen("transformer_3d", "init_3d", splits_nothing_over_unknown_axes)
     assert {fact.name for fact in result.facts if not fact.passed} == {"split dims", "state bytes per device"}
+
+
+# choose_mesh: unseen models are legal, secrets are kept, and invalid choices are refused.
+
+
+def answered(case, values, secret=False) -> Any:
+    return SimpleNamespace(case=case, line="", secret=secret, measured={"values": values})
+
+
+def facts_of(function, cases, secret=False):
+    all_evidence = []
+    for case in cases:
+        with patch.object(wrapping, "abstract_mesh", make_mesh):
+            values = np.asarray(CHOOSE_MESH.wrap(function, case).function(nothing=np.zeros((), np.uint8))["values"])
+        assert len(values) == MOST
+        all_evidence.append(answered(case, values, secret))
+    return choice_facts(TaskEvidence(all_evidence, None, {}))
+
+
+def failed_in(judged):
+    return {fact.name for fact in judged if fact.passed is False}
+
+
+@pytest.mark.parametrize("function", ALTERNATIVES["choose_mesh"], ids=lambda function: function.__name__)
+def test_alternative_choices_pass_on_unseen_cases(function):
+    unseen = [CHOOSE_MESH.unseen(np.random.default_rng(seed)) for seed in range(3)]
+    assert failed_in(facts_of(function, unseen)) == set()
+
+
+def test_the_oracle_s_own_choices_pass():
+    for case in CHOOSE_MESH.cases:
+        answers = value_facts.decode(CHOOSE_MESH.oracle({}, case)["values"])
+        assert len(answers) == len(questions(case))
+        judged = choice_facts(TaskEvidence([answered(case, CHOOSE_MESH.oracle({}, case)["values"])], None, {}))
+        assert failed_in(judged) == set()
+
+
+def test_cases_ask_for_all_that_can_be_chosen():
+    known = [best(*question, case.sizes.machine) for case in CHOOSE_MESH.cases for question in questions(case)]
+    chosen = [result[1] for result in known if result]
+    assert {choice.remat for choice in chosen} == {"none", "block"} and {choice.fsdp for choice in chosen} == {
+        False,
+        True,
+    }
+    for axis in ("data", "pipe", "tensor", "microbatches"):
+        assert len({getattr(choice, axis) for choice in chosen}) > 1, axis
+    assert None in known
+
+
+@pytest.mark.long
+def test_messages_of_the_official_grade_reveal_nothing_drawn():
+    secret = [CHOOSE_MESH.unseen(np.random.default_rng(7))]
+    for mutant in (one for one in MUTANTS if one.task == "choose_mesh"):
+        for fact in facts_of(mutant.function, secret, secret=True):
+            assert not any(char.isdigit() for char in fact.message), fact.message
+
+
+@pytest.mark.parametrize("answer", [(1, 2), "data", {"data": 8}, (8, 1, 1, 1, 1, None, True, 3)])
+def test_an_invalid_choice_is_refused(answer):
+    with pytest.raises(Mismatch, match="expected"):
+        facts_of(lambda *_: answer, CHOOSE_MESH.cases[:1])
+
+
+def test_a_forged_answer_passes_nothing():
+    for values in (
+        np.zeros(MOST, np.uint8),
+        value_tasks.encode((1, 2, 3), MOST),
+        value_tasks.encode((Refusal("x"),) * 9, MOST),
+    ):
+        judged = choice_facts(TaskEvidence([answered(CHOOSE_MESH.cases[0], values)], None, {}))
+        assert {"every choice can be placed", "predicted MFU"} <= failed_in(judged)
+
+
+def raises_always(*_):
+    raise ValueError("nothing fits")
+
+
+def test_where_nothing_is_placed_nothing_fits_and_nothing_is_fast():
+    failed_names = failed_in(facts_of(raises_always, CHOOSE_MESH.cases[:1]))
+    assert failed_names == {"every choice can be placed", "memory fits", "predicted MFU"}
