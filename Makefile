@@ -36,6 +36,10 @@ test-latest:
 mutation: $(READY)
 	@$(BIN)/python -m autograder.proof.mutation $(ARGS)
 
+# Judge references on what many courses' secrets draw: no right answer may come close to a limit by chance; ARGS="fsdp --courses 50".
+draws: $(READY)
+	@$(BIN)/python -m autograder.proof.draws $(ARGS)
+
 bench: $(READY) system
 	@$(BIN)/python -m autograder.proof.bench $(ARGS)
 
