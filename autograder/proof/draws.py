@@ -27,7 +27,7 @@ ROOM = 0.5
 
 @dataclass
 class Draws:
-    """What was found for a function.
+    """The outcome for a function.
 
     Attributes:
         share: The largest error, as a share of its limit; 0 if nothing is compared with a tolerance.
@@ -40,7 +40,7 @@ class Draws:
     failed: list[str] = field(default_factory=list)
 
     def add(self, result: Result, course: str) -> None:
-        """Add what one course's inputs gave."""
+        """Add the result on one course's inputs."""
         self.failed += [f"{result.message} ({course})"] if result.message else []
         for fact in result.facts:
             self.failed += [f"{fact.name}: {fact.message} ({course})"] if fact.passed is False else []
@@ -54,16 +54,16 @@ class Draws:
 
 def drawn(chapter: str, task: Task, courses: int) -> Draws:
     """Judge a function's reference, small sizes only, with the secrets of ``courses`` courses."""
-    function, found = getattr(importlib.import_module(f"solutions.{chapter}"), task.name), Draws()
+    function, outcome = getattr(importlib.import_module(f"solutions.{chapter}"), task.name), Draws()
     known: Known = {}, {}
     for number in range(courses):
         course = f"course {number}"
         official = replace(plan(chapter, task, stretched=True, secret=course.encode()), at_scale=None)
         fixed, unseen = (replace(official, cases=cases) for cases in (official.cases[:-1], official.cases[-1:]))
         known = known[0], {}  # the same Programs, on this course's inputs
-        found.add(judgement(fixed, function, locate_file(function), known), course)
-        found.add(judgement(unseen, function, locate_file(function)), course)
-    return found
+        outcome.add(judgement(fixed, function, locate_file(function), known), course)
+        outcome.add(judgement(unseen, function, locate_file(function)), course)
+    return outcome
 
 
 def main(argv: list[str]) -> int:
@@ -77,10 +77,10 @@ def main(argv: list[str]) -> int:
     for chapter in options.chapters or [entry.name for entry in CHAPTERS]:
         for task in load(chapter).tasks:
             with console.status(f"{chapter}.{task.name}"):
-                found = drawn(chapter, task, options.courses)
-            table.add_row(task.name, f"{found.share:.2f}" if found.where else "-", found.where)
-            close += [f"{task.name}: {sentence}" for sentence in found.failed]
-            close += [f"{task.name}: {found.where}: {found.share:.2f}"] if found.share > ROOM else []
+                outcome = drawn(chapter, task, options.courses)
+            table.add_row(task.name, f"{outcome.share:.2f}" if outcome.where else "-", outcome.where)
+            close += [f"{task.name}: {sentence}" for sentence in outcome.failed]
+            close += [f"{task.name}: {outcome.where}: {outcome.share:.2f}"] if outcome.share > ROOM else []
     console.print(table, *close, sep="\n")
     return int(bool(close))
 

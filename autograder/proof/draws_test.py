@@ -9,8 +9,8 @@ from solutions import data_parallel
 
 def test_a_reference_keeps_far_from_its_limits_and_a_wrong_answer_does_not(monkeypatch):
     task = load("data_parallel").task("sync_gradients")
-    found = draws.drawn("data_parallel", task, 2)
-    assert found.failed == [] and 0 < found.share < draws.ROOM and "course" in found.where
+    outcome = draws.drawn("data_parallel", task, 2)
+    assert outcome.failed == [] and 0 < outcome.share < draws.ROOM and "course" in outcome.where
     right = data_parallel.sync_gradients
 
     def wrong(gradients, specs, axis_names):
