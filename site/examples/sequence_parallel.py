@@ -252,7 +252,7 @@ def terms() -> Table:
     return table
 
 
-@kept("counted by closed form", "predicted", "compiled")
+@kept("counted by closed form", "predicted", "compiled", slow=True)
 def with_compiler() -> Table:
     """The same terms by liveness and by XLA's compiler for GPUs."""
     programs = [
