@@ -36,7 +36,11 @@ import course  # noqa: F401  emulates the devices
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 # Files whose tests share no fixtures and would keep one worker busy for minutes.
-SHARE_NOTHING = {"autograder/release/exercise_test.py", "site/examples_test.py"}
+SHARE_NOTHING = {
+    "autograder/proof/mistakes/mistakes_test.py",
+    "autograder/release/exercise_test.py",
+    "site/examples_test.py",
+}
 
 gc.set_threshold(50_000, 20, 20)  # tracing makes many objects and few cycles; collecting them took a tenth of the time
 

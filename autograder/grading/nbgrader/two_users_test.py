@@ -35,7 +35,8 @@ def run(user, folder, *command):
 
 
 def test_a_student_fetches_submits_and_reads_feedback_and_reaches_no_other(tmp_path):
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+    private = next(folder for folder in tmp_path.parents if folder.name.startswith("pytest-of-"))
+    for folder in (tmp_path, *(parent for parent in tmp_path.parents if parent.is_relative_to(private))):
         folder.chmod(0o755)
     exchange = tmp_path / "exchange"
     exchange.mkdir()
