@@ -205,7 +205,8 @@ def _alike(measured: np.ndarray, expected: np.ndarray, near: float, case: Case[A
 def not_finite(e: Evidence, measured: np.ndarray) -> Sentence:
     """Report how much of a leaf is infinite or NaN, and a mask that may be the cause."""
     nan, infinite = int(np.sum(np.isnan(measured))), int(np.sum(np.isinf(measured)))
-    counts = [f"{number:,} are {name}" for number, name in ((nan, "NaN"), (infinite, "infinite")) if number]
+    named = (nan, "NaN"), (infinite, "infinite")
+    counts = [f"{number:,} {'is' if number == 1 else 'are'} {name}" for number, name in named if number]
     masked = any(leaf.name.endswith("mask") for leaf in e.inputs)
     asks = ""
     if masked and nan:

@@ -80,7 +80,7 @@ MISTAKES = {
     },
     "overlapped_gradients": {
         "means of devices added up": Mistake(
-            r"8 elements\. The mask may be 0 everywhere on a device: what is divided by the unmasked count there\?",
+            r"1 is NaN\. The mask may be 0 everywhere on a device: what is divided by the unmasked count there\?",
             {'count = lax.psum(jnp.sum(batch["mask"]), axis_name)': 'count = jnp.sum(batch["mask"])'},
         )
     },
