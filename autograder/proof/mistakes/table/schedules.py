@@ -72,7 +72,7 @@ MISTAKES = {
             never="overwritten",
         ),
         "a loss in every repeat of the last stage": Mistake(
-            r"Does only the last part of the model have one",
+            r"of the last part alone",
             {"last = part == table.num_repeats * num_stages - 1": "last = index == num_stages - 1"},
             never="Follow the first microbatch",
         ),

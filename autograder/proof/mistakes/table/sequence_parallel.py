@@ -48,7 +48,7 @@ MISTAKES = {
     },
     "enter_tensor_region": {
         "joined along the batch": Mistake(
-            r"gives float32\[8, 6, 5\], expected float32\[2, 24, 5\]",
+            r"returned float32\[8, 6, 5\] on mesh tensor=4, expected float32\[2, 24, 5\]",
             {"axis=1, tiled=True) if split": "axis=0, tiled=True) if split"},
             EDITED,
         )
