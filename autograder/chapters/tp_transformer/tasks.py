@@ -279,8 +279,8 @@ def draw_loss(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
         parts = max(2, parts_of(case))
         chosen, up = rng.choice(parts, 2, replace=False), rng.permutation(np.resize([1, 0, -1], targets.size))
         up = up.reshape(targets.shape)
-        # Half of each token's square, so that its logits are shifted by just as much as those of the others. A large
-        # scale and a small kernel: the gradient of the scale is a cancelling sum of such kernels.
+        # As large as a token's other features together, so that every token's logits are shifted by the same amount.
+        # A large scale and a small kernel: the gradient of the scale is a cancelling sum of such kernels.
         x[..., 0], params["norm"]["scale"][0] = np.linalg.norm(x[..., 1:], axis=-1) * up, 64
         of_parts = params["out"]["kernel"][0].reshape(parts, -1)  # a view
         of_parts[:] = 0
