@@ -72,9 +72,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("chapters", nargs="*", metavar="CHAPTER", help="chapters (default: all)")
     parser.add_argument("--courses", type=int, default=8, help="number of courses (default: 8)")
     options = parser.parse_args(argv)
+    known = [entry.name for entry in CHAPTERS]
+    if unknown := [name for name in options.chapters if name not in known]:
+        parser.error(f"there is no chapter {unknown[0]!r}; there are: {', '.join(known)}")
+    if options.courses < 1:
+        parser.error(f"--courses is {options.courses}, and must be at least 1")
     console, close = Console(), []
     table = Table("function", "largest share of a limit", "where")
-    for chapter in options.chapters or [entry.name for entry in CHAPTERS]:
+    for chapter in options.chapters or known:
         for task in load(chapter).tasks:
             with console.status(f"{chapter}.{task.name}"):
                 outcome = drawn(chapter, task, options.courses)
